@@ -6,7 +6,7 @@
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
 
 `METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. Command
-lines import this package first, so it imports no torch.
+lines import this package first, so it imports no torch. `register` adds to either from a module of your own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .common.config.extensions import register
 from .data.recipes import RECIPES
 from .methods import METHODS
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torchvision.models import ResNet
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain"]
+__all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain", "register"]
 
 
 def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
     cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
-    wandb.wanted()
+    wandb.is_enabled()
     if os.environ.get("RANK", "0") == "0":
         folder = run_folder(cfg)
         preflight.check_data_exists(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))

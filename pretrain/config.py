@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 from .common.config import extensions
 from .common.config.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .common.config.overrides import Key
-from .common.config.yaml_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
+from .common.config.yaml_io import expected_type, flatten, get, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
 from .data.recipes import RECIPES
 from .methods import METHODS
@@ -183,7 +183,7 @@ def describe_keys() -> list[Key]:
         Key(
             key,
             default,
-            f"{'a list, each ' * isinstance(default, list)}{limits or kind(default)}",
+            f"{'a list, each ' * isinstance(default, list)}{limits or expected_type(default)}",
             meaning + readers.get(key, ""),
         )
         for key, (default, limits, meaning) in _keys().items()

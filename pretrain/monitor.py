@@ -54,7 +54,7 @@ class TrainingMonitor:
         self._image_name = image_name
         self.skipped = SkippedSteps("set SOLVER.AMP bf16 or none")
         self.skipped.total = skipped_steps
-        self.skipped.see(scaler.get_scale(), 0)
+        self.skipped.update(scaler.get_scale(), 0)
         self._one = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
@@ -92,7 +92,7 @@ class TrainingMonitor:
                 f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images}); lower "
                 "SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
             )
-        self.skipped.see(next_scale, step + 1)
+        self.skipped.update(next_scale, step + 1)
 
     def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
         """Return warnings for the log; collapse and a solved task are reported once, a loss spike each time.

@@ -53,7 +53,7 @@ def from_checkpoint(training: TrainState, state: dict[str, Any], log: Callable[[
         UserError: the checkpoint is incomplete or of another model.
     """
     model = training.objective.model
-    with checkpoint.restoring("the checkpoint", training.optimizer, "choose another OUTPUT_DIR"):
+    with checkpoint.check_restoring("the checkpoint", training.optimizer, "choose another OUTPUT_DIR"):
         names = {_moco_name(name): name for name in model.state_dict()}
         weights = state["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
@@ -71,28 +71,26 @@ def from_checkpoint(training: TrainState, state: dict[str, Any], log: Callable[[
     return step
 
 
-def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-    """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
+def find_checkpoint(cfg: CfgNode, folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Load the newest undamaged checkpoint on every rank (see `load_latest_checkpoint`); return None for a new run.
 
     Raises:
-        UserError: a rank cannot read it or sees one where rank 0 sees none, or it belongs to a run of another config.
+        UserError: a rank cannot read it or sees one although rank 0 sees none, or it belongs to a run of another
+            config.
     """
+    newest = checkpoint.load_latest_checkpoint(folder, checkpoint.list_checkpoints(folder), checkpoint.read)
+    if newest:
+        distributed.on_every_rank(_add_recipe_changes, cfg, folder, *newest)
+    return newest
 
-    path = distributed.on_first_rank(lambda: (checkpoint.newest(folder, warn) or [None])[0])
-    if path is None:
-        # A machine may list a shared folder late, or have its own disk.
-        distributed.check_agreement(bool(checkpoint.all_in(folder)), f"whether {folder} holds a checkpoint")
-        return None
 
-    def read() -> dict[str, Any]:
-        state = checkpoint.read(path)
-        if not isinstance(state.get("config"), str):
-            raise UserError(f"{path} holds no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
-        changes = check_same_run(cfg, state["config"], f"the config in {path}", folder)
-        earlier = state.get("recipe_changes", [])
-        return {**state, "recipe_changes": [*earlier, *(f"step {state.get('step')}: {change}" for change in changes)]}
-
-    return path, distributed.on_every_rank(read)
+def _add_recipe_changes(cfg: CfgNode, folder: Path, path: Path, state: dict[str, Any]) -> None:
+    """Add to a checkpoint's content what its run changes on resume; raise UserError if it is another run's."""
+    if not isinstance(state.get("config"), str):
+        raise UserError(f"{path} has no config, so it is not a checkpoint of this project; choose another OUTPUT_DIR")
+    changes = check_same_run(cfg, state["config"], f"the config in {path}", folder)
+    new_changes = [f"step {state.get('step')}: {change}" for change in changes]
+    state["recipe_changes"] = [*state.get("recipe_changes", []), *new_changes]
 
 
 def _moco_name(name: str) -> str:

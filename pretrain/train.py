@@ -22,7 +22,8 @@ from .common import distributed, interrupt
 from .common.device import describe
 from .common.errors import UserError
 from .common.files import atomic_write, read_json, remove, sha256, write_json
-from .common.run.folder import setup_logging, write_environment
+from .common.logs import setup_logging
+from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import summary
@@ -44,6 +45,7 @@ from .probe.protocol import protocol
 from .state import find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import TrainState, training_step
 
+log = logging.getLogger(__name__)
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
 
@@ -86,7 +88,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     """
     output_dir = run_folder(cfg)
     with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
-        log = setup_logging(output_dir, distributed.rank())
+        setup_logging(output_dir, distributed.rank())
         log.info(describe(device))
         run, step, results = _open(cfg, output_dir, device, log)
         if results:
@@ -102,7 +104,7 @@ def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
     cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
     total = run.total_steps
-    for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
+    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, total)):
         lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.training, batch._replace(views_VNCHW=views_VNCHW), step)
@@ -118,7 +120,7 @@ def _train(run: _Run, first_step: int) -> None:
             _save(run, done)
         if stop and done < total:
             run.progress.close()
-            raise interrupt.Stopped(stop, interrupt.from_checkpoint(run.folder, done))
+            raise interrupt.Stopped(stop, interrupt.resume_hint(run.folder, done))
         if probe_due:
             _probe(run, done)
     run.progress.close()
@@ -133,7 +135,7 @@ def _open(
         The run, the step to continue from, and the results if the run is complete.
     """
     distributed.on_every_rank(lambda: check_modules_unchanged(cfg))
-    resumed = find_checkpoint(cfg, folder, log.warning)
+    resumed = find_checkpoint(cfg, folder)
     data = distributed.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     size = cfg.VIEWS.IMAGE_SIZE
@@ -170,7 +172,7 @@ def _open(
         cfg, folder, device, log, loader, images, total_steps, training,
         TrainingMonitor(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics, None if results else knn.open_data(cfg, data),
-        Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
+        Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
         state.get("recipe_changes", []),
     )  # fmt: skip
     return run, step, results
@@ -243,7 +245,7 @@ def _save(run: _Run, done: int) -> None:
         checkpoint.save(path, _state(run, done))
         checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
-    with run.progress.paused():
+    with run.progress.pause():
         distributed.on_first_rank(write)
 
 
@@ -257,7 +259,7 @@ def _is_probed(run: _Run, done: int) -> bool:
 
 
 def _probe(run: _Run, done: int) -> None:
-    with run.progress.paused():
+    with run.progress.pause():
         score = knn.evaluate(run.training.objective.encoder, run.probe_data, run.cfg, run.device)
     if score and run.metrics is not None:
         run.metrics.write(done - 1, {f"knn_{k}": v for k, v in score.items()})

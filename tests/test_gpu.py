@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on(images: Path, tmp_path: Path, monkeypatch: pytest
         patch.setattr(interrupt, "stop_requested", lambda: next(calls))
         with pytest.raises(interrupt.Stopped):
             train.main(load_config(None, overrides(images, tmp_path / "cut", *words)))
-    found = checkpoint.newest(tmp_path / "cut")
+    found = checkpoint.load_latest(tmp_path / "cut")
     assert found is not None and found[1]["scaler"]
     train.main(load_config(None, overrides(images, tmp_path / "cut", *words)))
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=5e-2)  # kernels may not be exact

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run.folder import setup_logging
+from pretrain.common.logs import setup_logging
 from pretrain.config import load_config
 from tests.pretrain.runs import overrides
 from tests.tools.reporting.runs import detector, write
@@ -121,8 +121,8 @@ def answered(command: str, folder: Path, capsys: pytest.CaptureFixture) -> str:
 
 
 def test_control_sequences_do_not_reach_the_log(tmp_path: Path):
-    log = setup_logging(tmp_path)
-    log.info(f"image {ESCAPES}")
+    setup_logging(tmp_path)
+    logging.getLogger("pretrain.mine").info(f"image {ESCAPES}")
     logging.getLogger("elsewhere").info("not ours")
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     assert line.endswith(r"image \x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe" + r"\r") and line.isprintable()

@@ -206,7 +206,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
-    wandb.wanted()
+    wandb.is_enabled()
     graph = single(what) if isinstance(what, StageSpec) else what
     if graph.report is None:
         options = replace(options, parallel=None)  # a single stage shares nothing

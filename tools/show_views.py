@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.errors import UserError, nearest, run_command_line
+from pretrain.common.errors import UserError, did_you_mean, run_command_line
 from pretrain.data.recipes import RECIPES
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.recipe not in RECIPES:
-        raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{nearest(args.recipe, RECIPES)}")
+        raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{did_you_mean(args.recipe, RECIPES)}")
     from pretrain.data import datasets, view_grid  # imports torch
 
     data = datasets.load(args.data, args.split, args.root)

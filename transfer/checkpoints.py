@@ -6,13 +6,12 @@ The newest has the most iterations, which each file stores; file times change wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pretrain.common.distributed import check_agreement, on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import load_torch
@@ -48,9 +47,7 @@ def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
     return sorted([*unfinished, *periodic], key=lambda p: (_iteration(p), p.name == EVALUATING, p.name), reverse=True)
 
 
-def newest(
-    output_dir: str | Path, warn: Callable[[str], None] = print, *, evaluating: bool = False
-) -> tuple[Path, dict[str, Any]] | None:
+def newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Path, dict[str, Any]] | None:
     """The newest good checkpoint and its content; None if the folder holds no checkpoint.
 
     One that is damaged, or whose weights are not finite, is skipped with a warning.
@@ -61,34 +58,20 @@ def newest(
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-
-    def read_finite(path: Path) -> dict[str, Any]:
-        state = checkpoint.read(path)
-        if name := _not_finite(state.get("model")):
-            raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
-        return state
-
-    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, warn, read_finite)
+    return checkpoint.load_first_undamaged(output_dir, all_in(output_dir, evaluating=evaluating), _read_finite)
 
 
-def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start from the beginning.
+def agreed(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """Load the checkpoint to resume from on every rank (see `load_latest_checkpoint`); return None for a new run."""
+    return checkpoint.load_latest_checkpoint(output_dir, all_in(output_dir, evaluating=True), _read_finite)
 
-    Raises:
-        UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen, or sees one where rank 0 sees
-            none.
-    """
 
-    def choose() -> str:
-        chosen = newest(output_dir, warn, evaluating=True)
-        return chosen[0].name if chosen else ""
-
-    name = on_first_rank(choose)
-    if not name:
-        check_agreement(bool(all_in(output_dir, evaluating=True)), f"whether {output_dir} holds a checkpoint")
-        return None
-    path = Path(output_dir) / name
-    return path, on_every_rank(lambda: checkpoint.read(path))
+def _read_finite(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; raise Damaged if it is, or has weights that are not finite."""
+    state = checkpoint.read(path)
+    if name := _not_finite(state.get("model")):
+        raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
+    return state
 
 
 def _iteration(path: Path) -> int:

@@ -13,7 +13,7 @@ import re
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.overrides import Key
-from pretrain.common.config.yaml_io import flatten, kind
+from pretrain.common.config.yaml_io import expected_type, flatten
 from pretrain.common.errors import UserError
 
 from .config import ALLOWED, OWN, REFUSED, default_config, keys
@@ -104,7 +104,7 @@ def limits(key: str, default: object = None) -> str:
     if key in RANGES:
         low, high = RANGES[key]
         return f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
-    return ", ".join(str(value) or "''" for value in ALLOWED[key]) if key in ALLOWED else kind(default)
+    return ", ".join(str(value) or "''" for value in ALLOWED[key]) if key in ALLOWED else expected_type(default)
 
 
 def check_training(cfg: CfgNode) -> None:

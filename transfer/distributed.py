@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from pretrain.common import distributed
-from pretrain.common.device import can_use_gpus
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 
@@ -30,7 +29,9 @@ def join(device_name: str) -> torch.device:
     """
     if device_name not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
-    return distributed.join(device_name == "cuda" and can_use_gpus("MODEL.DEVICE"))
+    device = distributed.init("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
+    torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for a training
+    return device
 
 
 def raise_if_stopped() -> None:

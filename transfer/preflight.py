@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, nearest
+from pretrain.common.errors import UserError, did_you_mean
 from pretrain.common.files import existing_file, read_json
 from pretrain.common.run.folder import check_stage_of, stage_of
 
@@ -78,7 +78,7 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
             if name not in known:
                 raise UserError(
                     f"{key} names {name!r}, but the imported modules register {', '.join(known) or 'none'}; --import "
-                    f"the module that registers it{nearest(name, known)}"
+                    f"the module that registers it{did_you_mean(name, known)}"
                 )
 
 

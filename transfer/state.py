@@ -177,7 +177,7 @@ class State(contextlib.ExitStack):
             "iteration": iteration,
             "seed": self.cfg.SEED,
             "window": list(self.window),
-            "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
+            "skipped_steps": self.skipped.total_after(self.scaler.get_scale()),
             "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},
             "engine": self.engine.NAME,
             "config": self.cfg.dump(),
@@ -206,7 +206,7 @@ class State(contextlib.ExitStack):
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
-        with checkpoint.restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
+        with checkpoint.check_restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.window.extend(content["window"])
@@ -223,7 +223,7 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
     Raises:
         UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
     """
-    newest = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
+    newest = checkpoints.agreed(cfg.OUTPUT_DIR)
     if newest:
         path, content = newest
         if content.get("engine") != engine:

@@ -5,6 +5,7 @@ An engine (`state.Engine`) has a model, a solver, data and an evaluation; everyt
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -23,7 +24,8 @@ from pretrain.common.distributed import AgreedStop, average_gradients, data_para
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, remove
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.folder import setup_logging, write_environment
+from pretrain.common.logs import setup_logging
+from pretrain.common.run.folder import write_environment
 from pretrain.common.run.skipped_steps import summary
 from pretrain.common.weights.file import tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
@@ -35,6 +37,8 @@ from .distributed import join
 from .samplers import mix
 from .state import LOG_PERIOD, Engine, State, find_checkpoint
 from .weights.load import Weights, check_config, load_weights
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -59,7 +63,7 @@ def run(
         Stopped: a stop was requested; the checkpoint is written.
     """
     device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
-    log = setup_logging(out, distributed.rank(), "transfer")
+    setup_logging(out, distributed.rank())
     log.info(describe(device))
     resumed = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
     path, content = resumed or (None, {})
@@ -163,7 +167,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         raise _diverged(f": {one_line(error)}") from error
     finally:
         state.call_hooks("after_train")
-    if skipped := state.skipped.up_to(state.scaler.get_scale()):
+    if skipped := state.skipped.total_after(state.scaler.get_scale()):
         log.info(summary(skipped, end))
     return results
 
@@ -192,7 +196,7 @@ def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) ->
         shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
         images = ", ".join(record["file_name"] for record in batch)
         raise _diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
-    state.skipped.see(scale, iteration)
+    state.skipped.update(scale, iteration)
     if state.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         state.scaler.unscale_(state.optimizer)  # the optimizer's step clips
     state.scaler.step(state.optimizer)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     args = parse(argv)
     extensions.add(args.extensions)
-    wandb.wanted()
+    wandb.is_enabled()
     name, cfg = configure(args)
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
         if not args.eval_only:

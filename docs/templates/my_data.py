@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain import register
 from pretrain.data.datasets import LOADERS, ImageData
 
 
 class Squares:
-    """A source of images; `pretrain.common.images` has others, for files and arrays."""
+    """A source of images; `pretrain.data.sources` has others, for files and arrays."""
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -41,4 +42,4 @@ def load(split: str, _root: Path) -> ImageData:
     return ImageData(source, source.sides.astype(np.int64), ["small", "middle", "large"])
 
 
-LOADERS["squares"] = load
+register(LOADERS, "squares", load)

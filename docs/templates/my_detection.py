@@ -17,6 +17,7 @@ from detectron2.data import transforms as T
 from detectron2.engine import HookBase
 from detectron2.structures import BoxMode
 
+from pretrain import register
 from transfer import HOOKS, MAPPERS
 
 SIZE, SIDES, CLASSES = 96, (12, 20, 32), ["small", "middle", "large"]
@@ -69,5 +70,5 @@ class WeightNorm(HookBase):
         self.trainer.storage.put_scalar("weight_norm", weight.detach().norm().item(), smoothing_hint=False)
 
 
-MAPPERS["squares"] = SquaresMapper
-HOOKS["weight_norm"] = lambda cfg: WeightNorm()
+register(MAPPERS, "squares", SquaresMapper)
+register(HOOKS, "weight_norm", lambda cfg: WeightNorm())

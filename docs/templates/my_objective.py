@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pretrain import METHODS
+from pretrain import METHODS, register
 from pretrain.common.config.limits import AT_LEAST_0
 from pretrain.methods.method import TEMPERATURE, Hyperparameter, LossOutput, Method
 from pretrain.methods.ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
@@ -32,4 +32,4 @@ def margin_info_nce(
 
 
 MARGIN = Hyperparameter("METHOD.MARGIN", 0.0, AT_LEAST_0, "what the positive similarity is lowered by")
-METHODS["margin"] = Method(margin_info_nce, "queue", {"temperature": TEMPERATURE, "margin": MARGIN})
+register(METHODS, "margin", Method(margin_info_nce, "queue", {"temperature": TEMPERATURE, "margin": MARGIN}))

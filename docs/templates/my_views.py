@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from pretrain import RECIPES
+from pretrain import RECIPES, register
 from pretrain.data.recipes import RandomResizedCrop, Recipe
 
-RECIPES["small_crops"] = Recipe(RandomResizedCrop(scale=(0.1, 0.5)), flip=0.0)
+register(RECIPES, "small_crops", Recipe(RandomResizedCrop(scale=(0.1, 0.5)), flip=0.0))

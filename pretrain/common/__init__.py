@@ -1,1 +1,1 @@
-"""What both stages share: errors, the config language, the run folder, stop requests, the process group, readers."""
+"""Shared by both stages: errors, the config language, the run folder, stop requests, the process group, readers."""

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on ``device``; pinned, because copying from unpinned memory would wait for the device."""
+    """Copy a host tensor to ``device`` from pinned memory: from other memory, the copy would wait for the device."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 class AsyncHostCopy:
-    """A small tensor that is being copied to the host, to be read later: reading it now would wait."""
+    """A copy to the host of a small tensor, to be read later: reading it now would wait for the device."""
 
     def __init__(self, x: Tensor) -> None:
         self._host = x.to("cpu", non_blocking=True)
@@ -21,7 +21,7 @@ class AsyncHostCopy:
             self._arrived.record()
 
     def read(self) -> Tensor:
-        """The tensor on the host."""
+        """Return the tensor on the host."""
         if self._arrived:
             self._arrived.synchronize()
         return self._host

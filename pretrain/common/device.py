@@ -1,4 +1,4 @@
-"""What a run computes on: whether torch can use the GPUs of a job, and the line about it in the log."""
+"""The device of a run: whether torch can use a job's GPUs, and the line about it in the log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from .errors import UserError, first_line
 
-# Variables that name a job's GPUs, and their values where it has none; the first that is set decides. SLURM writes
-# NoDevFiles for GPUs that it counts without having their device files, too.
+# Variables that name a job's GPUs, and their values if it has none; the first that is set decides. SLURM also writes
+# NoDevFiles for GPUs that it counts without having their device files.
 _GPU_VARIABLES = {"CUDA_VISIBLE_DEVICES": ("NoDevFiles",), "SLURM_GPUS_ON_NODE": ("", "0"), "SLURM_JOB_GPUS": ("",)}
 
 
 def can_use_gpus(key: str) -> bool:
-    """Returns whether torch can use a GPU.
+    """Return whether torch can use a GPU.
 
     Args:
         key: the config key that chooses the device, for the remedy.
@@ -42,7 +42,7 @@ def can_use_gpus(key: str) -> bool:
 
 
 def describe(device: torch.device) -> str:
-    """Returns what a run computes on, for its log: ``device cuda:0 (NVIDIA H100), 8 processes, backend nccl``."""
+    """Describe what a run computes on, for its log: ``device cuda:0 (NVIDIA H100), 8 processes, backend nccl``."""
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     if not dist.is_initialized():
         return f"device {device}{name}, 1 process"

@@ -1,4 +1,4 @@
-"""Ranks, collectives and agreement; in a single process each of them is the identity.
+"""Ranks, collectives and agreement between ranks; in a single process each of them does nothing.
 
 The process group comes from the environment that torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
 MASTER_PORT). The global batch of N images is divided into contiguous slices of equal size.
@@ -14,7 +14,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,30 +28,71 @@ from .device import can_use_gpus
 from .errors import UserError, first_line
 
 RENDEZVOUS_S = 300.0  # for the processes of a run to find each other
-TIMEOUT_S = 1800.0  # of one collective: rank 0 may evaluate or write while the others wait
-STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that were not asked themselves
+TIMEOUT_S = 1800.0  # for one collective: rank 0 may evaluate, download or write while the others wait
+STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that got no signal
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def init(device_name: str = "auto") -> torch.device:
-    """Joins the process group named by the environment (none: single process) and returns this rank's device.
+def init(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
+    """Join the process group that the environment names, if WORLD_SIZE is above 1, and return this rank's device.
 
     Args:
-        device_name: auto (cuda where there is one), cpu or cuda.
+        device_name: auto (CUDA if available, with one GPU per process), cpu or cuda.
+        key: the config key of the device, for errors.
+
+    Raises:
+        UserError: no CUDA device, more processes on this machine than GPUs, or ranks that run different code.
     """
-    cuda = device_name != "cpu" and can_use_gpus("DEVICE")
-    if device_name == "cuda" and not cuda:
-        raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
-    device = join(cuda)
-    torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change, so the search pays off
+    is_cuda = device_name != "cpu" and can_use_gpus(key)
+    if device_name == "cuda" and not is_cuda:
+        raise UserError(f"{key} is cuda, but torch sees no CUDA device; set {key} cpu or auto")
+    device = _choose_gpu() if is_cuda else torch.device("cpu")
+    torch.backends.cudnn.benchmark = is_cuda  # sizes do not change, so the search pays off
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        place = _meet()
+        place["store"].set_timeout(timeout)
+        backend = "nccl" if is_cuda else "gloo"
+        dist.init_process_group(backend, timeout=timeout, device_id=device if is_cuda else None, **place)
+        check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
 
 
+def _choose_gpu() -> torch.device:
+    """Select this process's GPU; raise UserError if another process has it: nccl would fail without a reason."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    count = torch.cuda.device_count()
+    is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local_rank)  # SLURM may hide the others
+    if local_rank >= count and not is_only_gpu:
+        raise UserError(f"local rank {local_rank}, but {count} GPU(s); start at most {count} process(es) per machine")
+    device = torch.device("cuda", 0 if is_only_gpu else local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _meet() -> dict[str, Any]:
+    """Wait minutes for the other ranks; return the store that all ranks share, this rank and the number of ranks."""
+    host = os.environ.get("MASTER_ADDR")
+    address = f"{host}:{os.environ.get('MASTER_PORT')}"
+    try:
+        socket.getaddrinfo(host, None)  # the store would retry an unknown host until its time-out
+        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
+        return {"store": store, "rank": rank, "world_size": size}
+    except (OSError, dist.DistError) as error:
+        raise UserError(
+            f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
+            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
+        ) from error
+
+
 def rank() -> int:
+    """Return this process's rank, 0 in a single process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -61,24 +102,23 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def in_turns() -> Iterator[None]:
-    """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks.
+    """Run the block on the first rank of every machine, then on the other ranks, for example to download a file once.
 
-    The block may be a download that takes a day, longer than any collective may take.
+    The other ranks wait as long as a collective may take (`TIMEOUT_S`).
     """
-    group: Any = dist.new_group(backend="gloo") if world_size() > 1 else None  # nccl has no such time-out
-
-    def wait(turns: int) -> None:
-        for _ in range(turns if group else 0):
-            dist.monitored_barrier(group, timeout=datetime.timedelta(days=1))
-
-    turn = 0 if rank() == 0 else 1 if os.environ.get("LOCAL_RANK", "0") == "0" else 2
-    wait(turn)
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not is_first:
+        _barrier()
     try:
         yield
     finally:  # also after an error: the other ranks wait for their turn
-        wait(3 - turn)
-        if group:
-            dist.destroy_process_group(group)
+        if is_first:
+            _barrier()
+
+
+def _barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
 
 
 def rank_slice(total: int) -> slice:
@@ -128,57 +168,17 @@ class _Gather(torch.autograd.Function):
 
 
 def mean_(x: Tensor) -> Tensor:
-    """Replaces ``x`` by its mean over ranks, in place."""
+    """Replace ``x`` with its mean over ranks, in place."""
     if world_size() > 1:
         dist.all_reduce(x)
         x.div_(world_size())
     return x
 
 
-def join(cuda: bool) -> torch.device:
-    """This process's device; joins the process group of the environment, where WORLD_SIZE is above 1.
-
-    Args:
-        cuda: one GPU per process and nccl; else the CPU and gloo.
-
-    Raises:
-        UserError: more processes on this machine than GPUs; ranks that run different code.
-    """
-    device = torch.device("cpu")
-    if cuda:
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        # SLURM may show each task only its own GPU.
-        is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)
-        if local >= count and not is_only_gpu:  # two ranks on one GPU would fail inside nccl without a reason
-            raise UserError(f"local rank {local}, but {count} GPU(s); start at most {count} process(es) per machine")
-        device = torch.device("cuda", 0 if is_only_gpu else local)
-        torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        timeout, place = datetime.timedelta(seconds=TIMEOUT_S), _meet()
-        place["store"].set_timeout(timeout)
-        device_id = device if cuda else None
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device_id, **place)
-        check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
-    return device
-
-
-def _meet() -> dict[str, Any]:
-    """The store that all ranks share, this rank and their number; waits minutes for the others, not `TIMEOUT_S`."""
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    try:
-        socket.getaddrinfo(os.environ.get("MASTER_ADDR"), None)  # the store would try for as long as it may
-        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
-        return {"store": store, "rank": rank, "world_size": size}
-    except (OSError, dist.DistError) as error:
-        raise UserError(
-            f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
-            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
-        ) from error
-
-
 def code_digest() -> str:
-    """8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
-    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    """Return 8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
     sources = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
     for path in (*sources, *extensions.sources()):
         digest.update(path.read_bytes())
@@ -186,7 +186,7 @@ def code_digest() -> str:
 
 
 def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
-    """``module`` with gradients that its backward pass averages over ranks; each rank keeps its own buffers."""
+    """Wrap ``module`` so that its backward pass averages gradients over ranks; each rank keeps its own buffers."""
     if world_size() == 1:
         return module
     with warnings.catch_warnings():  # not every supported torch has the argument's new name
@@ -203,34 +203,37 @@ def average_gradients(module: nn.Module, when: bool) -> contextlib.AbstractConte
     return cast(contextlib.AbstractContextManager[None], module.no_sync())
 
 
-def on_first_rank(function: Callable[[], T]) -> T:
-    """Calls ``function`` on rank 0, or in a single process, and returns its result on every rank.
+def on_first_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``function`` on rank 0, or in a single process, and return its result on every rank.
 
-    What ranks must agree on (which checkpoint to resume from, whether a run is complete) is read by one of them: each
-    may see another state of a shared file system, or another disk.
+    Rank 0 alone reads what ranks must agree on, such as whether a run is complete: each rank may see another state of
+    a shared file system, or another disk.
 
     Raises:
         UserError: ``function`` raised it on rank 0, or failed there with another error.
     """
     if world_size() == 1:
-        return function()
-    box: list[Any] = [None, None]
-    failure: BaseException | None = None
+        return function(*args, **kwargs)
+    result: Any = None
+    reason = ""
+    failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            box[0] = function()
+            result = function(*args, **kwargs)
         except Exception as error:
-            failure, box[1] = error, (str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}")
-    dist.broadcast_object_list(box)
-    if failure is not None:
+            failure = error
+            reason = str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}"
+    message = [result, reason]
+    dist.broadcast_object_list(message)
+    if failure:
         raise failure
-    if box[1] is not None:
-        raise UserError(box[1])
-    return box[0]
+    if message[1]:
+        raise UserError(message[1])
+    return message[0]
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's ``value`` (of a type that pickles), in rank order."""
+    """Return every rank's ``value`` (of a type that pickles), in rank order."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -238,19 +241,19 @@ def gather_objects(value: T) -> list[T]:
     return values
 
 
-def on_every_rank(function: Callable[[], T]) -> T:
-    """Calls ``function`` on every rank and returns this rank's result.
+def on_every_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``function`` on every rank and return this rank's result.
 
     Raises:
-        UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
-            that failed; where only some failed, it names them.
+        UserError: ``function`` raised it on some rank. All ranks raise it, because they would otherwise wait for the
+            ranks that failed; if only some failed, it names them.
     """
     if world_size() == 1:
-        return function()
+        return function(*args, **kwargs)
     result: Any = None
     reason = ""
     try:
-        result = function()
+        result = function(*args, **kwargs)
     except UserError as error:
         reason = str(error)
     reasons = gather_objects(reason)
@@ -263,35 +266,43 @@ def on_every_rank(function: Callable[[], T]) -> T:
     return result
 
 
-def check_agreement(value: Any, what: str) -> None:
-    """Raises UserError, which calls it ``what``, on every rank unless all have the same ``value`` (that pickles)."""
+def check_agreement(value: Any, description: str) -> None:
+    """Raise UserError on every rank unless all have the same ``value`` (of a type that pickles)."""
     values = gather_objects(value)
-    other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
-    if other is not None:
-        raise UserError(
-            f"{what} differs between ranks: {values[0]!r} on rank 0, {values[other]!r} on rank {other}; do all "
-            "machines see the same files?"
-        )
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise UserError(
+                f"{description} differs between ranks: {values[0]!r} on rank 0, {other!r} on rank {rank}; do all "
+                "machines see the same files?"
+            )
 
 
 class AgreedStop:
     """A request to stop that any rank received, reported to all ranks alike.
 
-    Every rank must poll at the same points of its work. With several ranks the answer is that of the previous poll,
-    which has reached the host already: waiting for the current one would leave the device idle.
+    Every rank must poll at the same points of its work. With several ranks, a poll returns the answer of the previous
+    one, which has already reached the host: waiting for the current one would leave the device idle.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._earlier: AsyncHostCopy | None = None
+        self._previous: AsyncHostCopy | None = None
 
     def poll(self) -> str:
-        """The reason to stop, or an empty string."""
+        """Return the reason to stop, or an empty string."""
         reason = interrupt.stop_requested()
         if world_size() == 1:
             return reason
-        asked = torch.full((1,), float(bool(reason)), device=self._device)
-        dist.all_reduce(asked)
-        earlier, self._earlier = self._earlier, AsyncHostCopy(asked)
-        agreed = earlier is not None and earlier.read().item() > 0
-        return (reason or STOP_ELSEWHERE) if agreed else ""
+        requests = torch.full((1,), float(bool(reason)), device=self._device)
+        dist.all_reduce(requests)
+        previous = self._previous
+        self._previous = AsyncHostCopy(requests)
+        if previous is None or previous.read().item() == 0:
+            return ""
+        return reason or STOP_ELSEWHERE
+
+    def raise_if_requested(self) -> None:
+        """Raise Stopped on all ranks if `poll` returns a reason."""
+        reason = self.poll()
+        if reason:
+            raise interrupt.Stopped(reason)

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and how a command line ends."""
+"""The exception for a user's mistake, texts of errors, and how a command line ends."""
 
 from __future__ import annotations
 
@@ -16,57 +16,60 @@ class UserError(ValueError):
 
 
 class ProcessLost(UserError):
-    """Another process of the run has ended or no longer answers: the consequence of what happened there."""
+    """Another rank died or stopped responding; its own output contains the cause."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; or ''."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the known word most similar to ``word``, ignoring case; "" if none is."""
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
     return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
 def escape_unprintable() -> None:
-    """Makes standard output escape what it cannot encode, as standard error does: a path need not be UTF-8."""
+    """Make standard output escape what it cannot encode, as standard error does: a path need not be UTF-8."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def printable(text: str) -> str:
-    r"""Escapes control and unprintable characters (``\x1b``, ``\udcff``); files may come from elsewhere."""
+    r"""Escape control and unprintable characters (``\x1b``, ``\udcff``): files may come from other people."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def figure_text(text: str) -> str:
-    """``text`` as matplotlib shows it literally: it reads what is between two ``$`` as a formula."""
+    """Escape ``text`` so that matplotlib shows it literally: text between two ``$`` would be a formula."""
     return printable(text).replace("$", r"\$")
 
 
 def one_line(error: BaseException) -> str:
-    """The text of any exception in one line of at most 2,000 characters, or its type where it has none."""
+    """Return an exception's text as one line of at most 2,000 characters, or its type if it has no text."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 2000 else f"{text[:1500]} [{len(text) - 1900} characters] {text[-400:]}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its type where it has none: torch's errors have many."""
-    return printable(next(iter(str(error).splitlines()), "")) or type(error).__name__
+    """Return the first line of an exception's text, or its type if it has no text: torch's errors have many lines."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def shorten_list(names: Sequence[str]) -> str:
-    """The first five of ``names``, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    """Return the first five of ``names``, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
-    """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
+    """Run ``main(None)`` and exit: 0 when done, 2 for a user's mistake (one line, no traceback), 130 if stopped.
 
-    Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot
-    encode (a path that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
+    Any other exception is a bug of ours and keeps its traceback (exit status 1).
     """
+    from .logs import log_to_terminal  # which imports this module
+
     escape_unprintable()
+    log_to_terminal()
     try:
         status = main(None)
         sys.stdout.flush()
@@ -85,7 +88,7 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     except KeyboardInterrupt:
         print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader (head, less) has ended, which is no error
+    except BrokenPipeError:  # the pipe's reader (head, less) has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(status or 0)

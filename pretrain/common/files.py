@@ -1,4 +1,4 @@
-"""Files that a user names: whether they exist, what they are if not what was expected, and their SHA-256."""
+"""Checks on files that a user names, and atomic writing."""
 
 from __future__ import annotations
 
@@ -15,62 +15,60 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, first_line, nearest, one_line
+from .errors import UserError, did_you_mean, first_line, one_line
 
 
-def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
-    """``path``, if it is a file.
+def existing_file(path: str | Path, description: str, pattern: str = "*") -> Path:
+    """Return ``path`` if it is a file.
 
     Args:
-        what: what it should be, for the message ("config file").
-        pattern: files next to it whose names may have been meant.
+        description: what the file should be, for the error ("config file").
+        pattern: the names of files next to it that the error may suggest.
 
     Raises:
-        UserError: it is missing, or no file.
+        UserError: it is missing, or not a file.
     """
     if "://" in str(path):
-        raise UserError(f"the {what} {path} is an address; download it and name the file")
+        raise UserError(f"the {description} {path} is an address; download it and name the file")
     path = Path(path)
     if os.path.isfile(path):
         return path
-    beside = [p.name for p in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
-    raise UserError(f"no {what} at {path}{': it is a folder' if os.path.isdir(path) else nearest(path.name, beside)}")
+    if os.path.isdir(path):
+        raise UserError(f"no {description} at {path}: it is a folder")
+    names = [neighbor.name for neighbor in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
+    raise UserError(f"no {description} at {path}{did_you_mean(path.name, names)}")
 
 
 def check_name(path: str, option: str) -> None:
-    """Raises UserError for a path to write to that no log, script or table can show."""
+    """Raise UserError if ``path``, to which something is to be written, contains unprintable characters."""
     if not path.isprintable():
-        raise UserError(
-            f"{option} is {path!r}, with a line break, a control character or bytes that are not UTF-8; choose another "
-            "name"
-        )
+        raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
 
 
 def empty_or_text(path: Path) -> str:
-    """Describes a file that is empty or holds text, such as an error page or a Git LFS pointer; or ""."""
+    """Describe a file that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
     with open(path, "rb") as file:
         start = file.read(512)
     if not start:
         return "it is empty"
     if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
         return ""
-    return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
+    return f"it contains text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
 
 
 def check_not_sharded(folder: str | Path) -> None:
-    """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
+    """Raise UserError if ``folder`` contains the shards of a checkpoint of torch.distributed (FSDP) or DeepSpeed."""
     folder = Path(folder)
-    if any(
-        next(folder.glob(f"{parent}{shard}"), None) for parent in ("", "*/") for shard in ("*.distcp", "*mp_rank_*")
-    ):
+    patterns = ("*.distcp", "*/*.distcp", "*mp_rank_*", "*/*mp_rank_*")
+    if any(any(folder.glob(pattern)) for pattern in patterns):
         raise UserError(
-            f"{folder} holds the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
+            f"{folder} contains the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
             f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
         )
 
 
 def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; UserError if it cannot be read."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal; raise UserError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -79,15 +77,16 @@ def sha256(path: str | Path) -> str:
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Writes a file completely or not at all (see `atomic_writer`); UserError if it cannot be written."""
+    """Write a file completely or not at all (see `atomic_writer`); raise UserError if it cannot be written."""
+    if isinstance(data, str):
+        data = data.encode(errors="backslashreplace")  # it may contain a path, which need not be UTF-8
     with write_errors(path), atomic_writer(path) as file:
-        # The text may hold a path, which need not be UTF-8.
-        file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
+        file.write(data)
 
 
 @contextlib.contextmanager
 def write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
-    """Surrounds what writes or removes ``path``: UserError (see `write_error`) in the place of OSError."""
+    """Convert an OSError of writing or removing ``path`` to UserError (see `write_error`)."""
     try:
         yield
     except OSError as error:
@@ -96,10 +95,10 @@ def write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write that replaces ``path`` when the block ends; after an error nothing has changed.
+    """Open a file that replaces ``path`` when the block ends; after an error nothing has changed.
 
-    It has the suffix of ``path`` and lies next to it, under a name that no other process, thread or machine uses. File
-    and folder are synced, so that a power cut leaves the old file or the new one.
+    It has the suffix of ``path`` and is next to it, under a name that no other process, thread or machine uses. File
+    and folder are synced: a power cut leaves the old file or the new one.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -125,7 +124,7 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_json(path: str | Path, kind: type = dict) -> Any:
-    """The JSON object in a file, with ``kind`` list the array; UserError if there is none that can be read."""
+    """Read the JSON object in a file, or the array if ``kind`` is list; raise UserError if that is impossible."""
     try:
         value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
@@ -133,31 +132,31 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
     if not isinstance(value, kind):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")
+        raise UserError(f"{path} contains a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")
     return value
 
 
 def make_folder(path: str | Path) -> None:
-    """Makes a folder and its parents; UserError if that is not possible."""
+    """Make a folder and its parents; raise UserError if that is impossible."""
     with write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON with NaN and infinities as null (JSON cannot express them)."""
+    """Format ``value`` as JSON, with NaN and infinities as null (JSON cannot express them)."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Writes ``value`` as indented JSON, atomically; NaN becomes null."""
+    """Write ``value`` as indented JSON, atomically; NaN becomes null."""
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
 def write_error(path: str | Path, error: OSError, resume: bool = False) -> UserError:
-    """The one line about a file that could not be written.
+    """Build the error about a file that could not be written.
 
     Args:
-        resume: the run is under way and should continue in this folder instead of starting in another one.
+        resume: the run has started, so it should resume in this folder instead of starting in another one.
     """
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if resume:
@@ -168,13 +167,13 @@ def write_error(path: str | Path, error: OSError, resume: bool = False) -> UserE
 
 
 def remove(path: str | Path) -> None:
-    """Removes a file of a run, which may be gone already; UserError if the disk fails."""
+    """Remove a file of a run if it exists; raise UserError if the disk fails."""
     with write_errors(path, resume=True):
         Path(path).unlink(missing_ok=True)
 
 
 def check_writable(path: str | Path) -> None:
-    """Raises UserError unless a file can be made at ``path``, with the folders above it: it is written much later."""
+    """Raise UserError unless a file can be made at ``path``, with the folders above it: it is written much later."""
     path = Path(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; name a file in it")

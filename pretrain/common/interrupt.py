@@ -1,4 +1,4 @@
-"""A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag that it reads between two steps.
+"""Requests to stop (preemption, time-out, Ctrl-C) set a flag that a stage reads between two steps.
 
 The stage finishes the current step, writes its checkpoint and raises `Stopped`. A signal handler writes nothing.
 """
@@ -19,12 +19,10 @@ _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIG
 
 
 class Stopped(Exception):
-    """Raised by a stage that was asked to stop, after its checkpoint, if it keeps one, is on disk.
-
-    Its text is the reason.
+    """A stage was asked to stop; its checkpoint, if it writes any, is on disk. The text is the reason.
 
     Attributes:
-        remedy: what continues the work.
+        remedy: how to resume the work.
     """
 
     def __init__(self, reason: str, remedy: str = "run the same command again") -> None:
@@ -32,43 +30,43 @@ class Stopped(Exception):
         self.remedy = remedy
 
 
-def from_checkpoint(folder: Path, step: int) -> str:
-    """The remedy of work that continues from a checkpoint in its run folder."""
-    return f"{folder} holds the checkpoint of step {step}; run the same command again to resume"
+def resume_hint(folder: Path, step: int) -> str:
+    """Return the remedy of a stopped stage that has a checkpoint."""
+    return f"{folder} contains the checkpoint of step {step}; run the same command again to resume"
 
 
 def request_stop(reason: str) -> None:
-    """Asks the running stage to stop after the current step."""
+    """Ask the running stage to stop after the current step."""
     global _reason
     _reason = _reason or reason
 
 
 def stop_requested() -> str:
-    """The reason of a pending request to stop, or an empty string."""
+    """Return the reason of a pending request to stop, or an empty string."""
     return _reason
 
 
 def clear() -> None:
-    """Forgets a request (at the start of a stage that shares its process with an earlier one)."""
+    """Clear a request, at the start of a stage that shares its process with an earlier one."""
     global _reason
     _reason = ""
 
 
 def install_handlers() -> None:
-    """Turns SIGINT and SIGTERM into a request to stop; a second SIGINT interrupts immediately."""
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _reason:
-            raise KeyboardInterrupt
-        request_stop(signal.Signals(number).name)
-
+    """Turn SIGINT and SIGTERM into a request to stop; a second SIGINT interrupts immediately."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+        signal.signal(number, _handle)
+
+
+def _handle(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGINT and _reason:
+        raise KeyboardInterrupt
+    request_stop(signal.Signals(number).name)
 
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[None]:
-    """Until the block ends, SIGINT and SIGTERM are requests to stop (`install_handlers`); no earlier request counts.
+    """Turn SIGINT and SIGTERM into requests to stop until the block ends; clear earlier requests.
 
     Python handles signals in the main thread only; in another one this changes nothing.
     """
@@ -87,9 +85,9 @@ def handle_signals() -> Iterator[None]:
 
 
 def ignore_in_worker(_worker_id: int = 0) -> None:
-    """A loader's ``worker_init_fn``: a signal to the job must neither end a worker nor run the job's handler in it.
+    """Ignore signals to the job in a loader's worker (its ``worker_init_fn``), which must not run the job's handler.
 
-    SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it and wait until they have ended.
+    SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it and wait for them.
     """
     parent = multiprocessing.parent_process()  # with a fork server, os.getppid() would be that server
     assert parent
@@ -105,7 +103,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Blocks signals until the block ends; workers started in it inherit this, so that no signal comes too early."""
+    """Block signals until the block ends; workers started in it inherit this, so that no signal comes too early."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_IN_WORKERS | {signal.SIGTERM})
     try:
         yield

@@ -10,13 +10,13 @@ from torch import nn
 
 
 def fused_sgd(
-    parameters: Iterable[nn.Parameter] | list[dict[str, Any]], lr: float, momentum: float, **more: Any
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]], lr: float, momentum: float, **options: Any
 ) -> torch.optim.SGD:
-    """``torch.optim.SGD(parameters, lr, momentum, **more)``, fused."""
-    sgd = torch.optim.SGD(parameters, lr, momentum, fused=True, **more)
+    """Build ``torch.optim.SGD(parameters, lr, momentum, **options)``, fused."""
+    sgd = torch.optim.SGD(parameters, lr, momentum, fused=True, **options)
     if momentum:
         # torch's fused step leaves momentum buffers uninitialized if a gradient scaler skips the very first step.
-        # From zeros the first step is the same, because dampening is 0.
+        # Starting from zeros changes no step, because dampening is 0.
         for group in sgd.param_groups:
             for p in group["params"]:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)

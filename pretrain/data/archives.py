@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.images import Array, Concatenated, Files
 from .folders import load_classes
 from .image_data import ImageData
+from .sources import Array, Concatenated, Files
 
 _TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"

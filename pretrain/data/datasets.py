@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..common.errors import UserError, nearest
+from ..common.errors import UserError, did_you_mean
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
@@ -74,7 +74,7 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     known = (*FOLDERS, *LOADERS)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
-    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{nearest(name, known)}")
+    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{did_you_mean(name, known)}")
 
 
 def _path_in(name: str) -> Path:

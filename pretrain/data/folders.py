@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from ..common.errors import UserError, shorten_list
-from ..common.images import SUFFIXES, Files
+from ..common.images import SUFFIXES
 from .image_data import ImageData, MissingSplit
+from .sources import Files
 
 _log = logging.getLogger("pretrain.data.folders")
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case

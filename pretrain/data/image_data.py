@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.images import Source, Subset
+from .sources import Source, Subset
 
 
 class MissingSplit(UserError):

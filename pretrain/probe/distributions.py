@@ -20,7 +20,6 @@ from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop
 from ..common.errors import UserError, figure_text
-from ..common.interrupt import Stopped
 from ..data import datasets, views
 from ..data.loader import build_loader
 from ..data.recipes import RECIPES
@@ -74,8 +73,7 @@ def _points(
     rows: list[Tensor] = []
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
-        if reason := stop.poll():
-            raise Stopped(reason)
+        stop.raise_if_requested()
         x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         features = backbone(x.flatten(0, 1)).unflatten(0, (augmentations, -1))
         rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())

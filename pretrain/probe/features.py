@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,8 @@ from torchvision.models import ResNet
 
 from ..common import distributed
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
-from ..common.interrupt import Stopped
 from ..common.weights import checkpoint
-from ..common.weights.backbone import read_backbone
+from ..common.weights.backbone import BackboneFile, read_backbone
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, feature_dim, pooled_features
 from ..model.momentum_encoder import autocast
@@ -46,12 +46,19 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
-        path = on_first_rank(lambda: checkpoint.resolve(weights))
-        file = on_every_rank(lambda: read_backbone(path, encoder=cfg.LINEAR.ENCODER))
-        check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
+        file = _read_backbone(weights, cfg.LINEAR.ENCODER)
+        check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {weights}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
     return backbone.eval().requires_grad_(False).to(device), source
+
+
+def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:
+    """Read a backbone on every rank; of a run folder, rank 0 chooses the checkpoint."""
+    read = functools.partial(read_backbone, encoder=encoder)
+    paths = on_first_rank(checkpoint.list_checkpoints, weights)
+    newest = checkpoint.load_latest_checkpoint(weights, paths, read)
+    return newest[1] if newest else on_every_rank(read, weights)
 
 
 @torch.no_grad()
@@ -82,8 +89,7 @@ def extract(
                 features_NF[start : start + len(pixels)] = pooled_features(backbone, pixels)
             index_N.append(batch[1])
             start += len(pixels)
-        if reason := stop.poll():
-            raise Stopped(reason)
+        stop.raise_if_requested()
     all_index_N = distributed.gather_uneven(torch.cat(index_N).to(device))
     all_features_NF = distributed.gather_uneven(features_NF[:start])
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))

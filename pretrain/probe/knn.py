@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
-from ..common.interrupt import Stopped
 from ..common.run.stage import translate_torch_errors
 from ..data import datasets
 from .data import MissingLabels, ProbeData, probe_data
@@ -118,8 +117,7 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     top = min(5, classes)
     hits1, hits5, hits_of = 0, 0, dict.fromkeys(usual, 0)
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
-        if reason := stop.poll():
-            raise Stopped(reason)
+        stop.raise_if_requested()
         nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *usual, 0), dim=1)
         labels_QK = train.labels_N[nearest.indices]
         votes = vote(nearest.values[:, :k], labels_QK[:, :k], temperature, classes)

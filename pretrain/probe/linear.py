@@ -100,9 +100,9 @@ def _train(
         if distributed.is_main():  # it may have been killed before it removed the one before
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
-    progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.log, metrics is not None, run.name)
+    progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)
     stop, score = AgreedStop(device), heads.score(val, held_out)
-    for batch in progress.timed(stream.batches(step, total_steps)):
+    for batch in progress.measure_waits(stream.batches(step, total_steps)):
         epoch = step // steps_per_epoch
         factor = heads.set_rates(epoch)
         losses += heads.step(*stream.features(batch))
@@ -121,7 +121,7 @@ def _train(
             _save(run.folder, step, {**heads.state(), **about, "step": step, "losses": losses})
         if reason and step < total_steps:
             progress.close()
-            raise interrupt.Stopped(reason, interrupt.from_checkpoint(run.folder, step))
+            raise interrupt.Stopped(reason, interrupt.resume_hint(run.folder, step))
     progress.close()
     if metrics:
         metrics.close()
@@ -130,7 +130,7 @@ def _train(
 
 def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
     """Loads a checkpoint's ``state`` into ``heads``; returns its step and losses, in the form of ``losses_H``."""
-    with checkpoint.restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
+    with checkpoint.check_restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
         heads.load(state)
         return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
 
@@ -206,7 +206,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     """The result of a complete stage, or the newest checkpoint of one to resume; UserError if it is another probe's."""
     path = run.folder / "results.json"
     results = read_json(path) if path.is_file() else None
-    newest = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
+    newest = None if results else checkpoint.load_latest(run.folder)
     state = newest[1] if newest else None
     if earlier := results or state:
         check_same_probe(run.folder, earlier.get("work", {}), work)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from logging import Logger
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from ..common import distributed
 from ..common.device import describe
 from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
-from ..common.run.folder import setup_logging, write_environment
+from ..common.logs import setup_logging
+from ..common.run.folder import write_environment
 from ..common.run.stage import stage
 from .data import ProbeData, probe_data
 from .protocol import protocol
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class ProbeRun:
     cfg: CfgNode
     folder: Path
     device: torch.device
-    log: Logger
+    log: logging.Logger
 
     def open_data(self) -> ProbeData:
         """The labeled images that the config names; UserError if they are bad, or ranks see different ones."""
@@ -78,6 +81,6 @@ def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """Joins the process group and holds OUTPUT_DIR (default ``runs/<name>``) until the block ends (see `stage`)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
-        log = setup_logging(folder, distributed.rank())
+        setup_logging(folder, distributed.rank())
         log.info(describe(device))
         yield ProbeRun(name, cfg, folder, device, log)

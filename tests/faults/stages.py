@@ -107,7 +107,7 @@ def newest(folder: Path) -> tuple[int, str]:
     run = folder / "run"
     if (run / "results.json").exists():  # complete
         return sys.maxsize, ""
-    if found := checkpoint.newest(run):
+    if found := checkpoint.load_latest(run):
         name = f"from {found[0].name} " if "steps_per_epoch" in found[1] else ""
         return found[1]["step"], f"resumed {name}at step {found[1]['step']} of "
     if found := checkpoints.newest(run, evaluating=True):

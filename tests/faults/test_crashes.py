@@ -26,7 +26,7 @@ def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
     calls = recorded(commands, tmp_path, "tests.faults.writers")
     seen: set[int] = set()
     for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
-        found = checkpoint.newest(tmp_path / "crashed", warn=lambda _: None)
+        found = checkpoint.load_latest(tmp_path / "crashed")
         step = found[1]["step"] if found else 0
         assert not found or torch.equal(found[1]["state_dict"]["w"], torch.full((64,), float(step)))
         assert step >= max(seen, default=0) - (kind != Disk.KINDS[0]), f"after call {number}, {kind}"

@@ -50,5 +50,5 @@ def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, m
     monkeypatch.setattr(TrainingMonitor, "step", interrupted)
     with pytest.raises(interrupt.Stopped, match="SIGINT") as caught:
         pretrain.pretrain(overrides=keys)
-    assert "holds the checkpoint of step" in caught.value.remedy
+    assert "contains the checkpoint of step" in caught.value.remedy
     assert not interrupt.stop_requested() and list((tmp_path / "run").glob("checkpoint_*.pth"))

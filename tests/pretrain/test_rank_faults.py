@@ -39,7 +39,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     if fault == "other code" and rank == 1:
         distributed.code_digest = lambda: "00000000"
     if fault == "another disk" and rank == 0:
-        checkpoint.all_in = lambda folder: []
+        checkpoint.list_checkpoints = lambda folder: []
     if fault == "bad images" and rank == 1:
         image_files.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step
@@ -73,7 +73,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
     second.join(30)
     ended = {rank: path.read_text() for rank in range(2) if (path := tmp_path / f"ended.{rank}").exists()}
     if fault in ("other code", "another disk"):  # both ranks refuse to start, in the same words
-        name = "digest of the code" if fault == "other code" else "holds a checkpoint"
+        name = "digest of the code" if fault == "other code" else "contains a checkpoint"
         assert ended[0] == ended[1] and ended[0].startswith("UserError: ") and name in ended[0]
         assert not (tmp_path / "run/config.yaml").exists()
         return

@@ -62,7 +62,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
     changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
-    assert sorted(results["recipe_changes"]) == changes == sorted(checkpoint.newest(out)[1]["recipe_changes"])
+    assert sorted(results["recipe_changes"]) == changes == sorted(checkpoint.load_latest(out)[1]["recipe_changes"])
     assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))
     assert lines(out, "loss")[6]["lr"] < 0.01 and f"changed after {changes[1]}" in (out / "log.txt").read_text()
     assert "BASE_LR: 0.01" in (out / "config.yaml").read_text()
@@ -85,7 +85,7 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     with pytest.raises(interrupt.Stopped, match="preempted"):
         run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
     monkeypatch.undo()
-    found = checkpoint.newest(tmp_path / "run")
+    found = checkpoint.load_latest(tmp_path / "run")
     assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
     assert f"resumed from {found[0].name} at step {found[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()
@@ -101,7 +101,7 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
             time.sleep(0.005)
         process.kill()
         process.join()
-    found = checkpoint.newest(output)
+    found = checkpoint.load_latest(output)
     assert found and found[1]["step"] >= 4
     run(images, output)
     assert f"resumed from {found[0].name} at step {found[1]['step']} of 12" in (output / "log.txt").read_text()

@@ -36,7 +36,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
         patch.setattr(checkpoint, "save", slow_save)
         with pytest.raises(interrupt.Stopped):
             run(images, mine, *words)
-        names = [path.name for path in checkpoint.all_in(output)]
+        names = [path.name for path in checkpoint.list_checkpoints(output)]
         assert names == ["checkpoint_00000002.pth"]  # before any rank leaves
 
     with pytest.MonkeyPatch.context() as patch:  # its own disk, where the file is missing

@@ -34,14 +34,13 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     ]  # fmt: skip
 
 
-def test_a_diverged_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
+def test_a_diverged_checkpoint_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As a damaged one is, by the rule of pretraining."""
     write(tmp_path, "model_0000001.pth", 1)
     write(tmp_path, "model_0000004.pth", 4, model={"w": torch.tensor([1.0, float("nan")])})
-    messages: list[str] = []
-    newest = checkpoints.newest(tmp_path, messages.append)
+    newest = checkpoints.newest(tmp_path)
     assert newest is not None and newest[1]["iteration"] == 1
-    assert "0000004.pth: w has values that are not finite" in messages[0]
+    assert "0000004.pth: w has values that are not finite" in caplog.messages[0]
     assert checkpoints.newest(tmp_path / "elsewhere") is None
 
 

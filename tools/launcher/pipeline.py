@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config.yaml_io import parse_yaml
-from pretrain.common.errors import UserError, nearest, one_line
+from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import existing_file
 
 from . import stages
@@ -228,7 +228,7 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
         raise UserError(f"{where} must hold 'KEY: value' lines; known keys: {', '.join(defaults)}")
     for key, value in loaded.items():
         if key not in defaults:
-            raise UserError(f"unknown key {key} in {where}{nearest(str(key), defaults)}")
+            raise UserError(f"unknown key {key} in {where}{did_you_mean(str(key), defaults)}")
         if not isinstance(value, type(defaults[key])) and not (
             isinstance(defaults[key], list) and isinstance(value, str)
         ):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pretrain.common.config.yaml_io import load_yaml
-from pretrain.common.errors import UserError, nearest, one_line
+from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import existing_file
 
 GPUS = r"([\w.-]+:)?\d+"  # a number, or with a type: a100:8
@@ -33,7 +33,7 @@ def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[s
     site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
     for name, value in site.items():
         if name not in known:
-            raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
+            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}")
         if name == "stages":
             value = value.get("cpu") if isinstance(value, dict) and list(value) == ["cpu"] else [value]
         if "least" in known[name] and not re.fullmatch(GPUS if name == "gpus" else r"\d+", str(value)):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
-from pretrain.common.errors import UserError, nearest
+from pretrain.common.errors import UserError, did_you_mean
 from transfer import config as fine_tuning
 from transfer import train_net
 
@@ -35,7 +35,7 @@ def recipe_of(method: str) -> Path:
     if not path.is_file():
         raise UserError(
             f"no default recipe for --method {method} (there are {', '.join(methods())}); name your own recipe by "
-            f"--config-file FILE{nearest(method, methods())}"
+            f"--config-file FILE{did_you_mean(method, methods())}"
         )
     return path
 
@@ -100,7 +100,7 @@ def transfer(
         engine: empty or auto: Detectron2 where it is installed.
     """
     if engine not in ("", *_ENGINES):
-        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
+        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{did_you_mean(engine, _ENGINES)}")
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")

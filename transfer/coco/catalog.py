@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config import extensions
-from pretrain.common.errors import UserError, nearest, one_line
+from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import atomic_write, json_text
 
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
@@ -33,7 +33,7 @@ def metadata(name: str) -> Any:
     if name not in known:
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER, and is not in Detectron2's DatasetCatalog; "
-            f"--import the module that registers it{nearest(name, known)}"
+            f"--import the module that registers it{did_you_mean(name, known)}"
         )
     return MetadataCatalog.get(name)
 

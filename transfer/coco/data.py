@@ -21,7 +21,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, nearest, shorten_list
+from pretrain.common.errors import UserError, did_you_mean, shorten_list
 from pretrain.common.files import atomic_write, existing_file, read_json
 
 from ..config import classes_key
@@ -65,7 +65,7 @@ def check_not_in_catalog(names: Iterable[str]) -> None:
     for name in filter(in_catalog, names):
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
-            f"{nearest(name, _SPLITS)}; other names of Detectron2's DatasetCatalog need --engine detectron2"
+            f"{did_you_mean(name, _SPLITS)}; other names of Detectron2's DatasetCatalog need --engine detectron2"
         )
 
 

@@ -14,7 +14,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,7 @@ def convert(
     return Conversion(output, provenance, errors, backbone.unread)
 
 
-def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> WeightsFile:
+def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself; read once.
 
     Raises:
@@ -143,8 +143,8 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
 
     if not os.path.isdir(source):
         return read_weights_file(source, unsafe_pickle)
-    paths = checkpoints.all_in(source) or checkpoint.all_in(source)
-    if newest := checkpoint.first_readable(paths, source, warn, read_weights_file):
+    paths = checkpoints.all_in(source) or checkpoint.list_checkpoints(source)
+    if newest := checkpoint.load_first_undamaged(source, paths, read_weights_file):
         return newest[1]
     check_not_sharded(source)
     raise UserError(

@@ -1,9 +1,9 @@
-"""What a user adds to either stage from their own modules: objectives, views, data sets, mappers, hooks.
+"""User extensions: objectives, views, data sets, mappers and hooks in the user's own modules.
 
-Every process of a stage imports the entry points of the group ``pretrain_to_transfer`` of installed packages, and the
-modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module registers what it has as it is
-imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.data.datasets.LOADERS`; for fine-tuning in Detectron2's
-DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an example of each.
+Every process of a stage imports the modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module
+registers what it contains (see `register`) as it is imported: in `pretrain.METHODS`, `pretrain.RECIPES` or
+`pretrain.data.datasets.LOADERS`; for fine-tuning in Detectron2's DatasetCatalog, `transfer.MAPPERS` or
+`transfer.HOOKS`. docs/templates has an example of each.
 """
 
 from __future__ import annotations
@@ -13,45 +13,56 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import UserError
 
-VARIABLE, GROUP = "P2T_IMPORT", "pretrain_to_transfer"
+VARIABLE = "P2T_IMPORT"
+T = TypeVar("T")
+
+
+def register(registry: dict[str, T], name: str, value: T) -> None:
+    """Add ``value`` to a registry, such as `pretrain.METHODS`; raise UserError if it has another of that name."""
+    if name in registry:
+        raise UserError(f"{name!r} is registered already; choose another name")
+    registry[name] = value
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --import to a command line; its value goes to `add`."""
+    """Add --import to a command line; its value goes to `add`."""
     parser.add_argument(
-        "--import", dest="extensions", action="append", default=[], metavar="MODULE",
-        help="your module or .py file, with methods, views, data sets or a detector's parts; may be repeated",
-    )  # fmt: skip
+        "--import",
+        dest="extensions",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import your module or .py file, with methods, views, data sets or a detector's parts; may be repeated",
+    )
 
 
 def add(names: Sequence[str]) -> None:
-    """Adds modules, or paths of Python files, to what this process and those that it starts import."""
-    earlier = os.environ.get(VARIABLE, "").split(os.pathsep)
+    """Add modules, or paths of Python files, to what this process and those that it starts import."""
     for name in names:
         if name.endswith(".py") and not Path(name).is_file():
             raise UserError(f"--import {name}: there is no such file")
-    given = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(name for name in (*earlier, *given) if name))
+    absolute = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_extensions(), *absolute]))
 
 
 def options() -> list[str]:
-    """The words of a command line that adds what `add` has added to this process."""
-    return [word for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name for word in ("--import", name)]
+    """Return the command-line words that import the same modules as this process."""
+    return [word for name in _extensions() for word in ("--import", name)]
 
 
 @functools.cache
 def load() -> None:
-    """Imports every extension, once per process; UserError if one cannot be imported."""
-    for name in _names():
+    """Import every extension, once per process; raise UserError if one cannot be imported."""
+    for name in _importable_names():
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
@@ -60,29 +71,34 @@ def load() -> None:
 
 
 def sources() -> list[Path]:
-    """The Python files of every extension (of a package, all of them); none of one that this machine does not have."""
+    """List the Python files of every extension (all those of a package); skip what this machine does not have."""
     files: list[Path] = []
-    for name in _names():
+    for name in _importable_names():
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name.partition(".")[0])
-            for folder in (spec and spec.submodule_search_locations) or []:
-                files += sorted(Path(folder).rglob("*.py"))
-            if spec and not spec.submodule_search_locations and str(spec.origin).endswith(".py"):
-                files.append(Path(str(spec.origin)))
+            origin = Path(str(spec and spec.origin))
+            if origin.name == "__init__.py":
+                files += sorted(origin.parent.rglob("*.py"))
+            elif origin.suffix == ".py":
+                files.append(origin)
     return files
 
 
 def digest() -> str:
-    """Files and content of every extension: ``my_objective.py@`` and 8 hexadecimal digits."""
+    """Describe files and content of every extension: ``my_objective.py@`` and 8 hexadecimal digits."""
     files = sources()
     content = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
     return f"{' '.join(path.name for path in files)}@{content}"
 
 
-def _names() -> list[str]:
-    """Every extension as a module's name, which can be imported once this returns."""
-    names = [point.value.partition(":")[0] for point in importlib.metadata.entry_points(group=GROUP)]
-    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+def _extensions() -> list[str]:
+    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+
+
+def _importable_names() -> list[str]:
+    """Return every extension as the name of a module, and make the folders of files importable."""
+    names = []
+    for name in _extensions():
         folder = str(Path(name).parent)
         if name.endswith(".py") and folder not in sys.path:  # worker processes get this path, too
             sys.path.append(folder)

@@ -1,4 +1,4 @@
-"""The values that a config key or a hyperparameter may have."""
+"""Limits for the values of config keys and hyperparameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError, nearest
+from ..errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Range:
     whole: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Raises UserError unless ``value`` is a number in this range that a float can hold."""
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        number = number and (not self.whole or isinstance(value, int))
-        if not number or not self.low <= value <= self.high or (self.above and value == self.low):
+        """Raise UserError unless ``value`` is a number in this range that a float can represent."""
+        types = int if self.whole else (int, float)
+        is_number = isinstance(value, types) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        if not is_number or not self.low <= value <= self.high or (self.above and value == self.low):
             raise UserError(f"{name} is {value}; it must be {self}")
 
     def __str__(self) -> str:
@@ -33,16 +33,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values; ``hint`` says how to add others."""
+    """A list of allowed values; ``hint`` says how to add others."""
 
     options: tuple[Any, ...]
     hint: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises UserError unless ``value`` is one of the options."""
+        """Raise UserError unless ``value`` is one of the options."""
         if value not in self.options:
             words = [str(option) for option in self.options]
-            raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{nearest(str(value), words)}")
+            raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{did_you_mean(str(value), words)}")
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.options))

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import UserError, nearest
+from ..errors import UserError, did_you_mean
 from . import extensions
 
 
 class Key(NamedTuple):
-    """What --help-keys says about a key: its limits ("at least 0") and, if it is not empty, its meaning with a unit."""
+    """A config key as --help-keys describes it; ``limits`` is text ("at least 0"), ``meaning`` names the unit."""
 
     name: str
     default: Any
@@ -21,57 +21,61 @@ class Key(NamedTuple):
 
 
 class _ListKeys(argparse.Action):
-    """Of --help-keys; ``const`` gives the keys, and is the value where no prefix is given."""
+    """The argparse action of --help-keys; ``const`` returns the keys."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
-        extensions.add(getattr(namespace, "extensions", None) or [])  # of --import before this option
+        extensions.add(getattr(namespace, "extensions", None) or [])  # from an --import before this option
         print(describe(self.const(), values if isinstance(values, str) else ""))
         parser.exit()
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]]) -> None:
-    """Adds --help-keys to a command that takes KEY VALUE words, and names those words in its usage and its help.
+    """Add --help-keys to a command that takes KEY VALUE words, and explain these words in its help.
 
     Args:
-        keys: called only when the keys are to be listed, or one is named as if it were an option.
+        keys: returns the keys; called only to list them, or if a user writes one as an option.
     """
     group = parser.add_argument_group(
         "config keys",
         "KEY VALUE ... after or between the options override the config, as in SOLVER.BASE_LR 0.05 SEED 1",
     )
     group.add_argument(
-        "--help-keys", action=_ListKeys, nargs="?", const=keys, metavar="PREFIX",
+        "--help-keys",
+        action=_ListKeys,
+        nargs="?",
+        const=keys,
+        metavar="PREFIX",
         help="list the keys (those that begin with PREFIX, such as SOLVER): default, values and meaning",
-    )  # fmt: skip
+    )
 
 
 def add_usage(parser: argparse.ArgumentParser) -> None:
-    """Ends the parser's usage with KEY VALUE; call it once all options are there."""
+    """End the parser's usage with KEY VALUE; call it after all options are added."""
     parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [KEY VALUE ...]"
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the KEY VALUE words among and after them; UserError for an unknown option."""
+    """Parse a command line into options and KEY VALUE words; raise UserError for an unknown option."""
     args, words = parser.parse_known_args(argv)
     check_options(words, parser)
     return args, words
 
 
 def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command: str = "") -> None:
-    """Raises UserError for a word that looks like an option; it names the keys that end so, or the nearest option."""
+    """Raise UserError for a word that looks like an option; name the keys of this ending, or a similar option."""
     for word in words:
         if word.startswith("--"):
             option = word.partition("=")[0]
             known = [flag for action in parser._actions for flag in action.option_strings]
             leaf = option[2:].replace("-", "_").upper()
             keys = [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
-            named = [key for key in keys if key.rpartition(".")[2] == leaf]
-            hint = f"; keys have no dashes: {' or '.join(named)} VALUE" if named else nearest(option, known)
+            matching = [key for key in keys if key.rpartition(".")[2] == leaf]
+            hint = f"; keys have no dashes: {' or '.join(matching)} VALUE" if matching else did_you_mean(option, known)
             raise UserError(f"{command or parser.prog} does not know {word!r}{hint}")
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:
-    """The keys that begin with ``prefix``: a line with default and values each, and their meaning below it."""
+    """Describe the keys that begin with ``prefix``: for each a line with default and values, and its meaning below."""
     prefix = prefix.upper()
     listed = [key for key in keys if key.name.startswith(prefix)]
     if not listed:
@@ -85,6 +89,6 @@ def describe(keys: Sequence[Key], prefix: str) -> str:
 
 
 def _as_typed(value: Any) -> str:
-    """A value as a command line has it."""
+    """Format a value as it would be typed."""
     text = str(list(value) if isinstance(value, tuple) else value)
     return f"'{text}'" if not text or " " in text else text

@@ -9,28 +9,26 @@ from typing import IO, Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from ..errors import UserError, nearest, one_line
+from ..errors import UserError, did_you_mean, one_line
 from ..files import check_name, existing_file
 
-# What yacs raises for a value of the wrong type, and Python's parser for text that only looks like a value.
+# yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
-_KINDS = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", tuple: "a list",
-}  # fmt: skip
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 class ConfigFile(CfgNode):
-    """fvcore's reader of a file and its `_BASE_`; UserError for a key that occurs twice in one of them."""
+    """fvcore's reader of a file and its `_BASE_`, which raises UserError for a key that occurs twice in one of them."""
 
     @classmethod
     def _open_cfg(cls, filename: str) -> IO[Any]:
         with super()._open_cfg(filename) as file:
-            _refuse_repeated_keys(yaml.compose(file, yaml.SafeLoader), f" in {filename}")
+            _check_repeated_keys(yaml.compose(file, yaml.SafeLoader), f" in {filename}")
         return super()._open_cfg(filename)
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every leaf of a config as ``("SOLVER.BASE_LR", value)``."""
+    """Yield every leaf of a config as ``("SOLVER.BASE_LR", value)``."""
     for key, value in cfg.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
@@ -39,7 +37,7 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def load_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
-    """What YAML text holds.
+    """Parse YAML text.
 
     Raises:
         UserError: a key occurs twice: PyYAML would silently use the last one.
@@ -47,23 +45,23 @@ def load_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
     """
     reader = loader(text)
     tree = reader.get_single_node()
-    _refuse_repeated_keys(tree)
+    _check_repeated_keys(tree)
     return reader.construct_document(tree) if tree else None
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
-    """The sections of a config from its text; ValueError if it does not hold ``KEY: value`` lines of YAML."""
+    """Parse the text of a config; raise ValueError if it does not contain ``KEY: value`` lines of YAML."""
     try:
         loaded = load_yaml(text)
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"is not YAML ({one_line(error)[:100]})") from error
     if not isinstance(loaded, dict):
-        raise ValueError(f"holds a {type(loaded).__name__}, not KEY: value lines")
+        raise ValueError(f"contains a {type(loaded).__name__}, not KEY: value lines")
     return loaded
 
 
 def get(cfg: CfgNode, key: str) -> Any:
-    """The value of a dotted key such as ``SOLVER.BASE_LR``, or None where ``cfg`` has no such key."""
+    """Return the value of a dotted key such as ``SOLVER.BASE_LR``, or None if ``cfg`` has no such key."""
     node: Any = cfg
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:
@@ -73,7 +71,7 @@ def get(cfg: CfgNode, key: str) -> Any:
 
 
 def merge_file(cfg: CfgNode, path: str | Path) -> None:
-    """Merges a YAML file (and its `_BASE_`) into ``cfg`` in place.
+    """Merge a YAML file (and its `_BASE_`) into ``cfg`` in place.
 
     Raises:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
@@ -88,19 +86,19 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        reason = _shorten(one_line(error), 300)  # of an empty file, a list or a _BASE_ that is no path, Python's own
+        reason = _shorten(one_line(error), 300)  # Python's own for an empty file, a list or a bad _BASE_
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
             reason += f"; Python in it is not run: copy it, and write the result (the SIZES of RetinaNet: {sizes})"
-        raise UserError(f"{path} or its _BASE_ does not hold KEY: VALUE lines of YAML: {reason}") from error
+        raise UserError(f"{path} or its _BASE_ does not contain KEY: VALUE lines of YAML: {reason}") from error
     for key, value in leaves.items():
         _merge(cfg, key, value, f" in {path}")
 
 
 def merge_overrides(cfg: CfgNode, overrides: Sequence[Any]) -> None:
-    """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; UserError as `merge_file`.
+    """Merge ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; raise UserError as `merge_file` does.
 
-    A value is text, as a command line has it, or Python's or NumPy's.
+    A value is text, as on a command line, or a value of Python or NumPy.
     """
     if len(overrides) % 2:
         raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
@@ -112,9 +110,10 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     default = get(cfg, key)
     if isinstance(default, dict):
         raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
-    if default is None and key not in (known := dict(flatten(cfg))):
-        own = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
-        raise UserError(f"unknown config key {key}{where}{nearest(key, known)}{own}")
+    known = dict(flatten(cfg)) if default is None else {}
+    if default is None and key not in known:
+        hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
+        raise UserError(f"unknown config key {key}{where}{did_you_mean(key, known)}{hint}")
     try:
         typed: Any = _typed(value, default)
         if isinstance(default, float) and type(typed) is int:
@@ -122,23 +121,24 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         if default == "none" and str(typed).lower() in ("none", "false", "off", "no", "fp32", "float32"):
             typed = default
         cfg.merge_from_list([key, repr(typed) if isinstance(typed, str) else typed])  # yacs evaluates text once more
-        fits = default is None or get(cfg, key) is not None  # yacs takes None for a value of any type
+        fits = default is None or get(cfg, key) is not None  # yacs accepts None for any type
     except _WRONG:
         fits = False
     if not fits:
         hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
         hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
-        raise UserError(f"{key}{where} must be {kind(default)}, not {_shorten(repr(value), 60)}{hint}")
+        raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value), 60)}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
 
 
 def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
-    """``value`` as Python's, of the type of ``default`` where it only looks different: 32.0, false, the folder 2024.
+    """Convert ``value`` to Python's type of ``default`` if it only looks different: 32.0, false, the folder 2024.
 
     Args:
-        accepted: types that text may stand for; in a list, float: YAML 1.1 leaves 1e-2 as text, and 2024 may be a name.
+        accepted: the types that text may stand for; float in a list: YAML 1.1 reads 1e-2 as text, and 2024 may be a
+            name.
     """
     if isinstance(value, str):
         parsed = CfgNode._decode_cfg_value(value.capitalize() if isinstance(default, bool) else value)
@@ -146,15 +146,15 @@ def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
     value = str(value) if isinstance(value, Path) else value
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's or torch's
     if accepted is float and isinstance(default, (int, float)) and not isinstance(value, (int, float)):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     if isinstance(value, (list, tuple)):
         item_default = default[0] if isinstance(default, list) and default else None
         return [_typed(item, item_default, float) for item in value]
     return int(value) if type(default) is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _refuse_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
-    """Raises UserError for a key that occurs twice, also where once is in its section and once dotted."""
+def _check_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
+    """Raise UserError for a key that occurs twice, also if it occurs once in its section and once dotted."""
     lines: dict[str, int] = {}
     for name, line in _keys_of(tree):
         if name in lines:
@@ -163,7 +163,7 @@ def _refuse_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
 
 
 def _keys_of(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yields every dotted key and its line; an item of a list has its number as a key."""
+    """Yield every dotted key and its line; the key of an item in a list is its number."""
     for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
         yield f"{prefix}{key.value}", key.start_mark.line + 1
         yield from _keys_of(value, f"{prefix}{key.value}.")
@@ -172,9 +172,11 @@ def _keys_of(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, in
             yield from _keys_of(item, f"{prefix}{number}.")
 
 
-def kind(value: Any) -> str:
-    """What the values of a key must be that has ``value`` as its default: `a number`; of None, anything."""
-    return _KINDS.get(type(value), "")
+def expected_type(default: Any) -> str:
+    """Return in words the type that a key with this default expects, such as "a number"; "" if it expects any."""
+    if isinstance(default, (list, tuple)):
+        return "a list"
+    return _TYPES.get(type(default), "")
 
 
 def _shorten(text: str, length: int) -> str:

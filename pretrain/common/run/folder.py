@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import shlex
@@ -14,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, escape_unprintable, printable, shorten_list
-from ..files import atomic_write, make_folder, write_errors
+from ..errors import UserError, shorten_list
+from ..files import atomic_write
 
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
 _PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
@@ -50,35 +49,6 @@ def stage_of(output_dir: str | Path) -> str:
 def usable_cores() -> int:
     """The CPU cores that this process may use; macOS does not limit them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
-    """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others)."""
-    logging.raiseExceptions = False  # a full disk would cost a traceback per line; the run's own files name it
-    logger = logging.getLogger(name)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
-    form = _Printable("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
-    path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
-    make_folder(path.parent)
-    with write_errors(path):
-        file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
-    escape_unprintable()
-    handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
-    for handler in handlers:
-        handler.setFormatter(form)
-        handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-        logger.addHandler(handler)
-    return logger
-
-
-class _Printable(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """The line or lines of a record; names of images and keys come from files."""
-        return printable(super().format(record))
 
 
 def write_environment(output_dir: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""How often fp16 skips an optimizer step, counted alike in every stage and engine."""
+"""Count the optimizer steps that fp16 skips, for both stages."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ MAX_IN_A_ROW = 50  # the loss scale has then fallen by 2^50, and no smaller one 
 
 
 class SkippedSteps:
-    """Counts the steps that a gradient scaler skips because scaled gradients overflow: the loss scale then falls.
+    """A count of the steps that a gradient scaler skips because scaled gradients overflow: the loss scale then falls.
 
-    ``total`` counts those before the step whose ``scale`` was seen last; set it to resume a run. ``remedy`` tells
-    a user how to turn fp16 off.
+    ``total`` excludes the step whose ``scale`` was passed last; set it to resume a run. ``remedy`` tells a user how to
+    turn fp16 off.
     """
 
     def __init__(self, remedy: str) -> None:
-        self.total = self._in_a_row = 0
+        self.total = 0
+        self._in_a_row = 0
         self.scale: float | None = None
         self._remedy = remedy
 
-    def see(self, scale: float, step: int) -> None:
-        """Takes the loss scale that ``step`` begins with, of every step in turn; UserError if too many were skipped."""
-        skipped = self.up_to(scale) - self.total
+    def update(self, scale: float, step: int) -> None:
+        """Record the loss scale at the start of every ``step``; raise UserError if too many in a row were skipped."""
+        skipped = self.total_after(scale) - self.total
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if self._in_a_row >= MAX_IN_A_ROW:
@@ -31,15 +32,16 @@ class SkippedSteps:
             )
         self.scale = scale
 
-    def up_to(self, scale: float) -> int:
-        """The total including the step whose scale was seen last, which left this ``scale``."""
+    def total_after(self, scale: float) -> int:
+        """Return the total including the last step, which left this ``scale``."""
         return self.total + (self.scale is not None and scale < self.scale)
 
     def values(self) -> dict[str, float]:
-        """The numbers for metrics.json."""
-        return {"skipped_steps": self.total} | ({} if self.scale is None else {"loss_scale": self.scale})
+        """Return the numbers for metrics.json."""
+        scale = {} if self.scale is None else {"loss_scale": self.scale}
+        return {"skipped_steps": self.total, **scale}
 
 
 def summary(skipped: int, steps: int) -> str:
-    """The line for the log at the end of a run that has skipped some of its ``steps``."""
+    """Summarize a run that has skipped some of its ``steps`` in a line for its log."""
     return f"fp16: {skipped} of {steps} steps were skipped because their gradients overflowed"

@@ -15,11 +15,13 @@ import yaml
 from ..errors import UserError, one_line
 from ..files import atomic_write
 
-VARIABLE, RECORD = "P2T_LOGGERS", "wandb_id.txt"
+log = logging.getLogger(__name__)
+VARIABLE = "P2T_LOGGERS"
+RECORD = "wandb_id.txt"  # in the run folder
 
 
-def wanted() -> bool:
-    """True if P2T_LOGGERS is ``wandb``; UserError if it is another word, or wandb is not installed."""
+def is_enabled() -> bool:
+    """Return whether P2T_LOGGERS is ``wandb``; raise UserError if it is another word, or wandb is not installed."""
     name = os.environ.get(VARIABLE, "").strip()
     if name not in ("", "wandb"):
         raise UserError(f"{VARIABLE} is {name!r}; the only logger is wandb")
@@ -29,27 +31,32 @@ def wanted() -> bool:
 
 
 def start(output_dir: str | Path) -> Callable[[], Any]:
-    """Starts or continues the run of ``output_dir`` at W&B, before TensorBoard's writer is made; returns what ends it.
+    """Start or continue the W&B run of ``output_dir`` before TensorBoard's writer exists; return what ends it.
 
     If that fails, the run continues without it, with a warning.
     """
-    if not wanted():
+    if not is_enabled():
         return lambda: None
     folder = Path(output_dir).absolute()
-    record, config = folder / RECORD, folder / "config.yaml"
+    record = folder / RECORD
+    config = folder / "config.yaml"
     try:
         import wandb
 
         if not record.is_file():
             atomic_write(record, uuid.uuid4().hex[:8])
-        # Its own folder lies next to the run folder: it copies the events, and would send copies within it again.
-        return wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "pretrain-to-transfer"), id=record.read_text(),
-            name="/".join(folder.parts[-2:]), config=yaml.safe_load(config.read_text()) if config.is_file() else {},
-            dir=os.environ.get("WANDB_DIR", str(folder.parent)), resume="allow", reinit="finish_previous",
-            sync_tensorboard=True, settings=wandb.Settings(silent=True, console="off"),
-        ).finish  # fmt: skip
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "pretrain-to-transfer"),
+            id=record.read_text(),
+            name="/".join(folder.parts[-2:]),
+            config=yaml.safe_load(config.read_text()) if config.is_file() else {},
+            dir=os.environ.get("WANDB_DIR", str(folder.parent)),  # in the run folder it would upload its own copies
+            resume="allow",
+            reinit="finish_previous",
+            sync_tensorboard=True,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        return run.finish
     except Exception as error:  # whatever the library raises
-        log = logging.getLogger("pretrain.loggers")
         log.warning(f"wandb failed: {one_line(error)[:300]}; the run continues without it")
         return lambda: None

@@ -1,14 +1,11 @@
-"""The DataLoader of every stage: it shields its workers from the job's signals, and ends a run whose loading hangs."""
+"""The DataLoader of every stage, whose workers ignore the job's signals."""
 
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -17,20 +14,14 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from .. import interrupt
-from ..errors import UserError
 from .folder import usable_cores
 
-TIMEOUT_S = 5  # of one wait for a batch; then torch looks for dead workers
-TIMEOUTS = 120  # in a row end the run; a job that was suspended, however long, has one
 # Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 def verdict(share: float, limit: float) -> str:
-    """Whether the loader or the computation bounds a run that waits for data this ``share`` of the time.
-
-    The cores are those that a process may use: its own on SLURM, else its part of this machine's.
-    """
+    """Say whether the loader or the computation limits a run that waits for data this ``share`` of the time."""
     if share <= limit:
         return "compute-bound"
     per_task = os.environ.get("SLURM_CPUS_PER_TASK")
@@ -39,10 +30,10 @@ def verdict(share: float, limit: float) -> str:
 
 
 class SignalSafeDataLoader(DataLoader):
-    """torch's DataLoader, with workers that obey SIGTERM from their parent and no other request to stop.
+    """torch's DataLoader, whose workers obey SIGTERM from their parent and ignore every other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
-    needs its workers. If they deliver no batch for TIMEOUTS * TIMEOUT_S, its iterator raises UserError.
+    needs its workers.
 
     Args:
         batch_sampler: batches of items, perhaps without end.
@@ -53,7 +44,7 @@ class SignalSafeDataLoader(DataLoader):
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         if num_workers:
-            defaults |= {"multiprocessing_context": START_METHOD, "timeout": TIMEOUT_S}
+            defaults["multiprocessing_context"] = START_METHOD
             kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
         super().__init__(
             dataset,
@@ -65,37 +56,8 @@ class SignalSafeDataLoader(DataLoader):
     def __iter__(self) -> Any:
         if self.num_workers and START_METHOD != "fork":
             resource_tracker.ensure_running()  # starting it unblocks signals
-        before = set(multiprocessing.active_children())
-        on_child = signal.getsignal(signal.SIGCHLD)
         with interrupt.block_signals():  # until the new workers ignore them
-            batches = super().__iter__()
-        if threading.current_thread() is threading.main_thread():
-            # torch's handler raises wherever a worker's death finds this thread, such as in the writing of a file.
-            signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
-        return _until_they_hang(batches, set(multiprocessing.active_children()) - before)
-
-
-def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
-    timeouts = 0
-    while timeouts < TIMEOUTS:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader timed out"):
-                raise
-            timeouts += 1
-            continue
-        timeouts = 0
-        yield batch
-    del batches  # torch ends the workers; one that waits for a disk may ignore it, and exit would wait for that one
-    for worker in workers:
-        worker.kill()
-    raise UserError(
-        f"the data loader's workers delivered no batch for {TIMEOUTS * TIMEOUT_S:g} s; check the disk or the file "
-        "server"
-    )
+            return super().__iter__()
 
 
 def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:

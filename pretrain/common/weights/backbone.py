@@ -1,12 +1,13 @@
-"""Reads a ResNet backbone from any file that holds a complete one, under torchvision's names.
+"""Read a ResNet backbone from any file that contains a complete one, under torchvision's names.
 
-Checkpoints, state dicts and detectors of any project, whatever lies beside the ResNet (docs/reference/layouts.md lists
-what was tried); `.pth` in the old and the zip format, `.pkl` and `.safetensors`.
+The file may be a checkpoint, a state dict or a detector of any project, with any other tensors next to the ResNet
+(docs/reference/layouts.md lists what was tried): `.pth` in the old and the zip format, `.pkl` or `.safetensors`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 from ..config.yaml_io import parse_yaml
 from ..errors import UserError, shorten_list
-from . import checkpoint
+from ..files import check_not_sharded
+from .checkpoint import list_checkpoints, load_first_undamaged
 from .file import COUNTER, WeightsFile, check_values, read_weights_file
 from .resnet_names import DEPTHS, is_bottleneck
 from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
@@ -28,14 +30,14 @@ from .resnet_search import Network, describe_kind, find_networks, summarize_unre
 
 @dataclass(frozen=True)
 class BackboneFile:
-    """A backbone as read.
+    """A backbone read from a file.
 
     Attributes:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
-        state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
+        state_dict: every tensor of the backbone as float32, under torchvision's names, without the classifier.
         provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config.
-        unread: the other tensors of the file, in a short list.
+        unread: a short list of the other tensors in the file.
     """
 
     arch: str
@@ -46,17 +48,15 @@ class BackboneFile:
 
 
 def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
-    """Reads the backbone from ``path`` (a run folder's newest checkpoint, or a file); see `extract_backbone`.
+    """Read the backbone from ``path``, a file or a run folder with checkpoints; see `extract_backbone`.
 
     Raises:
-        UserError: a file that is missing, damaged or changed since its conversion, or what `extract_backbone` refuses.
+        UserError: the file is missing, damaged or changed since its conversion, or `extract_backbone` refuses it.
     """
-    file = read_weights_file(checkpoint.resolve(path))
+    file = _read_newest(Path(path)) if os.path.isdir(path) else read_weights_file(path)
     backbone = extract_backbone(file, encoder)
-    trained_with = file.provenance.get  # of a conversion
-    if trained_with("INPUT.FORMAT") == "BGR" or (
-        trained_with("MODEL.RESNETS.STRIDE_IN_1X1") and is_bottleneck(backbone.arch)
-    ):
+    has_stride_in_1x1 = is_bottleneck(backbone.arch) and file.provenance.get("MODEL.RESNETS.STRIDE_IN_1X1")
+    if has_stride_in_1x1 or file.provenance.get("INPUT.FORMAT") == "BGR":
         raise UserError(
             f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet expects RGB and "
             "strides in the 3x3, so these weights would compute wrong features here; use them for detectors only"
@@ -64,25 +64,35 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     return backbone
 
 
+def _read_newest(folder: Path) -> WeightsFile:
+    """Read the newest undamaged checkpoint in a run folder of pretraining."""
+    newest = load_first_undamaged(folder, list_checkpoints(folder), read_weights_file)
+    if newest is None:
+        check_not_sharded(folder)
+        raise UserError(f"{folder} contains no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
+    return newest[1]
+
+
 def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = "") -> BackboneFile:
-    """The backbone in ``file``.
+    """Return the backbone in ``file``.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.
-        prefix: of its tensors, where the file holds several networks, or a part of it; ``.``: none.
+        prefix: the prefix of its tensors or a part of it, if the file contains several networks; ``.`` means no prefix.
 
     Raises:
         UserError: no ResNet or several, or a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
-    path, networks = file.path, find_networks(file.tensors)
+    path = file.path
+    networks = find_networks(file.tensors)
     if not networks:
         kind = describe_kind(file.tensors) or f"; its tensors are {shorten_list(list(file.tensors))}"
-        raise UserError(f"{path} holds no ResNet{kind}")
+        raise UserError(f"{path} contains no ResNet{kind}")
     network = _choose_network(networks, encoder, prefix, path)
     arch, stem, shapes = check_structure(network.state, path)
-    named = file.content.get("arch")
-    if isinstance(named, str) and named in DEPTHS and named != arch and not prefix:
-        raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
+    recorded_arch = file.content.get("arch")
+    if isinstance(recorded_arch, str) and recorded_arch in DEPTHS and recorded_arch != arch and not prefix:
+        raise UserError(f"{path} says arch {recorded_arch}, but its tensors are those of a {arch}")
     if stem == "cifar":
         _check_padding(file, network)
     counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
@@ -96,13 +106,13 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
-    """The ResNet that has the blocks in ``state``, by their number and kind; UserError if none has."""
+    """Return the ResNet with the number and kind of blocks in ``state``; raise UserError if there is none."""
     blocks = {tuple(name.split(".")[:2]) for name in state if name.startswith("layer") and name.count(".") > 1}
     counts = Counter(layer for layer, _ in blocks)
     depths = tuple(counts[f"layer{i}"] for i in range(1, 5))
     bottleneck = any(".conv3." in name for name in state)
-    for arch, wanted in DEPTHS.items():
-        if depths == wanted and bottleneck == is_bottleneck(arch):
+    for arch, expected in DEPTHS.items():
+        if depths == expected and bottleneck == is_bottleneck(arch):
             return arch
     kind = "bottleneck" if bottleneck else "basic"
     larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
@@ -110,7 +120,7 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
 
 
 def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
-    """The arch, stem and shapes of the ResNet whose tensors ``state`` holds, all of them and no others.
+    """Return arch, stem and shapes of the ResNet of which ``state`` has all tensors and no others.
 
     Raises:
         UserError: the first tensors that are missing, unknown or wrong-shaped; counters may be missing.
@@ -122,9 +132,13 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
-    if unknown := [name for name in state if name not in shapes]:
-        raise UserError(f"{path} holds {shorten_list(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
-    if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
+    unknown = [name for name in state if name not in shapes]
+    if unknown:
+        raise UserError(
+            f"{path} contains {shorten_list(unknown)}, which a {arch} does not have{describe_kind(unknown)}"
+        )
+    missing = [name for name in shapes if name not in state and not name.endswith(COUNTER)]
+    if missing:
         raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}")
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
@@ -143,48 +157,49 @@ def _shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
 
 
 def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
-    """The network that is asked for: by default any but a key encoder, which is read only where there is no other."""
+    """Return the requested network; by default, a key encoder is read only if there is no other network."""
     if encoder not in ("query", "key"):
         raise UserError(f"encoder {encoder!r} is not one of query, key")
     candidates = with_prefix(networks, prefix)
     keys = [network for network in candidates if network.side == "key"]
     if encoder == "key":
-        chosen = keys or [network for network in candidates if network.is_average]
+        matching = keys or [network for network in candidates if network.is_average]
     else:
-        chosen = [network for network in candidates if network not in keys] or keys
-        if any(network.side or "base_" in network.prefix for network in chosen):  # then an average is the key encoder
-            chosen = [network for network in chosen if network.side or not network.is_average]
-    archs = {network: _arch(network, path) for network in networks}
-    if not chosen:
-        asked = f"ResNet under the prefix {prefix}" if not candidates else "key encoder"
-        raise UserError(f"{path} holds no {asked}; it holds {_listed(archs)}")
+        matching = [network for network in candidates if network not in keys] or keys
+        if any(network.side or "base_" in network.prefix for network in matching):  # an average is then the key encoder
+            matching = [network for network in matching if network.side or not network.is_average]
+    archs = {network: _find_arch(network, path) for network in networks}
+    if not matching:
+        missing = f"ResNet under the prefix {prefix}" if not candidates else "key encoder"
+        raise UserError(f"{path} contains no {missing}; it contains {_list(archs)}")
+    complete = [network for network in matching if archs[network]]
     distinct: list[Network] = []
-    for network in [n for n in chosen if archs[n]] or [max(chosen, key=lambda network: len(network.state))]:
+    for network in complete or [max(matching, key=lambda network: len(network.state))]:
         if not any(network.equals(other) for other in distinct):
             distinct.append(network)
     if len(distinct) > 1:
         averages = ", one of them an average of weights" if any(network.is_average for network in distinct) else ""
         raise UserError(
-            f"{path} holds several ResNets{averages}: {_listed({network: archs[network] for network in distinct})}; "
+            f"{path} contains several ResNets{averages}: {_list({network: archs[network] for network in distinct})}; "
             f"choose one: python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for "
             "pretraining and probes)"
         )
     return distinct[0]
 
 
-def _arch(network: Network, path: Path) -> str:
-    """The arch of a complete network; or empty."""
+def _find_arch(network: Network, path: Path) -> str:
+    """Return the arch of a complete network, "" of any other."""
     with contextlib.suppress(UserError):
         return check_structure(network.state, path)[0]
     return ""
 
 
-def _listed(archs: Mapping[Network, str]) -> str:
+def _list(archs: Mapping[Network, str]) -> str:
     return shorten_list([f"{network.prefix[:-1] or '.'} ({arch or 'incomplete'})" for network, arch in archs.items()])
 
 
 def _check_padding(file: WeightsFile, network: Network) -> None:
-    """Refuses a ResNet of solo-learn for CIFAR, by the names that its training checkpoints have."""
+    """Raise UserError for a ResNet of solo-learn for CIFAR, which its training checkpoints' names reveal."""
     parent = re.fullmatch(r"(.*\.)?(momentum_)?(backbone|encoder)\.", network.prefix)
     if parent and f"{parent[1] or ''}classifier.weight" in file.tensors:
         raise UserError(
@@ -195,12 +210,13 @@ def _check_padding(file: WeightsFile, network: Network) -> None:
 
 
 def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
-    content, earlier = file.content, file.provenance
+    content = file.content
+    recorded = file.provenance
     provenance: dict[str, Any] = {
         "source": file.path.name,
         "source_sha256": file.sha256,
-        "prefix": earlier.get("prefix", prefix),
-        "encoder": encoder or earlier.get("encoder", ""),
+        "prefix": recorded.get("prefix", prefix),
+        "encoder": encoder or recorded.get("encoder", ""),
         "arch": arch,
         "stem": stem,
     }
@@ -208,12 +224,14 @@ def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: s
     method: Any = content.get("method")
     if isinstance(config, str):
         provenance["config"] = config
-        # It may be another project's config, or no config at all; then it is kept as it is.
+        # It may be another project's config, or no config at all; it is then recorded unchanged.
         with contextlib.suppress(LookupError, TypeError, ValueError):
             method = parse_yaml(config)["METHOD"]["NAME"]
     if isinstance(method, str):
         provenance["method"] = method
-    for key in ("epoch", "step") if "fine_tuned_on" not in earlier else ():  # those of a fine-tuning are its own
-        if isinstance(content.get(key), int):
+    for key in ("epoch", "step"):
+        if isinstance(content.get(key), int) and "fine_tuned_on" not in recorded:
             provenance[key] = content[key]
-    return {**earlier, **provenance, "earlier_source": earlier.get("source")} if earlier else provenance
+    if recorded:
+        return {**recorded, **provenance, "earlier_source": recorded.get("source")}
+    return provenance

@@ -1,6 +1,6 @@
-"""Checkpoints in MoCo's format: atomic save, strict read, and the newest good one in a run folder.
+"""Checkpoints in MoCo's format: write them atomically, and load the newest undamaged one of a run folder.
 
-A file holds only tensors and plain types, so ``torch.load(weights_only=True)`` reads it: ``epoch``, ``arch``,
+A file contains only tensors and plain types, so ``torch.load(weights_only=True)`` reads it: ``epoch``, ``arch``,
 ``state_dict`` (``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``), ``optimizer``;
 in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method`` and ``config`` (YAML text).
 """
@@ -8,52 +8,55 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method`` and ``config`
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from ..distributed import check_agreement, on_every_rank, on_first_rank
 from ..errors import UserError, first_line
-from ..files import atomic_writer, check_not_sharded, existing_file, remove, write_error
+from ..files import atomic_writer, remove, write_error
 from .file import Damaged, read
 
+log = logging.getLogger(__name__)
 FINAL = "checkpoint_final.pth"
 Content = TypeVar("Content")
 
 
 def path_of_step(output_dir: str | Path, step: int) -> Path:
-    """The path of the checkpoint after ``step`` optimizer steps."""
+    """Return the path of the checkpoint after ``step`` optimizer steps."""
     return Path(output_dir) / f"checkpoint_{step:08d}.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint completely or not at all (see `files.atomic_writer`); UserError if the disk fails."""
+    """Write a checkpoint completely or not at all (see `files.atomic_writer`); raise UserError if the disk fails."""
     path = Path(path)
     try:
         with atomic_writer(path) as file:
             torch.save(dict(state), file)
     except (OSError, RuntimeError) as error:
-        failed: BaseException | None = error  # torch raises a RuntimeError in the context of a write that failed
-        while failed is not None and not isinstance(failed, OSError):
-            failed = failed.__cause__ or failed.__context__
-        if failed is None:  # a failed device or a lack of memory, for which freeing the disk is no remedy
+        cause: BaseException | None = error  # torch raises a RuntimeError in the context of a write that failed
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:  # a failed device or a lack of memory, for which freeing the disk is no remedy
             raise
-        raise write_error(path, failed, resume=True) from error
+        raise write_error(path, cause, resume=True) from error
 
 
-def all_in(output_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run folder, newest first."""
+def list_checkpoints(output_dir: str | Path) -> list[Path]:
+    """Return the checkpoints of a run folder of pretraining or of a linear probe, newest first."""
     folder = Path(output_dir)
     numbered = sorted(folder.glob("checkpoint_[0-9]*.pth"), reverse=True)
     return [folder / FINAL, *numbered] if (folder / FINAL).is_file() else numbered
 
 
-def first_readable(
-    paths: Sequence[Path], output_dir: str | Path, warn: Callable[[str], None], read: Callable[[Path], Content]
+def load_first_undamaged(
+    output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Content]
 ) -> tuple[Path, Content] | None:
-    """The first of a run folder's ``paths`` that ``read`` does not find damaged, and its content; None: no paths.
+    """Load the first of a run folder's ``paths`` that ``read`` does not find damaged; return None without paths.
 
     Raises:
         UserError: every one is damaged, or one cannot be read for another reason than damage.
@@ -62,7 +65,7 @@ def first_readable(
         try:
             return path, read(path)
         except Damaged as error:
-            warn(f"{error}; trying the checkpoint before it")
+            log.warning(f"{error}; trying the checkpoint before it")
     if paths:
         raise UserError(
             f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
@@ -70,14 +73,51 @@ def first_readable(
     return None
 
 
+def load_latest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """Load the newest undamaged checkpoint in a run folder, in this process alone; return None if there is none."""
+    return load_first_undamaged(output_dir, list_checkpoints(output_dir), read)
+
+
+def load_latest_checkpoint(
+    output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Content]
+) -> tuple[Path, Content] | None:
+    """Load the newest undamaged checkpoint on every rank; rank 0 chooses it, and reads it only once.
+
+    Args:
+        paths: the checkpoints in ``output_dir``, newest first; what ranks other than 0 list need not be complete.
+
+    Returns:
+        Its path and what ``read`` returns; None if there is no checkpoint.
+
+    Raises:
+        UserError: every checkpoint is damaged, or a rank cannot read the chosen one, or sees one although rank 0 sees
+            none.
+    """
+    read = functools.cache(read)
+    path = on_first_rank(_choose, output_dir, paths, read)
+    if path is None:
+        # A machine may list a shared folder late, or have its own disk.
+        check_agreement(bool(paths), f"whether {output_dir} contains a checkpoint")
+        return None
+    return path, on_every_rank(read, path)
+
+
+def _choose(output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Any]) -> Path | None:
+    newest = load_first_undamaged(output_dir, paths, read)
+    return newest[0] if newest else None
+
+
 @contextlib.contextmanager
-def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
-    """Surrounds what restores a run and its optimizer: UserError if the checkpoint is damaged, or another run's."""
+def check_restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
+    """Raise UserError if the block cannot restore a run and its ``optimizer``.
+
+    The checkpoint is then damaged, or belongs to another run.
+    """
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         yield
-        for group, given in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
-            group.update({**given, "lr": group["lr"]})
+        for group, configured in zip(optimizer.param_groups, options, strict=True):  # only the rate is the checkpoint's
+            group.update({**configured, "lr": group["lr"]})
         for parameter, state in optimizer.state.items():
             for name in state.keys() - {"step"}:  # fused steps trust shape, type and strides, and write beyond the end
                 if state[name].shape != parameter.shape:
@@ -91,25 +131,8 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
         raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
-def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint of pretraining that is not damaged, and its content (see `first_readable`)."""
-    return first_readable(all_in(output_dir), output_dir, warn, read)
-
-
-def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
-    """A run folder's newest good checkpoint, or a file itself; UserError if there is none."""
-    path = Path(path)
-    if not os.path.isdir(path):
-        return existing_file(path, "run folder or checkpoint")
-    newest_good = newest(path, warn)
-    if newest_good is None:
-        check_not_sharded(path)
-        raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
-    return newest_good[0]
-
-
 def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkpoint_[0-9]*.pth") -> None:
-    """Removes all numbered checkpoints except the ``keep`` newest up to the one just ``saved``.
+    """Remove all numbered checkpoints except the ``keep`` newest up to the one just ``saved``.
 
     Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes.
     """

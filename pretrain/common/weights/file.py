@@ -1,4 +1,4 @@
-"""Reads a file of weights (torch, `.pkl` of arrays, `.safetensors`) without running any code that it holds."""
+"""Read a file of weights (torch, `.pkl` of arrays, `.safetensors`) without running any code that it contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import errno
 import hashlib
 import io
 import json
-import os
 import pickle
 import re
 import zipfile
@@ -28,32 +27,35 @@ from ..files import empty_or_text, existing_file, read_json, sha256
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names
-# What the networks of MSRA, and the detectors of Detectron2's model zoo, were trained with, under Detectron2's keys.
+# What the networks of MSRA and the detectors of Detectron2's model zoo were trained with, under Detectron2's keys.
 MSRA_KEYS = {
     "INPUT.FORMAT": "BGR",
     "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
     "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
     "MODEL.RESNETS.STRIDE_IN_1X1": True,
 }
-_SIGNATURES = {  # of files that others take for weights of PyTorch -> what to do
+_SIGNATURES = {  # the start of a file that is not PyTorch's -> what it is, and what to do
     b"version https://git-lfs": "a Git LFS pointer; run git lfs pull",
     b"<": "a web page; download the file itself",
     b"\x93NUMPY": "an array file of NumPy; convert weights of JAX to PyTorch first",
     b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
 }
-_REBUILD = {  # NumPy's own functions: of an array in protocols 0 to 4, of a scalar, and of an array in protocol 5
+_REBUILD = {  # NumPy's functions for an array in protocols 0 to 4, a scalar, and an array in protocol 5
     "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
     "multiarray.scalar": np.float32(1).__reduce__()[0],
     "numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
 }
 _ALLOWED: dict[str, Any] = {  # in a pickle, besides plain types; none of them runs code of the file
-    "numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": codecs.encode,
-    "collections.OrderedDict": collections.OrderedDict, "__builtin__.bytes": bytes, "builtins.bytes": bytes,
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "_codecs.encode": codecs.encode,
+    "collections.OrderedDict": collections.OrderedDict,
+    "__builtin__.bytes": bytes,
+    "builtins.bytes": bytes,
     **{f"numpy.{core}.{name}": rebuild for core in ("core", "_core") for name, rebuild in _REBUILD.items()},
-}  # fmt: skip
-_ALLOWED_BY_TORCH: list[Any] = [
-    argparse.Namespace, *map(type, map(np.dtype, "?bhilqBHILQefdFDU")), *((f, name) for name, f in _ALLOWED.items()),
-]  # fmt: skip
+}
+_NUMPY_TYPES = [type(np.dtype(code)) for code in "?bhilqBHILQefdFDU"]
+_ALLOWED_BY_TORCH: list[Any] = [argparse.Namespace, *_NUMPY_TYPES, *((f, name) for name, f in _ALLOWED.items())]
 _NOT_PLAIN = re.compile("GLOBAL|Can only|Trying to call|operand 149")  # 149: a protocol that torch reads only unsafely
 
 
@@ -63,14 +65,14 @@ class Damaged(UserError):
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A weights file as read.
+    """The content of a weights file.
 
     Attributes:
-        path: where it was read.
-        sha256: of its bytes.
-        content: all that it holds; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
-        tensors: all tensors in its dictionaries except those of optimizers, under the path of keys to each, joined by
-            dots and without the names of `WRAPPERS`.
+        path: its path.
+        sha256: SHA-256 of its bytes, in hexadecimal.
+        content: everything in it; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
+        tensors: all tensors in its dictionaries except those of optimizers. A name is the path of keys to the tensor,
+            joined by dots, without the names of `WRAPPERS`.
         provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
     """
 
@@ -82,76 +84,76 @@ class WeightsFile:
 
 
 def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
-    """Reads weights in any format, and verifies them against the SHA-256 in FILE.json where a conversion wrote it.
+    """Read weights in any format, and verify them against the SHA-256 in FILE.json if a conversion wrote it.
 
     Args:
-        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust. A module stands for
-            its state dict, and what has a class that is not installed is ignored.
+        unsafe_pickle: unpickle anything in the file; only for files from a source you trust. A module stands for its
+            state dict, and objects whose class is not installed are ignored.
 
     Raises:
-        UserError: the file is missing, unreadable, damaged, changed since its conversion, or holds other things than
-            tensors, arrays and plain types.
+        UserError: the file is missing, unreadable, damaged, changed since its conversion, or contains anything other
+            than tensors, arrays and plain types.
     """
-    path, content = Path(path), read(path, unsafe_pickle)
+    path = Path(path)
+    content = read(path, unsafe_pickle)
     tensors: dict[str, Tensor] = {}
     for name, tensor in _walk(content):
         short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
         tensors[name if short in tensors else short] = tensor
     if not tensors:
-        raise UserError(f"{path} holds no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
+        raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
     return WeightsFile(path, digest, content, tensors, _provenance(content, path, digest))
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
-    """The content of a torch file (zip, or of torch before 1.6), a `.pkl` or a `.safetensors` file, on the CPU.
+    """Read a torch file (zip, or of torch before 1.6), a `.pkl` or a `.safetensors` file to the CPU.
 
     Raises:
-        Damaged: not a whole file of its format (the message says what it is).
-        UserError: it is missing or holds other things than tensors, arrays and plain types, or the disk or the memory
-            failed.
+        Damaged: it is not a complete file of its format (the message says what it is).
+        UserError: it is missing or contains anything other than tensors, arrays and plain types, or the disk or the
+            memory failed.
     """
     path = existing_file(path, "checkpoint")
     reader = {".pkl": _read_pickle, ".safetensors": _read_safetensors}.get(path.suffix, _read_torch)
     try:
         content = reader(path, unsafe_pickle)
-    except UserError:
-        raise
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             raise UserError(
-                f"{path} holds more than dense tensors, arrays and plain types; if you trust its source, convert it "
-                f"first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
+                f"{path} contains more than dense tensors, arrays and plain types; if you trust its source, convert "
+                f"it first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
                 "pretraining and probes)"
             ) from error
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: damage led to an impossible offset
-            raise UserError(f"cannot read {path}: {error.strerror or error}; make it readable and run again") from error
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            size = path.stat().st_size / 2**20
-            raise UserError(f"not enough memory to read {path} ({size:.0f} MiB); free memory and run again") from error
+        is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # of an impossible offset in the file
+        if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise UserError(
+                f"cannot read {path}: {first_line(error)}; check its permissions, the disk and the free memory"
+            ) from error
         reason = _describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
     if hasattr(content, "_modules"):  # of a pickled module
         return {"model": content}
     if not isinstance(content, dict):
-        raise Damaged(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
+        raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors")
     return content
 
 
 def load_torch(path: Path, mmap: bool = False) -> Any:
-    """The content of a torch file, on the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
+    """Load a torch file to the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
 
     Args:
-        mmap: maps a file of torch 1.6 or later without reading its tensors, whose checksums are not verified then.
+        mmap: map a file of torch 1.6 or later without reading its tensors; their checksums are not verified then.
 
     Raises:
-        pickle.UnpicklingError: it holds anything else (the message names it).
-        Exception: of any other type: it is damaged, or no torch file.
+        pickle.UnpicklingError: it contains anything else (the message names it).
+        Exception: it is damaged, or not a torch file.
     """
     is_zip = zipfile.is_zipfile(path)
     if is_zip and not mmap:
         with zipfile.ZipFile(path) as archive:
-            if name := archive.testzip():  # torch does not verify the checksums
+            name = archive.testzip()  # torch does not verify the checksums
+            if name:
                 raise ValueError(f"{name} does not have its checksum")
     try:
         with torch.serialization.safe_globals(_ALLOWED_BY_TORCH):
@@ -161,7 +163,7 @@ def load_torch(path: Path, mmap: bool = False) -> Any:
 
 
 def tensor_digest(*tensors: Tensor) -> str:
-    """16 hexadecimal digits that change with any value, shape or type of ``tensors``."""
+    """Return 16 hexadecimal digits that change with any value, shape or type of ``tensors``."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -170,7 +172,7 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 
 def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
-    """``tensor`` as float32, or a counter as int64, once its values have been found fit for a network.
+    """Validate a tensor and return it as float32, or a counter as int64.
 
     Raises:
         UserError: integers, values that are not finite in float32, or a variance below 0.
@@ -179,15 +181,16 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
     if not (tensor.is_floating_point() or is_counter):
         raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point")
     tensor = tensor if is_counter else tensor.to(torch.float32)
-    if bad := int((~torch.isfinite(tensor)).sum()):
-        raise UserError(f"{path}: {name} has {bad} values that are not finite")
+    count = int((~torch.isfinite(tensor)).sum())
+    if count:
+        raise UserError(f"{path}: {name} has {count} values that are not finite")
     if name.endswith("running_var") and (tensor < 0).any():
         raise UserError(f"{path}: {name} has a variance below 0")
     return tensor.to(torch.long) if is_counter else tensor
 
 
 def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested dictionaries and modules, with its path of keys; optimizers are passed over."""
+    """Yield every tensor in nested dictionaries and modules with its path of keys; skip optimizers."""
     if isinstance(getattr(content, "_modules", None), dict):
         content = content._parameters | content._buffers | content._modules
     for key, value in content.items():
@@ -201,52 +204,47 @@ def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
-    """A conversion records provenance in the file, and in FILE.json with the file's SHA-256.
+    """Return what a conversion recorded in the file, or in FILE.json with the file's SHA-256.
 
-    A plain state dict, as torchvision's files are, has no place for provenance inside.
+    A plain state dict, such as torchvision's files, has no place for provenance inside.
     """
-    try:
-        beside = read_json(f"{path}.json") if os.path.isfile(f"{path}.json") else {}
-    except UserError:  # another program's, or damaged: then nothing is known
-        beside = {}
-    recorded_sha256 = beside.pop("file_sha256", None)
+    record: dict[str, Any] = {}
+    with contextlib.suppress(UserError):  # there is none, or it is another program's
+        record = read_json(f"{path}.json")
+    recorded_sha256 = record.pop("file_sha256", None)
     if recorded_sha256 and recorded_sha256 != digest:
         raise UserError(
             f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); convert again "
             f"from the original checkpoint, or delete {path}.json if you replaced the file on purpose"
         )
-    provenance: Any = content.get("provenance") or (beside if recorded_sha256 else {})
+    provenance: Any = content.get("provenance") or (record if recorded_sha256 else {})
     if content.get("__author__") == "Detectron2 Model Zoo":
-        std = content.get("model", {}).get("pixel_std", 1)  # few detectors were trained from random values, with others
+        std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one
         return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
-    try:
-        # safetensors' metadata are text.
-        return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)
-    except (TypeError, ValueError):  # another program's
-        return {}
+    with contextlib.suppress(TypeError, ValueError):  # of another program's provenance
+        return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)  # text in safetensors
+    return {}
 
 
 def _read_torch(path: Path, unsafe: bool) -> Any:
-    if what := _describe_other(path):
-        raise ValueError(what)
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                raise UserError(
-                    f"{path} is a TorchScript program; save its weights with "
-                    f"torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth') and name that file"
-                )
+    description = _describe_other(path)
+    if description:
+        raise ValueError(description)
     if not unsafe:
         return load_torch(path)
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithPlaceholders)
 
 
 def _describe_other(path: Path) -> str:
-    """Describes a file that is no checkpoint, with the remedy; or ""."""
+    """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
     with open(path, "rb") as file:
         start = file.read(64).lstrip()
-    what = next((what for signature, what in _SIGNATURES.items() if start.startswith(signature)), "")
-    return "; ".join(filter(None, (empty_or_text(path), f"it is {what}" if what else "")))
+    for signature, description in _SIGNATURES.items():
+        if start.startswith(signature):
+            return f"{empty_or_text(path)}; it is {description}".removeprefix("; ")
+    if zipfile.is_zipfile(path) and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
+        return f"a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
+    return empty_or_text(path)
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:
@@ -281,11 +279,11 @@ class _Placeholder(dict):
         self.__dict__.update(state if isinstance(state, dict) else {})
 
     def extend(self, _items: Any) -> None:
-        """Drops the items of a list."""
+        """Drop the items of a list."""
 
 
 class _WithPlaceholders:
-    """What torch.load needs of the module pickle."""
+    """The parts of the module pickle that torch.load needs."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:

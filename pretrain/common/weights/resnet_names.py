@@ -12,57 +12,60 @@ layer2.0.downsample.1.*          res3.0.shortcut.norm.*
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TypeVar
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
-PREFIX = "backbone.bottom_up."  # of the ResNet in a Detectron2 detector with FPN
-_C4 = "backbone."  # of stem and res2 to res4 in one with a C4 backbone, whose res5 is in the head
+PREFIX = "backbone.bottom_up."  # the prefix of the ResNet in a Detectron2 detector with FPN
+_C4 = "backbone."  # the prefix of stem and res2 to res4 in one with a C4 backbone, whose res5 is in the head
 _C4_HEAD = "roi_heads.res5."
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def is_bottleneck(arch: str) -> bool:
+    """Return whether the blocks of ``arch`` have three convolutions."""
     return arch in ("resnet50", "resnet101")
 
 
 @cache
 def names(arch: str) -> dict[str, str]:
-    """Every tensor of the backbone: torchvision's name -> Detectron2's (without `backbone.bottom_up.`)."""
+    """Map torchvision's name of every tensor of the backbone to Detectron2's (without `backbone.bottom_up.`)."""
     table: dict[str, str] = {}
-
-    def add(conv: str, norm: str, detectron2: str) -> None:
+    for conv, norm, detectron2 in [("conv1", "bn1", "stem.conv1"), *_block_convolutions(arch)]:
         table[f"{conv}.weight"] = f"{detectron2}.weight"
         table.update({f"{norm}.{part}": f"{detectron2}.norm.{part}" for part in _NORM})
-
-    add("conv1", "bn1", "stem.conv1")
-    convs = 3 if is_bottleneck(arch) else 2
-    for layer, blocks in enumerate(DEPTHS[arch], start=1):
-        for block in range(blocks):
-            ours, theirs = f"layer{layer}.{block}", f"res{layer + 1}.{block}"
-            for i in range(1, convs + 1):
-                add(f"{ours}.conv{i}", f"{ours}.bn{i}", f"{theirs}.conv{i}")
-            if block == 0 and (layer > 1 or is_bottleneck(arch)):  # where the width or the stride changes
-                add(f"{ours}.downsample.0", f"{ours}.downsample.1", f"{theirs}.shortcut")
     return table
 
 
+def _block_convolutions(arch: str) -> Iterator[tuple[str, str, str]]:
+    """Yield torchvision's names of every convolution and its norm in the blocks, and Detectron2's of both."""
+    convolutions = 3 if is_bottleneck(arch) else 2
+    for layer, blocks in enumerate(DEPTHS[arch], start=1):
+        for block in range(blocks):
+            ours = f"layer{layer}.{block}"
+            theirs = f"res{layer + 1}.{block}"
+            for i in range(1, convolutions + 1):
+                yield f"{ours}.conv{i}", f"{ours}.bn{i}", f"{theirs}.conv{i}"
+            if block == 0 and (layer > 1 or is_bottleneck(arch)):  # where the width or the stride changes
+                yield f"{ours}.downsample.0", f"{ours}.downsample.1", f"{theirs}.shortcut"
+
+
 def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
-    """Renames a whole backbone to Detectron2's names; a name outside the table raises KeyError."""
+    """Rename a whole backbone to Detectron2's names; a name outside the table raises KeyError."""
     table = names(arch)
     return {table[name]: value for name, value in state.items()}
 
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
-    """Replaces Detectron2's names in ``state`` by torchvision's; other names stay, for the reader to refuse."""
+    """Replace Detectron2's names in ``state`` with torchvision's; keep other names for the reader to refuse."""
     inverse = _inverse()
     return {inverse.get(name, name): value for name, value in state.items()}
 
 
 def to_transformers(name: str) -> str:
-    """Renames a tensor of Detectron2 to Hugging Face's name.
+    """Rename a tensor of Detectron2 to Hugging Face's name.
 
     ``res2.0.conv1.norm.bias`` -> ``encoder.stages.0.layers.0.layer.0.normalization.bias``
     """
@@ -76,9 +79,9 @@ def to_transformers(name: str) -> str:
 
 
 def from_c4(state: Mapping[str, T]) -> dict[str, T]:
-    """A detector's tensors with its ResNet under the names that it has in a detector with FPN.
+    """Rename the ResNet of a C4 detector to the names that it has in a detector with FPN.
 
-    The norm that MoCo's head adds to res5 is no part of the ResNet, and keeps its name.
+    The norm that MoCo's head adds to res5 is not part of the ResNet, and keeps its name.
     """
     if not any(name.startswith(f"{_C4}stem.") for name in state):
         return dict(state)

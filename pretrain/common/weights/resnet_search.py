@@ -1,4 +1,4 @@
-"""Finds every ResNet among the tensors of a file, whatever its prefix, under the names of several projects."""
+"""Find every ResNet among the tensors of a file, whatever its prefix, under the names of several projects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query
 _AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
 # Modules that change the features, if they stand next to the ResNet's own; any other is a head.
 _BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt")
-# What a file holds that no ResNet here has: names in it -> what it is, and what to do.
+# Names of tensors that no supported ResNet has -> what the file contains, and what to do.
 _KINDS = {
     r"lora_|adapter": "adapters such as LoRA; merge them into the weights and save these",
     r"flat_param": "a shard of FSDP; gather the full state dict and save it",
@@ -36,9 +36,10 @@ class Network:
     """A ResNet in a file, complete or not.
 
     Attributes:
-        prefix: of its tensors in the file.
-        state: what its features depend on, under torchvision's names; those of an adapter or another stem stay.
-        names: under which the file holds them.
+        prefix: the prefix of its tensors' names in the file.
+        state: the tensors that its features depend on, under torchvision's names; an adapter and another stem keep
+            their names.
+        names: the names of these tensors in the file.
     """
 
     prefix: str
@@ -47,7 +48,7 @@ class Network:
 
     @property
     def side(self) -> str:
-        """Which of a method's two encoders it is, by its prefix: query | key; empty: not said."""
+        """Which of a method's two encoders its prefix says that it is: query | key, or "" if neither."""
         return next((side for side, words in _SIDES.items() if words & self._words()), "")
 
     @property
@@ -56,7 +57,7 @@ class Network:
         return bool(_AVERAGES & self._words())
 
     def equals(self, other: Network) -> bool:
-        """Whether both have bitwise equal tensors."""
+        """Return whether both have bitwise equal tensors."""
         return self.state.keys() == other.state.keys() and all(
             torch.equal(tensor, other.state[name]) for name, tensor in self.state.items()
         )
@@ -66,7 +67,7 @@ class Network:
 
 
 def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
-    """Every ResNet of which ``tensors`` has the first block, each with all tensors that change its features."""
+    """Find every ResNet of which ``tensors`` has the first block; it gets all tensors that change its features."""
     # In Detectron2's C4 detectors, the last stage is in the head.
     stored = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
     networks: list[Network] = []
@@ -87,23 +88,30 @@ def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
 
 
 def with_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Network]:
-    """The networks of this prefix (``.``: none), else those whose prefix begins with it, else those that hold it.
+    """Return the networks of this prefix, else those whose prefix begins with it, else those whose prefix contains it.
 
-    Empty: all networks.
+    ``.`` means no prefix; an empty ``prefix`` means all networks.
     """
-    wanted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
-    fits = (str.__eq__, str.startswith, str.__contains__) if prefix else (str.__contains__,)
-    matches = ([network for network in networks if fit(f".{network.prefix}", wanted)] for fit in fits)
-    return next(filter(None, matches), [])
+    if not prefix:
+        return networks
+    dotted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
+    for fits in (str.__eq__, str.startswith, str.__contains__):
+        matching = [network for network in networks if fits(f".{network.prefix}", dotted)]
+        if matching:
+            return matching
+    return []
 
 
 def describe_kind(tensors: Iterable[str]) -> str:
-    """What tensors with these names are, and what to do, for an error; empty: unknown."""
-    return next((f": {what}" for sign, what in _KINDS.items() if any(re.search(sign, name) for name in tensors)), "")
+    """Say what tensors with these names are, and what to do, for an error; return "" if that is unknown."""
+    for pattern, description in _KINDS.items():
+        if any(re.search(pattern, name) for name in tensors):
+            return f": {description}"
+    return ""
 
 
 def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen: Network) -> str:
-    """The modules and other networks in a file that are no part of the ``chosen`` one, in a short list."""
+    """List the modules and other networks in a file that are not part of the ``chosen`` one, in short."""
     prefixes = [other.prefix for other in networks if other.prefix not in ("", chosen.prefix)]
     modules: dict[str, list[str]] = {}
     for name in tensors:
@@ -120,7 +128,7 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
 
 @cache
 def _tables() -> list[dict[str, str]]:
-    """Per project: its name of every tensor -> torchvision's."""
+    """Return for each project a table of its name of every tensor -> torchvision's."""
     detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
     # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
     plain = {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2}
@@ -134,13 +142,13 @@ def _tables() -> list[dict[str, str]]:
 
 
 def _in_sequential(name: str, first: int) -> str:
-    """The name in a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
+    """Rename to a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
     name = re.sub(r"^layer(\d)", lambda m: str(int(m[1]) + first - 1), name)
     return re.sub(r"^conv1", "0", re.sub(r"^bn1", "1", name))
 
 
 def _in_simclr_v2(name: str) -> str:
-    """The name in SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch), without selective kernels."""
+    """Rename to SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch), without selective kernels."""
     name = re.sub(r"^conv1\.", "net.0.0.", re.sub(r"^bn1\.", "net.0.1.0.", name))
     name = re.sub(r"^layer(\d)\.(\d+)", r"net.\1.blocks.\2", name)
     name = re.sub(r"\.conv(\d)", lambda m: f".net.{2 * int(m[1]) - 2}", name)

@@ -1,6 +1,5 @@
 """Ranks: what they exchange, agree on and wait for, and which device each gets."""
 
-import datetime
 import os
 import time
 from pathlib import Path
@@ -36,7 +35,7 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
         refused(lambda: distributed.join(True), f"local rank {local_rank}", f"at most {count} process")
     else:
         assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
-    assert distributed.join(False) == torch.device("cpu")
+    assert distributed.init("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -81,19 +80,19 @@ def test_ranks_that_cannot_meet_end_at_once(monkeypatch: pytest.MonkeyPatch, ran
     values = {"MASTER_ADDR": "node7.invalid", "MASTER_PORT": "29999", "WORLD_SIZE": "2", "RANK": rank}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.join(False), "cannot meet at node7.invalid:29999", "export a MASTER_ADDR")
+    refused(lambda: distributed.init("cpu"), "cannot meet at node7.invalid:29999", "export a MASTER_ADDR")
 
 
 def test_a_missing_rank_is_awaited_for_minutes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "RENDEZVOUS_S", 1.0)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.join(False), "cannot meet at 127.0.0.1:0", "1/2 clients")
+    refused(lambda: distributed.init("cpu"), "cannot meet at 127.0.0.1:0", "1/2 clients")
 
 
 def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
     run_ranks(_on_three_ranks, 3, tmp_path / "turns")
-    assert (tmp_path / "turns").read_text() == "021"
+    assert (tmp_path / "turns").read_text() in ("021", "201")  # ranks 0 and 2 are the first of their machines
 
 
 def _on_three_ranks(turns: Path) -> None:
@@ -160,10 +159,9 @@ def _rank_0_decides() -> None:
 
 
 def _take_turns(path: Path) -> None:
-    """Each takes longer than a collective may; an error in the first leaves no rank waiting."""
+    """Run a block in turns; an error in the first leaves no rank waiting."""
     rank = distributed.rank()
     os.environ["LOCAL_RANK"] = str((0, 1, 0)[rank])  # ranks 0 and 1 on one machine, 2 on another
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))  # of a collective
     try:
         with distributed.in_turns(), open(path, "a") as file:
             file.write(str(rank))
@@ -172,5 +170,4 @@ def _take_turns(path: Path) -> None:
                 raise UserError("refused")
     except UserError:
         assert rank == 0
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=60))
     dist.barrier()

@@ -19,7 +19,8 @@ from PIL import Image
 
 from pretrain.common import images
 from pretrain.common.errors import UserError
-from pretrain.common.images import CorruptImage, Files, decode
+from pretrain.common.images import CorruptImage, decode
+from pretrain.data.sources import Files
 from tests.pretrain.images import encoded, picture
 
 RGB = picture()
@@ -106,7 +107,7 @@ def test_16_bit_files_of_fewer_bits_are_named_once(tmp_path: Path, monkeypatch, 
     assert not lines
     for read in (lambda: decode(data, path.name), lambda: images.open_upright(str(path))):
         lines.clear()
-        monkeypatch.setattr(images, "_dark", [])
+        monkeypatch.setattr(images, "_has_warned", False)
         read()
         read()
         assert len(lines) == 1 and path.name in lines[0] and re.search("is 1[56] of 255", lines[0])

@@ -107,7 +107,7 @@ def rename(state: dict[str, Any], **names: str) -> dict[str, Any]:
 
 
 REFUSED: dict[str, Callable[[], tuple[Any, tuple[str, ...]]]] = {
-    "vision transformer": lambda: (heads("cls_token", "blocks.0.attn.qkv.weight"), ("holds no ResNet", "transformer")),
+    "vision transformer": lambda: (heads("cls_token", "blocks.0.attn.qkv.weight"), ("no ResNet", "transformer")),
     "ResNeXt": lambda: (resnet(arch="resnext50_32x4d"), ("ResNeXt", "(128, 64, 1, 1)")),
     "wide ResNet": lambda: (resnet(arch="wide_resnet50_2"), ("wide ResNet",)),
     "ResNet-152": lambda: (resnet(arch="resnet152"), ("ResNet-152", "(3, 8, 36, 3)")),
@@ -124,8 +124,8 @@ REFUSED: dict[str, Callable[[], tuple[Any, tuple[str, ...]]]] = {
     "a layer in a Sequential": lambda: (sequential("", resnet()) | heads("5.0.adapter.weight"), ("adapter",)),
     "Flax": lambda: ({"params": {"conv_init": {"kernel": HEAD}, "bn_init": {"scale": HEAD}}}, ("JAX", "convert")),
     "Haiku": lambda: ({"resnet/~/initial_conv": {"w": HEAD}}, ("JAX", "convert")),
-    "other tensors": lambda: ({"state_dict": {"encoder.weight": HEAD}}, ("holds no ResNet", "encoder.weight")),
-    "no tensors": lambda: ({"epoch": 3, "metrics": {"acc": 0.5}}, ("holds no tensors", "epoch, metrics")),
+    "other tensors": lambda: ({"state_dict": {"encoder.weight": HEAD}}, ("contains no ResNet", "encoder.weight")),
+    "no tensors": lambda: ({"epoch": 3, "metrics": {"acc": 0.5}}, ("contains no tensors", "epoch, metrics")),
     "solo-learn on CIFAR": lambda: (
         lightning(under("backbone.", cifar(resnet())) | heads("classifier.weight")),
         ("solo-learn", "pads by 2")),

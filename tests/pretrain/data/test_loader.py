@@ -7,7 +7,6 @@ import multiprocessing
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,26 +198,6 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
         worker.terminate()  # by their parent
         worker.join(20)
     assert len(started) >= 2 and not any(worker.is_alive() for worker in started)
-
-
-@pytest.mark.parametrize("seconds", [3, 120])
-def test_a_hanging_read_ends_the_run(data: ImageData, monkeypatch: pytest.MonkeyPatch, seconds: int):
-    """A shorter one costs its time alone: a job that was suspended goes on."""
-    plain, real = list(epoch(make(data), 0)), images.read_file
-    slow = data.image_name(int(plain[1].index_N[2]))
-    monkeypatch.setattr(images, "read_file", lambda path: time.sleep(seconds * (path == slow)) or real(path))
-    monkeypatch.setattr(workers, "TIMEOUT_S", 2)
-    monkeypatch.setattr(workers, "TIMEOUTS", 2)
-    before, began = set(multiprocessing.active_children()), time.monotonic()
-    batches = epoch(make(data, num_workers=1), 0)
-    assert same(next(batches), plain[0])
-    if seconds == 3:
-        assert all(same(a, b) for a, b in zip(batches, plain[1:], strict=True))
-        return
-    (worker,) = set(multiprocessing.active_children()) - before
-    refused(lambda: next(batches), "no batch for 4 s")
-    worker.join(20)
-    assert not worker.is_alive() and time.monotonic() - began < 60  # alive, it would keep this process from ending
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common.images import Array
 from pretrain.data.datasets import LOADERS, ImageData
+from pretrain.data.sources import Array
 from pretrain.model.encoder import pooled_features
 from pretrain.probe import features, linear
 from tests.pretrain.probe.configs import probe_config

@@ -80,7 +80,7 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
         with pytest.raises(interrupt.Stopped, match="asked"):
             train.main(_config(images, tmp_path / "run"))
     assert len(seen) == batch
-    found = checkpoint.newest(tmp_path / "run")
+    found = checkpoint.load_latest(tmp_path / "run")
     assert found is not None and found[1]["step"] == (3 if batch == 2 else 6)
     interrupt.clear()
     train.main(_config(images, tmp_path / "run"))

@@ -50,7 +50,7 @@ def _positions(train, data):
 
 
 def _heads(folder):
-    return checkpoint.read(checkpoint.resolve(folder))
+    return checkpoint.load_latest(folder)[1]
 
 
 def _assert_same_end(one, two):
@@ -100,7 +100,7 @@ def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(i
             try:
                 linear.main(cfg, "random")
             except interrupt.Stopped as stop:
-                assert str(stop) == "asked" and "holds the checkpoint of step" in stop.remedy
+                assert str(stop) == "asked" and "contains the checkpoint of step" in stop.remedy
         reached.append(_heads(tmp_path / "stopped")["step"])
         interrupt.clear()
     assert reached == [5, 7, 9, 11, 12]

@@ -76,7 +76,7 @@ JCL = ["pretrain", "--method", "jcl"]
     ("words", "named"),
     [
         (["convert", "nowhere", "out.pth"], "no weights at {}/nowhere"),
-        (["linear", "notes.pth"], "notes.pth holds no weights: it holds text, 'version https://git-lfs"),
+        (["linear", "notes.pth"], "notes.pth holds no weights: it contains text, 'version https://git-lfs"),
         (["knn", "empty.pth", "--cluster", "slurm"], "empty.pth holds no weights: it is empty"),
         ([*JCL, "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),

@@ -1,6 +1,5 @@
 """Rates come from a clock that the test moves."""
 
-import logging
 import time
 
 import pytest
@@ -25,11 +24,11 @@ def slow_batches(clock, count):
 
 
 def test_what_happens_in_a_pause_counts_in_no_rate(clock):
-    progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
-    for _ in progress.timed(slow_batches(clock, 4)):
+    progress = Progress(10, 0, 8, "test")
+    for _ in progress.measure_waits(slow_batches(clock, 4)):
         clock[0] += 0.75
         progress.advance()
-    with progress.paused():  # a checkpoint or kNN
+    with progress.pause():  # a checkpoint or kNN
         clock[0] += 1000.0
     assert progress.seconds_waited == 1.0
     rates = progress.rates(3.0)  # of the rank that waited longest

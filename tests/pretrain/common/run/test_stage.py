@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common.distributed import join
+from pretrain.common.distributed import init
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.stage import process_group, stage, translate_torch_errors
@@ -50,7 +50,7 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
-    with stage("test", tmp_path, lambda: join(cuda=False)) as device:
+    with stage("test", tmp_path, lambda: init("cpu")) as device:
         assert device == CPU and (tmp_path / "stage.txt").read_text() == "test\n"
         with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, CPU):
             pytest.fail("entered")

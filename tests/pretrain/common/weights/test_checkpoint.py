@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from pretrain.common.weights import checkpoint
+from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
 
 
@@ -9,19 +10,32 @@ def _state(value: float) -> dict:
     return {"state_dict": {"module.w": torch.full((64, 64), value)}, "step": int(value), "config": "A: 1"}
 
 
-def test_a_damaged_checkpoint_is_skipped_on_resume_and_without_a_good_one_the_run_ends(tmp_path):
+def test_a_damaged_checkpoint_is_skipped_on_resume_and_without_a_good_one_the_run_ends(tmp_path, caplog):
     checkpoint.save(checkpoint.path_of_step(tmp_path, 1), _state(1))
     damaged = checkpoint.path_of_step(tmp_path, 2)
     damaged.write_bytes(checkpoint.path_of_step(tmp_path, 1).read_bytes()[:500])
-    messages: list[str] = []
-    newest = checkpoint.newest(tmp_path, messages.append)
+    newest = checkpoint.load_latest(tmp_path)
     assert newest is not None and newest[1]["step"] == 1
-    assert len(messages) == 1 and "trying the checkpoint before it" in messages[0] and damaged.name in messages[0]
+    (message,) = caplog.messages
+    assert "trying the checkpoint before it" in message and damaged.name in message
     checkpoint.path_of_step(tmp_path, 1).unlink()
-    refused(lambda: checkpoint.newest(tmp_path, messages.append), "every checkpoint", tmp_path)
-    refused(lambda: checkpoint.resolve(tmp_path / "nothing"), "nothing")
+    refused(lambda: checkpoint.load_latest(tmp_path), "every checkpoint", tmp_path)
+    refused(lambda: read_backbone(tmp_path / "nothing"), "nothing")
     (tmp_path / "empty").mkdir()
-    refused(lambda: checkpoint.resolve(tmp_path / "empty"), tmp_path / "empty", "checkpoint_*.pth")
+    refused(lambda: read_backbone(tmp_path / "empty"), tmp_path / "empty", "checkpoint_*.pth")
+
+
+def test_the_newest_checkpoint_is_read_once(tmp_path):
+    reads: list[str] = []
+    for step in (1, 2):
+        checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
+
+    def read(path):
+        reads.append(path.name)
+        return checkpoint.read(path)
+
+    newest = checkpoint.load_latest_checkpoint(tmp_path, checkpoint.list_checkpoints(tmp_path), read)
+    assert newest is not None and newest[1]["step"] == 2 and reads == ["checkpoint_00000002.pth"]
 
 
 def test_an_error_of_the_device_is_not_a_full_disk(tmp_path, monkeypatch):
@@ -40,11 +54,9 @@ def test_prune_keeps_the_newest_up_to_the_one_just_saved_and_the_final(tmp_path)
     for name in ("final", "00000004", "00000008", "00000010", "00000012"):
         checkpoint.save(tmp_path / f"checkpoint_{name}.pth", _state(1))
     checkpoint.prune(tmp_path, 2, checkpoint.path_of_step(tmp_path, 10))
-    assert [p.name for p in checkpoint.all_in(tmp_path)] == [
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == [
         "checkpoint_final.pth", "checkpoint_00000010.pth", "checkpoint_00000008.pth",
     ]  # fmt: skip
-    assert checkpoint.resolve(tmp_path).name == "checkpoint_final.pth"
-    assert checkpoint.resolve(tmp_path / "checkpoint_00000008.pth").name == "checkpoint_00000008.pth"
 
 
 @pytest.mark.parametrize("buffer", [torch.ones(1).expand(3, 4), torch.arange(12.0).reshape(4, 3).T, torch.zeros(4, 3)])
@@ -55,7 +67,7 @@ def test_a_momentum_buffer_lies_in_memory_as_its_parameter_does(buffer):
     state = optimizer.state_dict() | {"state": {0: {"momentum_buffer": buffer}}}
 
     def restore():
-        with checkpoint.restoring("the checkpoint", optimizer, "remove it"):
+        with checkpoint.check_restoring("the checkpoint", optimizer, "remove it"):
             optimizer.load_state_dict(state)
         return optimizer.state[parameter]["momentum_buffer"]
 

@@ -93,7 +93,7 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
 @pytest.mark.parametrize("value", [np.array(["a"]), 3])
 def test_a_file_without_tensors_is_described(tmp_path: Path, value: Any) -> None:
     torch.save({"a": value}, tmp_path / "w.pth")
-    refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth holds no tensors, only a")
+    refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth contains no tensors, only a")
 
 
 def test_tensors_of_every_dictionary_but_an_optimizers_are_read(tmp_path: Path) -> None:
@@ -190,6 +190,6 @@ def test_a_failing_disk_or_memory_is_not_damage(
     path.write_bytes(pickle.dumps({"a": 1}))
     monkeypatch.setattr(file, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(UserError, match=r"Input/output error|not enough memory") as caught:
+    with pytest.raises(UserError, match=r"Input/output error|too large") as caught:
         read(path)
     assert not isinstance(caught.value, Damaged)

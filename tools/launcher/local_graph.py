@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common.errors import UserError
 
 from .jobs import describe_unrecorded_exit
-from .local_job import LocalJob, record_stop, stopped_by
+from .local_job import LocalJob
 from .options import Options, visible_gpus
-from .rank_main import LOCAL_STOP, hang_up
-from .records import attempts
+from .rank_main import LOCAL_STOP_REASON, hang_up
+from .records import find_job, read_outcome, record_stop
 
 if TYPE_CHECKING:
     from .graph import Graph, Node
 
-# What a stage is usually followed by.
+# The command that usually follows a stage.
 _NEXT = {
     "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
     "transfer": "next: python tools/launch.py report {folder}",
@@ -33,11 +33,11 @@ _NEXT = {
 
 
 class Interrupted(Exception):
-    """The user ended the stages that ran; the text says how each ended."""
+    """Raised when the user has stopped the running stages; its text says how each ended."""
 
 
 class LocalRun:
-    """Runs the stages ``missing`` of a graph, at most `Options.parallel` at once."""
+    """A run of a graph's ``missing`` stages, at most `Options.parallel` of them at once."""
 
     def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
         self._graph, self._options, self._missing = graph, options, missing
@@ -52,10 +52,10 @@ class LocalRun:
         self._status = 0
 
     def run(self) -> int:
-        """Returns the exit status.
+        """Run the stages; return the exit status.
 
         Raises:
-            Interrupted: by a signal or `cancel`; every running stage has ended, and no other one was started.
+            Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
         """
         numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
         earlier = {number: signal.signal(number, self._forward) for number in numbers}
@@ -84,7 +84,7 @@ class LocalRun:
             job.ask_to_stop() if len(self._signals) == 1 else job.kill()
 
     def _next(self) -> Node | None:
-        """A stage that can start now; removes complete stages, and those that a failed one ends, from the list."""
+        """Return a stage that can start now; remove complete stages, and those that depend on a failed one."""
         free = len(self._free_gpus)
         for node in list(self._waiting.values()):
             if len(self._running) == self._parallel:
@@ -99,7 +99,7 @@ class LocalRun:
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
                 if self._options.fitting(node.spec).gpus_per_node <= free or not self._running:
                     return node
-                free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
+                free = 0  # it waits for GPUs; only stages that need none may start before it
         return None
 
     def _start(self, node: Node) -> None:
@@ -118,7 +118,7 @@ class LocalRun:
             job.ask_to_stop() if len(self._signals) == 1 else job.kill()
 
     def _wait(self) -> tuple[str, LocalJob]:
-        """Waits until one of the jobs has ended, and shows the output of all; returns its stage's key, too."""
+        """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
         while True:
             ended = next((key for key, job in self._running.items() if job.has_ended()), None)
             for job in self._running.values():
@@ -129,31 +129,29 @@ class LocalRun:
 
     def _finish(self, key: str, job: LocalJob) -> None:
         self._free_gpus = job.gpus + self._free_gpus
-        stage, folder = job.spec.stage, job.spec.folder
-        last: dict[str, Any] = next(iter(attempts(folder, {"logs": job.logs})[-1:]), {"state": "running"})
-        by = stopped_by(job.folder, job.logs)
+        folder = job.spec.folder
+        by = find_job(job.folder, job.logs).get("stopped_by", "")
+        outcome = read_outcome(folder, job.logs)
+        failure = outcome["failure"]
         if self._signals and not by:
             by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
             record_stop(job.folder, job.logs, by)
         if by:
-            self._interruptions.append(_interruption(folder, last, by))
-        elif last["state"] == "done":
-            self._end_well(key, job)
-        elif failure := last.get("failure"):
-            if failure["user_error"]:
-                self._fail(key, f"error: {failure['error']}", 2)
-            else:
-                place = f"{stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
-                seen = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
-                self._fail(key, f"{seen}{place}: {failure['error']}", 1)
+            self._interruptions.append(_describe_interruption(folder, outcome, by))
+        elif outcome["state"] == "complete":
+            self._report_success(key, job)
+        elif not failure:
+            is_lost = outcome["state"] in ("", "running")
+            end = f"failed: {describe_unrecorded_exit(job.folder)}" if is_lost else f"stopped: {outcome['reason']}"
+            self._fail(key, f"{job.spec.stage} in {folder} {end}; run the same command again to resume", 1)
+        elif failure["user_error"]:
+            self._fail(key, f"error: {failure['error']}", 2)
         else:
-            state, reason = (
-                last["state"].replace("running", "failed"),
-                last.get("reason") or describe_unrecorded_exit(Path(folder)),
-            )
-            self._fail(key, f"{stage} in {folder} {state}: {reason}; run the same command again to resume", 1)
+            where = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
+            self._fail(key, f"{trace}{where}: {failure['error']}", 1)
 
-    def _end_well(self, key: str, job: LocalJob) -> None:
+    def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._is_alone:
             print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
         elif text := _NEXT.get(job.spec.stage):
@@ -171,15 +169,16 @@ class LocalRun:
         return f"[{place}/{len(self._graph.nodes)}] {key}"
 
 
-def _interruption(folder: str, last: dict[str, Any], by: str) -> str:
-    if last["state"] == "done":  # no step was left to stop after
-        return f"the stage in {folder} completed before it could be stopped"
-    if last["state"] == "running":
+def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str:
+    if outcome["state"] == "complete":  # no step was left to stop after
+        return f"the stage in {folder} finished before the stop request"
+    if outcome["state"] in ("", "running"):
         return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
-    failure = last.get("failure", {}).get("error", "")
-    return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
+    if outcome["failure"]:
+        return f"{by}: the stage in {folder} has failed: {outcome['failure']['error']}"
+    return outcome["reason"].replace(LOCAL_STOP_REASON, by)
 
 
 def short(path: str) -> str:
-    """A path relative to the working folder, where that is above it."""
+    """Return a path below the working folder as a relative path."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

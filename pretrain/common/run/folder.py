@@ -16,9 +16,9 @@ from typing import Any
 
 from ..errors import UserError, escape_unprintable, printable, shorten_list
 from ..files import atomic_write, make_folder, write_errors
+from .state import read_state
 
-FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
-_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
+_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
@@ -28,6 +28,12 @@ _PACKAGES = (
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raises UserError if a folder belongs to another stage than ``stage``, or holds files of another program."""
     earlier = stage_of(output_dir)
+    if not earlier and (Path(output_dir) / "stage.txt").exists():
+        remedy = f"""echo '{{"stage": "{stage}"}}' > {shlex.quote(f"{output_dir}/state.json")}"""
+        raise UserError(
+            f"{output_dir} is a run folder of an earlier version, without state.json; choose another OUTPUT_DIR, or "
+            f"continue the run after: {remedy}"
+        )
     if not earlier:
         check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
@@ -43,8 +49,7 @@ def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option:
 
 def stage_of(output_dir: str | Path) -> str:
     """The stage a run folder belongs to; empty: none so far."""
-    path = Path(output_dir) / "stage.txt"
-    return path.read_text(errors="replace").strip() if path.is_file() else ""
+    return read_state(output_dir).get("stage", "")
 
 
 def usable_cores() -> int:
@@ -117,7 +122,7 @@ def _version(name: str) -> str:
 
 def git_state() -> str:
     """The commit of the code that runs, and whether it was edited since."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
         return (root / "GIT_STATE").read_text().strip()
     options: Any = {"cwd": root, "capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..distributed import on_first_rank
-from ..errors import ProcessLost, UserError, first_line, one_line
-from ..files import atomic_write, remove
+from ..distributed import on_first_rank, rank
+from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
-from .folder import FAILED, check_stage_of, stage_of
+from .folder import check_stage_of
 from .lock import claim
+from .state import record_state, write_failure
 
 _LESS_MEMORY = {  # by stage
     "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
@@ -49,29 +49,30 @@ def stage(
     Raises:
         UserError: a live process holds ``output_dir``, or it belongs to another stage.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if not dist.is_initialized():
-            held.enter_context(process_group())
+            stack.enter_context(process_group())
         device = join if isinstance(join, torch.device) else join()
-
-        def take() -> None:
-            held.enter_context(claim(output_dir, f"the {name} stage"))
-            check_stage_of(output_dir, name)
-            if not stage_of(output_dir):
-                atomic_write(output_dir / "stage.txt", f"{name}\n")
-            remove(output_dir / FAILED)
-            if check:
-                check()
-
-        on_first_rank(take)
+        on_first_rank(lambda: stack.enter_context(_hold_folder(name, output_dir, check)))
         try:
             with translate_torch_errors(name):
                 yield device
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
-                    atomic_write(output_dir / FAILED, f"{one_line(error)}\n")
+                    write_failure(output_dir, rank(), error)
             raise
+
+
+@contextlib.contextmanager
+def _hold_folder(name: str, output_dir: Path, check: Callable[[], None] | None) -> Iterator[None]:
+    """Claim a run folder for a stage and record the stage's state there until the block ends."""
+    with claim(output_dir, f"the {name} stage"):
+        check_stage_of(output_dir, name)
+        if check:
+            check()
+        with record_state(output_dir, name):
+            yield
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pretrain.common.run.state import read_record, update_state
 from tools.launcher.graph import run, single
 from tools.launcher.options import Options
-from tools.launcher.records import attempts
-from tools.launcher.spec import StageSpec, read_record
+from tools.launcher.records import read_outcome
+from tools.launcher.spec import StageSpec
 from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
@@ -35,13 +36,22 @@ def run_alone(spec: StageSpec, options: Options = HERE) -> int:
     return run(single(spec), options)
 
 
-def tries(folder: Path) -> list[dict[str, Any]]:
-    """The attempts of the folder's last job."""
-    return attempts(folder, job_of(folder))
+def outcome(folder: Path) -> dict[str, Any]:
+    """What the folder's last job has recorded."""
+    return read_outcome(folder, job_of(folder)["logs"])
 
 
-def last_attempt(folder: Path) -> dict[str, Any]:
-    return (tries(folder) or [{}])[-1]
+def end(folder: Path, state: str, **values: Any) -> None:
+    """Record what a job whose submission is called s records when it ends; other ``values`` replace its own."""
+    times = {"started": time.time(), "ended": time.time()}
+    update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, **times, **values})
+
+
+def complete(spec: StageSpec) -> StageSpec:
+    """Leave what a job leaves of complete work."""
+    end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.work)
+    Path(spec.folder, spec.produces).write_text("{}")
+    return spec
 
 
 def shown(folder: Path) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.state import read_record, read_state
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
 from tools.launcher import jobs, local_job, options, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.options import Options
-from tools.launcher.rank_main import LOCAL_STOP
-from tools.launcher.spec import read_record
+from tools.launcher.rank_main import LOCAL_STOP_REASON
 
 
 def here(tasks: int = 1, **given: object) -> Options:
@@ -32,7 +32,7 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
     assert "counting from 0" in capfd.readouterr().out
     assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
-    assert "done" in capfd.readouterr().out
+    assert "complete" in capfd.readouterr().out
     jobs.print_logs(tmp_path, rank=1, follow=False)
     assert "counting from 0" in capfd.readouterr().out
 
@@ -41,7 +41,7 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capf
     assert run_alone(fake(tmp_path / "bug", "fail", 1), here(2)) == 1
     printed = capfd.readouterr().err
     assert "RuntimeError: rank 1 cannot go on" in printed and "failed on rank 1" in printed
-    assert not (tmp_path / "bug/launch/complete.json").exists()
+    assert read_state(tmp_path / "bug")["state"] == "running"  # rank 0 was killed
     assert run_alone(fake(tmp_path / "mistake", "fail", 0, True), here()) == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: the value is 3; it must be 2"
 
@@ -123,7 +123,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     started = Attached(tmp_path, *stage)
     wait_for((tmp_path / moment).exists)
     if how == "cancel":
-        with pytest.raises(UserError, match="is already working on"):
+        with pytest.raises(UserError, match="is already running in"):
             run_alone(fake(tmp_path))
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
@@ -134,11 +134,11 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
     capfd.readouterr()
     status.print_status(tmp_path)
-    shown = capfd.readouterr().out.replace(LOCAL_STOP, "")
+    shown = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
     assert re.search(r"fake +stopped", shown)
     assert not re.search("SIG|running|failed|without reporting an error", shown)
     jobs.cancel(tmp_path)
-    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
+    assert f"no running jobs in {tmp_path}" in capfd.readouterr().out
     if stage == COUNT and moment == "count.0":
         done = int((tmp_path / "count.0").read_text())
         assert run_alone(fake(tmp_path, "count", done + 2)) == 0
@@ -159,7 +159,7 @@ def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     started = Attached(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)
-    assert "completed before it could be stopped" in started.end()
+    assert "finished before the stop request" in started.end()
     assert steps(tmp_path) == list(range(20))
 
 

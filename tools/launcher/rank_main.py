@@ -159,7 +159,9 @@ class PreemptionHandler:
         """Requeue the job once, from rank 0."""
         if self._env.global_rank != 0:
             return
-        self._record_requeue(reason)  # also after the timer's requeue: the stage may have recorded its stop since
+        with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
+            if is_own_state(self._folder):  # also after the timer's requeue: the stage may have recorded its stop since
+                update_state(self._folder, state="requeued", reason=reason)
         if not self._once.acquire(blocking=False):
             return
         try:
@@ -175,13 +177,6 @@ class PreemptionHandler:
         except Exception as error:
             record_failure(self._folder, 0, error)
             raise
-
-    def _record_requeue(self, reason: str) -> None:
-        if is_own_state(self._folder):
-            try:
-                update_state(self._folder, state="requeued", reason=reason)
-            except UserError as error:
-                warn(f"warning: the requeue could not be recorded: {error}")
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name

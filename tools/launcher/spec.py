@@ -147,7 +147,7 @@ class StageSpec:
     def is_complete(self) -> bool:
         """True if exactly this work was completed here, with the present checkpoint, and its product still exists."""
         product = Path(self.folder) / self.produces
-        if not os.path.exists(product) or completed_work(self.folder) != self.fingerprint():
+        if not os.path.exists(product) or read_fingerprint(self.folder) != self.fingerprint():
             return False
         # A conversion records its source next to the weights.
         results = read_record(
@@ -158,7 +158,7 @@ class StageSpec:
     def check_parents(self) -> None:
         """Checks that the stages this one builds on are complete, as they were when it was submitted."""
         for key, fingerprint in self.parents.items():
-            if key in self.folders and completed_work(self.folders[key]) != fingerprint:
+            if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
                 raise UserError(
                     f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
                     "changed); run the command that started them again"
@@ -204,7 +204,7 @@ class StageSpec:
         return value
 
 
-def completed_work(folder: str | Path) -> str:
+def read_fingerprint(folder: str | Path) -> str:
     """The fingerprint of the work that was completed in a folder; empty: none."""
     state = read_state(folder)
     return state.get("fingerprint", "") if state.get("state") == "complete" else ""

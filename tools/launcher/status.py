@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import sys
 import time
@@ -33,9 +34,17 @@ _METRICS = {
 }
 
 
-def print_status(folder: Path) -> int:
-    """Print a line per stage, and below them why stages wait, stopped or failed; return 1 if one failed, else 0."""
-    stages = collect(folder)
+def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> int:
+    """Print a line per stage, and below them why stages wait, stopped or failed; return 1 if one failed, else 0.
+
+    Args:
+        failed: print only stages that failed.
+        as_json: print a list of objects instead.
+    """
+    stages = [entry for entry in collect(folder) if not failed or entry["state"] not in _NOT_FAILED]
+    if as_json:
+        print(json.dumps(stages, default=str, indent=2))
+        return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
     notes = [f"{entry['folder']}: {note}" for entry in stages if (note := _explain(entry))]
     table = tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True)
     print(printable("\n".join([table, *notes])))
@@ -116,28 +125,29 @@ def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[s
         is_running = outcome["state"] == "running" and holder(folder)
         job = {"cluster": "process", "id": str(outcome["pid"])} if is_running else {}
         job_state = "RUNNING" if is_running else "ENDED"
-    state = outcome["state"]
-    reason = outcome["reason"]
-    scheduler_state, _, detail = job_state.partition(" ")
-    if not job_state:
-        state = "not started"
-    elif scheduler_state == "UNKNOWN" and not is_finished(folder, job):
-        state = "unknown"
-        reason = explain_unknown(job)
-    elif scheduler_state == "PENDING":
-        state = "pending"
-        reason = detail.strip("()") or reason
-    elif scheduler_state == "RUNNING":
-        state = "running"
-    elif state != "complete" and scheduler_state not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
-        state = scheduler_state.lower()
-    elif state in ("", "running") and "stopped_by" in job:
-        state = "stopped"
-        reason = f"it was stopped by {job['stopped_by']}"
-    elif state in ("", "running"):
-        state = "lost"
-        reason = describe_unrecorded_exit(folder)
+    state, reason = _choose_state(folder, job, job_state, outcome)
     return {"job": job, "state": state, "reason": reason, "record": outcome, "failure": outcome["failure"]}
+
+
+def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: dict[str, Any]) -> tuple[str, str]:
+    """Choose between what the job recorded and the scheduler's word for it; return the state and its reason."""
+    word, _, detail = job_state.partition(" ")
+    state, reason = outcome["state"], outcome["reason"]
+    if not job_state:
+        return "not started", ""
+    if word == "UNKNOWN" and not is_finished(folder, job):
+        return "unknown", explain_unknown(job)
+    if word == "PENDING":
+        return "pending", detail.strip("()") or reason
+    if word == "RUNNING":
+        return "running", reason
+    if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
+        return word.lower(), reason
+    if state not in ("", "running"):
+        return state, reason
+    if "stopped_by" in job:
+        return "stopped", f"it was stopped by {job['stopped_by']}"
+    return "lost", describe_unrecorded_exit(folder)
 
 
 def _describe_progress(folder: Path, is_running: bool) -> str:

@@ -1,4 +1,4 @@
-"""What surrounds the work of a stage: its process group and its run folder."""
+"""The frame of every stage: its process group, its run folder, and its errors."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def stage(
     join: torch.device | Callable[[], torch.device],
     check: Callable[[], None] | None = None,
 ) -> Iterator[torch.device]:
-    """Holds the run folder, which rank 0 claims for all ranks, until the block ends; yields this rank's device.
+    """Claim the run folder on rank 0 until the block ends, and record the stage's state; yield this rank's device.
 
     Args:
-        name: the folder is marked as this stage's.
-        join: joins the process group, which is left at the end, and returns the device; or the device, where the
-            caller has joined the group.
-        check: called on rank 0 once the folder is held; what it raises is raised on all ranks.
+        name: the stage.
+        join: a function that joins the process group, which is left at the end, and returns the device; or the device,
+            if the caller has joined the group.
+        check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
 
     Raises:
-        UserError: a live process holds ``output_dir``, or it belongs to another stage.
+        UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
         if not dist.is_initialized():
@@ -77,9 +77,9 @@ def _hold_folder(name: str, output_dir: Path, check: Callable[[], None] | None) 
 
 @contextlib.contextmanager
 def translate_torch_errors(name: str) -> Iterator[None]:
-    """Turns what torch raises when memory runs out, or a worker or another rank is lost, into a UserError.
+    """Raise UserError for what torch raises when memory runs out, or a worker or another rank is lost.
 
-    torch may raise it between any two lines of the block; ``name`` is the stage's, for the remedy.
+    torch may raise it between any two lines of the block. ``name`` is the stage, for the remedy.
     """
     try:
         yield
@@ -96,18 +96,18 @@ def translate_torch_errors(name: str) -> Iterator[None]:
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise ProcessLost(
-                f"another process of this run has ended or no longer answers ({text}); what came first is in its own "
-                "output; run again to resume"
+                f"another process of this run has ended or no longer answers ({text}); its own output shows the cause; "
+                "run again to resume"
             ) from error
         raise
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
+    """Leave the process group, if any, when the block ends; all ranks leave together unless there was an error.
 
-    The first rank to exit would end the others, which may be about to write. After an error the group is left only at
-    exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
+    The exit of the first rank would end the others, which may be about to write. After an error the group is left only
+    at exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
     """
     try:
         yield
@@ -121,7 +121,7 @@ def process_group() -> Iterator[None]:
 
 
 def leave() -> None:
-    """Waits for the other ranks and leaves the process group, if any."""
+    """Wait for the other ranks and leave the process group, if any."""
     if dist.is_initialized():
         dist.barrier()
         time.sleep(0.1)  # gloo's threads need the GIL to free their tensors; DDP's destructor joins them and holds it
@@ -129,10 +129,10 @@ def leave() -> None:
 
 
 def _abandon(status: int) -> None:
-    """Leaves the process group at exit, after an error on this rank.
+    """Leave the process group at exit, after an error on this rank.
 
-    With nccl the process ends here, with ``status``: to destroy or abort the group may wait for the other ranks, which
-    wait for this one in a collective. What ends them is this process's exit.
+    With nccl the process exits here with ``status``: destroying or aborting the group may wait for the other ranks,
+    which wait for this one in a collective. They end when this process exits.
     """
     if dist.is_initialized() and dist.get_backend() == "nccl":
         for worker in multiprocessing.active_children():

@@ -68,7 +68,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
            "submitted": 0}  # fmt: skip
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
-    end(folder, "failed", stage=text, host=text, reason=text, error=text, job="submission")
+    end(folder, "failed", stage=text, host=text, reason=text, job="submission")
     write_failure(folder, 0, UserError(text), "submission")
     for kind in ("out", "err"):
         (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")

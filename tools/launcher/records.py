@@ -94,9 +94,8 @@ def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:
     """
     job = Path(logs).name
     state = read_state(folder)
-    outcome = {"state": "", "reason": state.get("error", ""), "failure": {}, **state}
-    if state.get("job", "") != job:
-        outcome = {"state": "", "reason": "", "failure": {}}
+    is_of_job = state.get("job", "") == job
+    outcome = {"state": "", "reason": "", "failure": {}, **(state if is_of_job else {})}
     if outcome["state"] != "complete":  # a rank may fail at its exit, after its work
         outcome["failure"] = read_failure(folder, job)
     if outcome["failure"]:

@@ -42,12 +42,9 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         as_json: print a list of objects instead.
     """
     stages = [entry for entry in collect(folder) if not failed or entry["state"] not in _NOT_FAILED]
-    if as_json:
-        print(json.dumps(stages, default=str, indent=2))
-        return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
     notes = [f"{entry['folder']}: {note}" for entry in stages if (note := _explain(entry))]
     table = tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True)
-    print(printable("\n".join([table, *notes])))
+    print(json.dumps(stages, default=str, indent=2) if as_json else printable("\n".join([table, *notes])))
     return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
 
 
@@ -95,13 +92,9 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     for place in dict.fromkeys([*plans, *launched]):
         plan = plans.get(place, {})
         stage = launched.get(place, {}).get("spec", plan).get("stage") or stage_of(place)
-        entry = {
-            "key": plan.get("key", os.path.relpath(place, folder)),
-            "stage": stage,
-            "folder": place,
-            "waits_for": plan.get("parents", []),
-            **_describe_state(place, jobs.get(place, {}), states.get(place, "")),
-        }
+        key = plan.get("key", os.path.relpath(place, folder))
+        entry = {"key": key, "stage": stage, "folder": place, "waits_for": plan.get("parents", [])}
+        entry |= _describe_state(place, jobs.get(place, {}), states.get(place, ""))
         entry["progress"] = _describe_progress(place, is_running=entry["state"] == "running")
         entries.append(entry)
     complete = {entry["key"] for entry in entries if entry["state"] == "complete"}
@@ -167,21 +160,13 @@ def _describe_progress(folder: Path, is_running: bool) -> str:
 
 def _build_row(entry: dict[str, Any]) -> list[str]:
     """Build a stage's row, with its newest attempt."""
-    job = entry["job"]
+    job = f"{entry['job']['cluster']} {entry['job']['id']}" if entry["job"] else ""
     record = entry["record"]
-    started = ""
+    start = ["", "", ""]
     if "started" in record:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["started"]))
-    return [
-        entry["stage"],
-        entry["state"],
-        f"{job['cluster']} {job['id']}" if job else "",
-        str(record["attempt"] + 1) if "attempt" in record else "",
-        started,
-        record.get("host", ""),
-        entry["progress"],
-        str(entry["folder"]),
-    ]
+        start = [str(record["attempt"] + 1), started, record["host"]]
+    return [entry["stage"], entry["state"], job, *start, entry["progress"], str(entry["folder"])]
 
 
 def _explain(entry: dict[str, Any]) -> str:

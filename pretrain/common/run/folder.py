@@ -26,12 +26,6 @@ _PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-pyt
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raise UserError if a folder belongs to a stage other than ``stage``, or contains another program's files."""
     earlier = stage_of(output_dir)
-    if not earlier and (Path(output_dir) / "stage.txt").exists():
-        remedy = f"""echo '{{"stage": "{stage}"}}' > {shlex.quote(f"{output_dir}/state.json")}"""
-        raise UserError(
-            f"{output_dir} is a run folder of an earlier version, without state.json; choose another OUTPUT_DIR, or "
-            f"continue the run after: {remedy}"
-        )
     if not earlier:
         check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
@@ -42,7 +36,8 @@ def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option:
     """Raise UserError if a folder has files of these names, but no ``marker``, which the launcher writes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():
-        raise UserError(f"{folder} contains {shorten_list(files)} of another program; choose another {option}")
+        what = f"{shorten_list(files)} of another program, or of an earlier version of this one"
+        raise UserError(f"{folder} contains {what}; choose another {option}")
 
 
 def stage_of(output_dir: str | Path) -> str:

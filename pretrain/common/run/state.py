@@ -1,8 +1,8 @@
 """The state of a run folder: `state.json`, which the stage writes, and `failed.RANK.json` of each rank that failed.
 
-state.json contains the stage, its state (running, complete, stopped, requeued or failed) with the reason or the error,
-the host and process id, the attempt (SLURM counts requeues), and the times. A run that the launcher started also has
-the name of its job, its work and the fingerprint of that work.
+state.json contains the stage, its state (running, complete, stopped, requeued or failed) and the reason, the host and
+process id, the attempt (SLURM counts requeues), and the times. A run that the launcher started also has the name of its
+job, its work and the fingerprint of that work.
 """
 
 from __future__ import annotations
@@ -74,11 +74,10 @@ def record_state(folder: str | Path, stage: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        end = {"state": "failed", "error": one_line(error)}
-        if isinstance(error, Stopped) or not isinstance(error, Exception):  # Ctrl-C
-            end = {"state": "stopped", "reason": one_line(error)}
+        has_failed = isinstance(error, Exception) and not isinstance(error, Stopped)  # else Ctrl-C or a request to stop
         with contextlib.suppress(UserError):  # the disk may be full
-            update_state(folder, **end, ended=time.time())
+            state = "failed" if has_failed else "stopped"
+            update_state(folder, state=state, reason=one_line(error), ended=time.time())
         raise
     update_state(folder, state="complete", ended=time.time())
 
@@ -89,19 +88,11 @@ def write_failure(folder: str | Path, rank: int, error: BaseException | str, job
     Args:
         job: name of the submission (default: this process's job).
     """
-    is_mistake = isinstance(error, UserError)
-    is_described = is_mistake or isinstance(error, str)
-    failure = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "job": job or _job["job"],
-        "ended": time.time(),
-        "error": str(error) if is_described else f"{type(error).__name__}: {error}",
-        "traceback": "" if isinstance(error, str) else "".join(traceback.format_exception(error)),
-        "user_error": is_mistake,
-        "followed": isinstance(error, ProcessLost),
-    }
-    write_json(Path(folder) / f"failed.{rank}.json", failure)
+    text = str(error) if isinstance(error, (UserError, str)) else f"{type(error).__name__}: {error}"
+    trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
+    kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
+    process = {"rank": rank, "host": socket.gethostname(), "job": job or _job["job"], "ended": time.time()}
+    write_json(Path(folder) / f"failed.{rank}.json", {**process, "error": text, "traceback": trace, **kind})
 
 
 def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:

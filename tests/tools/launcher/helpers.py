@@ -44,7 +44,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 def end(folder: Path, state: str, **values: Any) -> None:
     """Record what a job whose submission is called s records when it ends; other ``values`` replace its own."""
     times = {"started": time.time(), "ended": time.time()}
-    update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, **times, **values})
+    update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, "host": "h", **times, **values})
 
 
 def complete(spec: StageSpec) -> StageSpec:

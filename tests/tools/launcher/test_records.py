@@ -24,7 +24,7 @@ def test_an_outcome_is_that_of_one_job(tmp_path: Path):
     (tmp_path / "failed.2.json").write_text('{"rank": 2')
     for rank_0_has_started in (False, True):
         if rank_0_has_started:
-            end(tmp_path, "failed", job="t", error="later")
+            end(tmp_path, "failed", job="t", reason="later")
             write_failure(tmp_path, 0, RuntimeError("later"), "t")
         outcome = read_outcome(tmp_path, "/logs/t")
         failure = outcome["failure"]

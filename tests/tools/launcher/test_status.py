@@ -68,7 +68,7 @@ def test_runs_without_the_launcher(tmp_path: Path):
         raise Stopped("SIGTERM")
     with pytest.raises(RuntimeError), stage("transfer", runs / "failed", CPU):
         raise RuntimeError("a bug")
-    update_state(runs / "lost", stage="transfer", state="running", job="", started=1.0, pid=1, attempt=0)
+    update_state(runs / "lost", stage="transfer", state="running", job="", started=1.0, pid=1, attempt=0, host="h")
     (runs / "lost/metrics.json").write_text(json.dumps({"iteration": 4, "total_loss": 0.5}))
     started(runs / "job", {**SLURM, "cluster": "local"})
     with stage("knn", runs / "job/knn", CPU):  # below the folder of another run

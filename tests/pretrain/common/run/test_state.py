@@ -31,7 +31,7 @@ def _without_a_job() -> Iterator[None]:
         (None, {"state": "complete"}),
         (Stopped("SIGTERM"), {"state": "stopped", "reason": "SIGTERM"}),
         (KeyboardInterrupt(), {"state": "stopped", "reason": "KeyboardInterrupt"}),
-        (RuntimeError("a bug\nin two lines"), {"state": "failed", "error": "a bug in two lines"}),
+        (RuntimeError("a bug\nin two lines"), {"state": "failed", "reason": "a bug in two lines"}),
     ],
 )
 def test_a_stage_records_that_it_runs_and_how_it_ended(
@@ -50,7 +50,7 @@ def test_a_stage_records_that_it_runs_and_how_it_ended(
     ended = read_state(tmp_path)
     assert ended.items() >= {**start, **end}.items() and ended["started"] <= ended["ended"] <= ended["updated"]
     with record_state(tmp_path, "knn"):
-        assert not {"reason", "error", "ended"} & read_state(tmp_path).keys()
+        assert not {"reason", "ended"} & read_state(tmp_path).keys()
 
 
 def test_a_full_disk_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ class LocalRun:
 
     def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
         self._graph, self._options, self._missing = graph, options, missing
-        self._is_alone, self._parallel = graph.report is None, options.parallel or 1
+        self._is_alone = graph.report is None
+        self._parallel = options.parallel or 1
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
@@ -60,12 +61,10 @@ class LocalRun:
         numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
         earlier = {number: signal.signal(number, self._forward) for number in numbers}
         try:
-            while True:
-                while not (self._signals or self._interruptions) and (node := self._next()):
-                    self._start(node)
-                if not self._running:
-                    break
+            self._start_ready()
+            while self._running:
                 self._finish(*self._wait())
+                self._start_ready()
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -83,13 +82,21 @@ class LocalRun:
         for job in self._running.values():
             job.ask_to_stop() if len(self._signals) == 1 else job.kill()
 
-    def _next(self) -> Node | None:
+    def _start_ready(self) -> None:
+        while not (self._signals or self._interruptions):
+            node = self._find_ready()
+            if node is None:
+                break
+            self._start(node)
+
+    def _find_ready(self) -> Node | None:
         """Return a stage that can start now; remove complete stages, and those that depend on a failed one."""
         free = len(self._free_gpus)
         for node in list(self._waiting.values()):
             if len(self._running) == self._parallel:
                 break
-            if cause := next((self._failed[parent] for parent in node.parents if parent in self._failed), ""):
+            cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
+            if cause:
                 print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
                 self._failed[node.key] = cause
                 self._waiting.pop(node.key)
@@ -107,7 +114,8 @@ class LocalRun:
         if not self._is_alone:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
         options = self._options.fitting(node.spec)
-        gpus, prefix = self._free_gpus[: options.gpus_per_node], f"{node.key}: " if self._parallel > 1 else ""
+        gpus = self._free_gpus[: options.gpus_per_node]
+        prefix = f"{node.key}: " if self._parallel > 1 else ""
         try:
             job = self._running[node.key] = LocalJob(node.spec, options, gpus, prefix)
         except UserError as error:
@@ -141,8 +149,9 @@ class LocalRun:
         elif outcome["state"] == "complete":
             self._report_success(key, job)
         elif not failure:
-            is_lost = outcome["state"] in ("", "running")
-            end = f"failed: {describe_unrecorded_exit(job.folder)}" if is_lost else f"stopped: {outcome['reason']}"
+            end = f"{outcome['state']}: {outcome['reason']}"
+            if outcome["state"] in ("", "running"):
+                end = f"failed: {describe_unrecorded_exit(job.folder)}"
             self._fail(key, f"{job.spec.stage} in {folder} {end}; run the same command again to resume", 1)
         elif failure["user_error"]:
             self._fail(key, f"error: {failure['error']}", 2)
@@ -154,9 +163,9 @@ class LocalRun:
     def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._is_alone:
             print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
-        elif text := _NEXT.get(job.spec.stage):
+        elif job.spec.stage in _NEXT:
             folder = os.path.relpath(job.spec.folder)
-            print(text.format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
+            print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
 
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key

@@ -43,22 +43,27 @@ class LocalJob:
     """
 
     def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
-        self.spec, self.gpus, self.started = spec, gpus, time.monotonic()
-        self.folder, self.logs = Path(spec.folder), new_log_folder(spec.folder)
-        self._shown, self._prefix = dict.fromkeys(log_paths(self.logs, 0), 0), prefix  # bytes by file
+        self.spec = spec
+        self.gpus = gpus
+        self.started = time.monotonic()
+        self.folder = Path(spec.folder)
+        self.logs = new_log_folder(spec.folder)
+        self._prefix = prefix
+        self._shown = dict.fromkeys(log_paths(self.logs, 0), 0)  # number of bytes by file
         self._is_stopping = False
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
-        environment, size = _environment(options, gpus), options.tasks_per_node
+        environment = _build_environment(options, gpus)
+        size = options.tasks_per_node
         command = [sys.executable, "-u", "-m", "tools.launcher.rank_main", str(self.logs)]
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                place = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
+                of_rank = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
                 out, err = log_paths(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
-                    process = subprocess.Popen(command, env={**environment, **place}, stdout=stdout, stderr=stderr)
+                    process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
                 self._ranks.append(process)
         except OSError as error:
             for process in self._ranks:
@@ -114,7 +119,7 @@ class LocalJob:
         return code < 0 and (self._is_stopping or "stopped_by" in find_job(self.folder, self.logs))
 
 
-def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
+def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment of the ranks, which import this code whatever their working directory is."""
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")

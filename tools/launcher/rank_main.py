@@ -97,7 +97,8 @@ class SlurmJob:
     patience_s: float = 100.0
 
     def __call__(self) -> None:
-        env, attempt = submitit.JobEnvironment(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        env = submitit.JobEnvironment()
+        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
         address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
         local_size = env.num_tasks // env.num_nodes
         sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
@@ -197,13 +198,11 @@ def rank_environment(
     Args:
         attempt: a name of this start of the job, the same on every rank.
     """
-    values = {
-        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size,
-        "MASTER_ADDR": address,
-        # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the
-        # first may still be in use.
-        "MASTER_PORT": 20000 + zlib.crc32(attempt.encode()) % 12000,
-    }  # fmt: skip
+    # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the first
+    # may still be in use.
+    port = 20000 + zlib.crc32(attempt.encode()) % 12000
+    sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    values = {**sizes, "MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in values.items()}
 
 

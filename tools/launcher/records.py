@@ -53,11 +53,9 @@ def new_log_folder(folder: str | Path) -> Path:
 def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
     """Add a job to launch.json; ``name`` is that of `submit.job_name`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
-    job = {
-        "id": job_id, "cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", ""), "name": name,
-        "logs": str(logs), "host": socket.gethostname(), "submitted": time.time(),
-        "tasks": options.nodes * options.tasks_per_node, "code": git_state(), **more,
-    }  # fmt: skip
+    clusters = {"cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", "")}
+    source = {"host": socket.gethostname(), "submitted": time.time(), "code": git_state()}
+    job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
     jobs = [*read_record(path).get("jobs", []), job]
     record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
     try:

@@ -125,7 +125,8 @@ def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[s
 def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: dict[str, Any]) -> tuple[str, str]:
     """Choose between what the job recorded and the scheduler's word for it; return the state and its reason."""
     word, _, detail = job_state.partition(" ")
-    state, reason = outcome["state"], outcome["reason"]
+    state = outcome["state"]
+    reason = outcome["reason"]
     if not job_state:
         return "not started", ""
     if word == "UNKNOWN" and not is_finished(folder, job):

@@ -52,7 +52,8 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 def holder(folder: str | Path) -> dict[str, Any]:
     """Return the live owner's record (``work``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
-    return next((owner for path in _owners(Path(folder), "") if not _is_dead(path, owner := _read(path))), {})
+    owners = {path: _read(path) for path in _owners(Path(folder), "")}
+    return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
 
 
 def start_of(pid: int) -> str:
@@ -68,7 +69,8 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
     while True:
         owners = _owners(folder, of)
         for path in owners:
-            while not _is_dead(path, owner := _read(path)):
+            owner = _read(path)
+            while not _is_dead(path, owner):
                 if owner:
                     job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
                     raise UserError(
@@ -78,15 +80,16 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                         " folder"
                     )
                 time.sleep(0.1)  # it is about to write its name, or was killed before that
+                owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
         try:
             with open(owner_file, "x") as file:
                 file.write(json.dumps(record))
-            others = [path for path in _owners(folder, of) if path != owner_file]
-            if all(_is_dead(path, _read(path)) for path in others):
+            earlier = [path for path in _owners(folder, of) if path != owner_file]
+            if all(_is_dead(path, _read(path)) for path in earlier):
                 unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
-                for path in (*others, *unfinished):
+                for path in (*earlier, *unfinished):
                     path.unlink(missing_ok=True)
                 return owner_file
             owner_file.unlink()  # another process came in between

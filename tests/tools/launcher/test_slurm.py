@@ -35,7 +35,8 @@ def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: Slu
     (job,) = submit([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job.job_id, "FAILED")
     status.print_status(tmp_path)
-    assert "rank 1 on" in (shown := capsys.readouterr().out) and "RuntimeError: rank 1 cannot go on" in shown
+    printed = capsys.readouterr().out
+    assert "rank 1 on" in printed and "RuntimeError: rank 1 cannot go on" in printed
 
 
 def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):

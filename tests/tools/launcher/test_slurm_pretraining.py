@@ -24,7 +24,8 @@ from tools.launcher.options import Options
 from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
-MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
+MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"
+RECIPE = CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 _SLOW_STEPS = """
 import time
@@ -177,4 +178,5 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     assert Path("out/report_scores.png").exists()
     capsys.readouterr()
     assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
-    assert "array" not in (printed := capsys.readouterr().out) and table in printed
+    printed = capsys.readouterr().out
+    assert "array" not in printed and table in printed

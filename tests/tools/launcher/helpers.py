@@ -23,7 +23,7 @@ HERE = Options(cluster="local", gpus=0)
 
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
-    """A stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
+    """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
     given = args or ((1,) if function == "count" else ())
     return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
 
@@ -37,7 +37,7 @@ def run_alone(spec: StageSpec, options: Options = HERE) -> int:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What the folder's last job has recorded."""
+    """Return what the folder's last job has recorded."""
     return read_outcome(folder, job_of(folder)["logs"])
 
 
@@ -55,7 +55,7 @@ def complete(spec: StageSpec) -> StageSpec:
 
 
 def shown(folder: Path) -> dict[str, Any]:
-    """What status says of the stage in a folder."""
+    """Return the status of the stage in a folder."""
     (stage,) = collect(folder)
     return stage
 
@@ -72,7 +72,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, path: str = "", **scripts: str) -> None:
-    """A PATH that begins with these programs, and continues with ``path``."""
+    """Set a PATH that begins with these programs, and continues with ``path``."""
     (folder / "bin").mkdir()
     for name, script in scripts.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -16,16 +16,20 @@ from tools.launcher import jobs, status
 from tools.launcher.records import launch_files
 
 LOCAL = {
-    "id": "999999999", "cluster": "local", "name": "n", "logs": "/l/s", "host": socket.gethostname(), "tasks": 1,
+    "id": "999999999",
+    "cluster": "local",
+    "name": "n",
+    "logs": "/l/s",
+    "host": socket.gethostname(),
     "submitted": 0.0,
-}  # fmt: skip
+}
 ELSEWHERE = {**LOCAL, "host": "another-machine"}
 SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
 
 
-def started(folder: Path, *given: dict[str, Any]) -> Path:
+def started(folder: Path, *job_records: dict[str, Any]) -> Path:
     (folder / "launch").mkdir(parents=True)
-    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": given}
+    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": job_records}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
 

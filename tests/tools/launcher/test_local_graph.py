@@ -23,8 +23,8 @@ from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
 
 
-def here(tasks: int = 1, **given: object) -> Options:
-    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **given})  # type: ignore[arg-type]
+def here(tasks: int = 1, **values: object) -> Options:
+    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **values})  # type: ignore[arg-type]
 
 
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
@@ -69,8 +69,8 @@ def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
 def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
     """Rank 0 waits for rank 1, which cannot write to the folder of records."""
     assert run_alone(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
-    shown = capfd.readouterr().err
-    assert "cannot write results.json: No space left on device" in shown and "out of memory" not in shown
+    printed = capfd.readouterr().err
+    assert "cannot write results.json: No space left on device" in printed and "out of memory" not in printed
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
@@ -83,9 +83,13 @@ class Attached:
             f"sys.exit(run_alone(fake({str(folder)!r}, {function!r}, *{args!r})))"
         )
         self._process = subprocess.Popen(
-            [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True,
+            [*by, sys.executable, "-c", code],
+            cwd=ROOT,
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
-        )  # fmt: skip
+        )
 
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self._process.pid, number)
@@ -98,10 +102,10 @@ class Attached:
         self.signal(signal.SIGINT)
 
     def end(self, status: int = 130) -> str:
-        """What it printed on standard error until it ended; 130: by a signal or `cancel`."""
-        _, shown = self._process.communicate(timeout=60)
-        assert self._process.returncode == status, shown
-        return shown
+        """Return what it printed on standard error until it ended; 130 means by a signal or `cancel`."""
+        _, printed = self._process.communicate(timeout=60)
+        assert self._process.returncode == status, printed
+        return printed
 
 
 COUNT = ("count", 1000, 0.1)
@@ -134,9 +138,9 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
     capfd.readouterr()
     status.print_status(tmp_path)
-    shown = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
-    assert re.search(r"fake +stopped", shown)
-    assert not re.search("SIG|running|failed|without reporting an error", shown)
+    printed = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
+    assert re.search(r"fake +stopped", printed)
+    assert not re.search("SIG|running|failed|without reporting an error", printed)
     jobs.cancel(tmp_path)
     assert f"no running jobs in {tmp_path}" in capfd.readouterr().out
     if stage == COUNT and moment == "count.0":
@@ -193,8 +197,8 @@ def graph_of(folder: Path, *nodes: Node) -> Graph:
     return Graph("pipeline", str(folder), nodes, fake(folder / "report"))
 
 
-def two(gpus: int = 0, **given: object) -> Options:
-    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **given)  # type: ignore[arg-type]
+def two(gpus: int = 0, **values: object) -> Options:
+    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **values)  # type: ignore[arg-type]
 
 
 def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
@@ -217,17 +221,17 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
     assert run(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
-    shown = capfd.readouterr().out
-    assert shown.index("[1/3] a: ") < shown.index("[2/3] c -> ")
+    printed = capfd.readouterr().out
+    assert printed.index("[1/3] a: ") < printed.index("[2/3] c -> ")
 
 
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))
     assert run(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
-    shown = capfd.readouterr().err
-    assert "[1/4] bad: failed; the other branches continue" in shown
-    assert "[2/4] child: skipped, because bad failed" in shown
+    printed = capfd.readouterr().err
+    assert "[1/4] bad: failed; the other branches continue" in printed
+    assert "[2/4] child: skipped, because bad failed" in printed
     assert (tmp_path / "a/results.json").exists() and (tmp_path / "b/results.json").exists()
 
 

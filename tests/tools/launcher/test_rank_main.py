@@ -62,9 +62,14 @@ SILENT = "echo Unable to contact slurm controller >&2; exit 1"
     ids=["cancelled", "preempted", "silent", "slow, but it worked", "controller restarts", "full disk", "too often"],
 )
 def test_what_a_job_does_with_a_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: signal.Signals, scontrol: str, error: Exception | None,
-    requeues: list[str], state: str,
-):  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    received: signal.Signals,
+    scontrol: str,
+    error: Exception | None,
+    requeues: list[str],
+    state: str,
+):
     def requeue(_number: int, _frame: Any) -> None:
         env.requeues.append("submitit")
         if error:

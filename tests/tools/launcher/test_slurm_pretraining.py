@@ -116,8 +116,8 @@ def test_pretraining_on_two_nodes_equals_one_process(
     run_alone(stages.pretrain("", overrides(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
-    one, two = ([line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here"))
-    assert one == pytest.approx(two, rel=1e-4) and len(one) == 3
+    losses = [[line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 3
 
 
 SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps
@@ -155,8 +155,8 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     weights, resumed = (read(Path(name, "jcl/mask/model_final.pth"))["model"] for name in ("whole", "cut"))
     assert weights.keys() == resumed.keys() and all(torch.equal(value, resumed[key]) for key, value in weights.items())
     tables = [Path(name, "report.md").read_text().partition("## Cost")[0] for name in ("whole", "cut")]
-    one, two = (re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables)  # files' hashes know their folder
-    assert one == two
+    tables = [re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables]  # files' hashes depend on their folder
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.slow
@@ -165,9 +165,11 @@ def test_a_sweep_on_slurm_ends_in_a_table(
 ):
     Path("linear.yaml").write_text("LINEAR: {BASE_LR: 1.0, EPOCHS: 1, IMS_PER_BATCH: 16}\n")
     plan = {
-        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.JCL_LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "PRETRAIN": str(RECIPE),
+        "GRID": {"METHOD.JCL_LAMBDA": [1, 4]},
+        "LINEAR": "linear.yaml",
         "OVERRIDES": overrides(images, tmp_path, "SOLVER.MAX_STEPS", "2"),
-    }  # fmt: skip
+    }
     Path("sweep.yaml").write_text(yaml.safe_dump(plan))
     graph = pipeline.load("sweep.yaml", "out")
     assert run(graph, replace(slurm_options, parallel=1)) == 0

@@ -42,18 +42,21 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
     assert [line.split()[:3] for line in shown.splitlines()[1:4]] == [
-        ["knn", "complete", "local"], ["fake", "not", "started"], ["fake", "not", "started"],
-    ]  # fmt: skip
+        ["knn", "complete", "local"],
+        ["fake", "not", "started"],
+        ["fake", "not", "started"],
+    ]
 
 
 def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for number, name in enumerate("abc"):
         started(tmp_path / "runs" / name, {**SLURM, "id": str(70 + number)})
     programs(
-        monkeypatch, tmp_path,
+        monkeypatch,
+        tmp_path,
         squeue=f"echo $* >> {tmp_path}/asked; echo '70|RUNNING|None|n'; echo '71|PENDING|Priority|n'",
         sacct=f"echo $* >> {tmp_path}/asked; echo '72|OUT_OF_MEMORY|None|n'",
-    )  # fmt: skip
+    )
     states = {key: (entry["state"], entry["reason"]) for key, entry in by_key(tmp_path / "runs").items()}
     assert states == {"a": ("running", ""), "b": ("pending", "Priority"), "c": ("out_of_memory", "")}
     asked = (tmp_path / "asked").read_text().splitlines()

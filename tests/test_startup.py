@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.launcher.helpers import complete
 from tools.launcher import stages
 from tools.launcher.graph import single
 from tools.launcher.spec import StageSpec
@@ -67,11 +68,8 @@ ANSWERS = {
 
 def finish(spec: StageSpec, config: str = "") -> None:
     """Leaves what the launcher and the stage leave of complete work."""
-    folder = Path(spec.folder)
-    single(spec).nodes[0].spec.mark_complete()
-    (folder / "stage.txt").write_text(spec.stage)
-    (folder / "config.yaml").write_text(config or spec.config)
-    (folder / spec.produces).write_text("{}")
+    complete(single(spec).nodes[0].spec)
+    (Path(spec.folder) / "config.yaml").write_text(config or spec.config)
 
 
 @pytest.fixture(scope="module")

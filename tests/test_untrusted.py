@@ -15,8 +15,10 @@ import torch
 
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.logs import setup_logging
+from pretrain.common.run.state import update_state, write_failure
 from pretrain.config import load_config
 from tests.pretrain.runs import overrides
+from tests.tools.launcher.helpers import end
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
 from tools.launcher import options, pipeline, stages
@@ -60,15 +62,14 @@ def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any]):
 def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     """A run folder as the launcher leaves it, with ``text`` wherever a text stands."""
     logs = folder / "launch/submission"
-    (folder / "launch/ranks").mkdir(parents=True)
-    logs.mkdir()
+    logs.mkdir(parents=True)
     spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
-    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1}
+    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1,
+           "submitted": 0}  # fmt: skip
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
-    rank = {"state": "failed", "started": 0, "host": text, "reason": text, "rank": 0, "attempt": 0, "error": text,
-            "followed": False, "ended": 0, "user_error": True}  # fmt: skip
-    (folder / f"launch/ranks/submission.{jobs_id}.0.0.json").write_text(json.dumps(rank))
+    end(folder, "failed", stage=text, host=text, reason=text, job="submission")
+    write_failure(folder, 0, UserError(text), "submission")
     for kind in ("out", "err"):
         (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")
     (folder / "environment.txt").write_text(f"git: {text}\n")
@@ -143,7 +144,7 @@ def test_a_checkpoint_that_is_resumed_runs_no_code(marker: Path, images: Path):
     folder = marker.with_name("run")
     cfg = load_config(None, overrides(images, folder))
     folder.mkdir()
-    (folder / "stage.txt").write_text("pretrain\n")
+    update_state(folder, stage="pretrain")
     (folder / "config.yaml").write_text(cfg.dump())
     torch.save({"step": 1, "state_dict": Payload(marker)}, folder / "checkpoint_0000000001.pth")
     with pytest.raises(UserError, match="unsafe-pickle"):

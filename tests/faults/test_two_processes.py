@@ -107,7 +107,7 @@ def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Co
     assert ended.status == 2 and "Traceback" not in ended.text, ended.text
     (line,) = (line for line in ended.text.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: {said}"), ended.text
-    records = [json.loads(path.read_text()) for path in (tmp_path / "run/launch/ranks").glob("*.json")]
+    records = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("failed.*.json")]
     assert {record["rank"] for record in records if record["error"].startswith(said)} == {0, 1}, records
 
 

@@ -34,7 +34,7 @@ def whole(images, tmp_path_factory) -> Path:
 
 def test_a_run_folder_is_self_contained(whole):
     names = {p.name for p in whole.iterdir()}
-    wanted = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt stage.txt"
+    wanted = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt state.json"
     assert {*wanted.split(), "views.png"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     logged = lines(whole, "loss")

@@ -6,6 +6,7 @@ import torch
 from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from pretrain.common.run.state import update_state
 from pretrain.common.weights.file import tensor_digest
 from pretrain.model import objectives
 from pretrain.state import from_checkpoint, to_checkpoint
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
 def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
-    (tmp_path / "stage.txt").write_text("pretrain")
+    update_state(tmp_path, stage="pretrain")
     for name in ("results.json", "metrics.json", "events.out.tfevents.1.host"):
         (tmp_path / name).write_text('{"iteration": 0, "loss": 99.0}\n')
     with pytest.raises(UserError, match="not finite"):  # ends before it writes its own results

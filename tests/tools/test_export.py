@@ -20,6 +20,7 @@ from torchvision.transforms import functional
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
+from pretrain.common.run.state import update_state
 from pretrain.common.weights.resnet_names import DEPTHS, names, to_transformers
 from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
@@ -50,7 +51,7 @@ def run(tmp_path: Path) -> Path:
             "SEED", "3"]  # fmt: skip
     file = moco(resnet_state("resnet18"), resnet_state("resnet18", seed=1))
     torch.save({**file, "step": 700, "config": load_config(None, keys).dump()}, folder / "checkpoint_final.pth")
-    (folder / "stage.txt").write_text("pretrain\n")
+    update_state(folder, stage="pretrain")
     return folder
 
 

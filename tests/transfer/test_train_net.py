@@ -14,6 +14,7 @@ import yaml
 
 from pretrain.common import interrupt
 from pretrain.common.run.lock import claim
+from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
@@ -141,7 +142,7 @@ def test_a_run_keeps_its_classes(tmp_path: Path, engine: str, capsys: pytest.Cap
 
 def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "coco_2017_val", MODEL__WEIGHTS="")
-    (tmp_path / "stage.txt").write_text("transfer")
+    update_state(tmp_path, stage="transfer")
     (tmp_path / "classes.json").write_text('["a"]')
     assert recorded_classes(cfg, eval_only=False) == {}
     (tmp_path / "model_0000001.pth").write_bytes(b"")
@@ -172,7 +173,7 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
     check_output_dir(cfg, resume=False)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/stage.txt").write_text("transfer")
+    update_state(tmp_path / "out", stage="transfer")
     (tmp_path / "out/metrics.json").write_text("")  # it failed before its first line
     check_output_dir(cfg, resume=False)
     (tmp_path / "out/metrics.json").write_text("{}\n")

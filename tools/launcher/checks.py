@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_free, check_stage_of
+from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_data_exists, check_divisible, check_same_run
 from transfer.config import load_config, scale_to_world
@@ -21,7 +22,7 @@ from transfer.train_net import pick_engine
 
 from .jobs import check_not_running, job_states
 from .options import Options
-from .spec import StageSpec, read_record
+from .spec import StageSpec
 from .stages import config_file, pretrain_config
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def check_may_continue(spec: StageSpec) -> None:
         return
     if spec.stage == "pretrain" and (earlier_config := pretrain_config(spec.folder)):
         check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
-    launched, complete = (read_record(folder / "launch" / f"{name}.json") for name in ("launch", "complete"))
-    earlier = StageSpec.from_json(launched["spec"]).work if launched.get("spec") else complete.get("work")
+    launched = read_record(folder / "launch" / "launch.json")
+    earlier = StageSpec.from_json(launched["spec"]).work if launched.get("spec") else read_state(folder).get("work")
     changes = spec.changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} holds other work ({changes}); move that folder away, or choose another OUTPUT_DIR")

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common.errors import UserError
 
 from .jobs import describe_unrecorded_exit
-from .local_job import LocalJob, record_stop, stopped_by
+from .local_job import LocalJob
 from .options import Options, visible_gpus
-from .rank_main import LOCAL_STOP, hang_up
-from .records import attempts
+from .rank_main import LOCAL_STOP_REASON, hang_up
+from .records import find_job, read_outcome, record_stop
 
 if TYPE_CHECKING:
     from .graph import Graph, Node
 
-# What a stage is usually followed by.
+# The command that usually follows a stage.
 _NEXT = {
     "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
     "transfer": "next: python tools/launch.py report {folder}",
@@ -33,15 +33,16 @@ _NEXT = {
 
 
 class Interrupted(Exception):
-    """The user ended the stages that ran; the text says how each ended."""
+    """Raised when the user has stopped the running stages; its text says how each ended."""
 
 
 class LocalRun:
-    """Runs the stages ``missing`` of a graph, at most `Options.parallel` at once."""
+    """A run of a graph's ``missing`` stages, at most `Options.parallel` of them at once."""
 
     def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
         self._graph, self._options, self._missing = graph, options, missing
-        self._is_alone, self._parallel = graph.report is None, options.parallel or 1
+        self._is_alone = graph.report is None
+        self._parallel = options.parallel or 1
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
@@ -52,20 +53,18 @@ class LocalRun:
         self._status = 0
 
     def run(self) -> int:
-        """Returns the exit status.
+        """Run the stages; return the exit status.
 
         Raises:
-            Interrupted: by a signal or `cancel`; every running stage has ended, and no other one was started.
+            Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
         """
         numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
         earlier = {number: signal.signal(number, self._forward) for number in numbers}
         try:
-            while True:
-                while not (self._signals or self._interruptions) and (node := self._next()):
-                    self._start(node)
-                if not self._running:
-                    break
+            self._start_ready()
+            while self._running:
                 self._finish(*self._wait())
+                self._start_ready()
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -83,13 +82,21 @@ class LocalRun:
         for job in self._running.values():
             job.ask_to_stop() if len(self._signals) == 1 else job.kill()
 
-    def _next(self) -> Node | None:
-        """A stage that can start now; removes complete stages, and those that a failed one ends, from the list."""
+    def _start_ready(self) -> None:
+        while not (self._signals or self._interruptions):
+            node = self._find_ready()
+            if node is None:
+                break
+            self._start(node)
+
+    def _find_ready(self) -> Node | None:
+        """Return a stage that can start now; remove complete stages, and those that depend on a failed one."""
         free = len(self._free_gpus)
         for node in list(self._waiting.values()):
             if len(self._running) == self._parallel:
                 break
-            if cause := next((self._failed[parent] for parent in node.parents if parent in self._failed), ""):
+            cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
+            if cause:
                 print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
                 self._failed[node.key] = cause
                 self._waiting.pop(node.key)
@@ -99,7 +106,7 @@ class LocalRun:
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
                 if self._options.fitting(node.spec).gpus_per_node <= free or not self._running:
                     return node
-                free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
+                free = 0  # it waits for GPUs; only stages that need none may start before it
         return None
 
     def _start(self, node: Node) -> None:
@@ -107,7 +114,8 @@ class LocalRun:
         if not self._is_alone:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
         options = self._options.fitting(node.spec)
-        gpus, prefix = self._free_gpus[: options.gpus_per_node], f"{node.key}: " if self._parallel > 1 else ""
+        gpus = self._free_gpus[: options.gpus_per_node]
+        prefix = f"{node.key}: " if self._parallel > 1 else ""
         try:
             job = self._running[node.key] = LocalJob(node.spec, options, gpus, prefix)
         except UserError as error:
@@ -118,7 +126,7 @@ class LocalRun:
             job.ask_to_stop() if len(self._signals) == 1 else job.kill()
 
     def _wait(self) -> tuple[str, LocalJob]:
-        """Waits until one of the jobs has ended, and shows the output of all; returns its stage's key, too."""
+        """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
         while True:
             ended = next((key for key, job in self._running.items() if job.has_ended()), None)
             for job in self._running.values():
@@ -129,36 +137,35 @@ class LocalRun:
 
     def _finish(self, key: str, job: LocalJob) -> None:
         self._free_gpus = job.gpus + self._free_gpus
-        stage, folder = job.spec.stage, job.spec.folder
-        last: dict[str, Any] = next(iter(attempts(folder, {"logs": job.logs})[-1:]), {"state": "running"})
-        by = stopped_by(job.folder, job.logs)
+        folder = job.spec.folder
+        by = find_job(job.folder, job.logs).get("stopped_by", "")
+        outcome = read_outcome(folder, job.logs)
+        failure = outcome["failure"]
         if self._signals and not by:
             by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
             record_stop(job.folder, job.logs, by)
         if by:
-            self._interruptions.append(_interruption(folder, last, by))
-        elif last["state"] == "done":
-            self._end_well(key, job)
-        elif failure := last.get("failure"):
-            if failure["user_error"]:
-                self._fail(key, f"error: {failure['error']}", 2)
-            else:
-                place = f"{stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
-                seen = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
-                self._fail(key, f"{seen}{place}: {failure['error']}", 1)
+            self._interruptions.append(_describe_interruption(folder, outcome, by))
+        elif outcome["state"] == "complete":
+            self._report_success(key, job)
+        elif not failure:
+            end = f"{outcome['state']}: {outcome['reason']}"
+            if outcome["state"] in ("", "running"):
+                end = f"failed: {describe_unrecorded_exit(job.folder)}"
+            self._fail(key, f"{job.spec.stage} in {folder} {end}; run the same command again to resume", 1)
+        elif failure["user_error"]:
+            self._fail(key, f"error: {failure['error']}", 2)
         else:
-            state, reason = (
-                last["state"].replace("running", "failed"),
-                last.get("reason") or describe_unrecorded_exit(Path(folder)),
-            )
-            self._fail(key, f"{stage} in {folder} {state}: {reason}; run the same command again to resume", 1)
+            where = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
+            self._fail(key, f"{trace}{where}: {failure['error']}", 1)
 
-    def _end_well(self, key: str, job: LocalJob) -> None:
+    def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._is_alone:
             print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
-        elif text := _NEXT.get(job.spec.stage):
+        elif job.spec.stage in _NEXT:
             folder = os.path.relpath(job.spec.folder)
-            print(text.format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
+            print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
 
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
@@ -171,15 +178,16 @@ class LocalRun:
         return f"[{place}/{len(self._graph.nodes)}] {key}"
 
 
-def _interruption(folder: str, last: dict[str, Any], by: str) -> str:
-    if last["state"] == "done":  # no step was left to stop after
-        return f"the stage in {folder} completed before it could be stopped"
-    if last["state"] == "running":
+def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str:
+    if outcome["state"] == "complete":  # no step was left to stop after
+        return f"the stage in {folder} finished before the stop request"
+    if outcome["state"] in ("", "running"):
         return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
-    failure = last.get("failure", {}).get("error", "")
-    return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
+    if outcome["failure"]:
+        return f"{by}: the stage in {folder} has failed: {outcome['failure']['error']}"
+    return outcome["reason"].replace(LOCAL_STOP_REASON, by)
 
 
 def short(path: str) -> str:
-    """A path relative to the working folder, where that is above it."""
+    """Return a path below the working folder as a relative path."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -1,6 +1,6 @@
-"""A job of this machine: a process per rank, started and watched by the launcher.
+"""A job of this machine: one process per rank, started and monitored by the launcher.
 
-A rank that failed or was killed ends the other ranks, which would wait for it in a collective for half an hour.
+When a rank fails or is killed, the other ranks are killed: they would wait for it in a collective for half an hour.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, printable
-from pretrain.common.files import atomic_write, write_json
+from pretrain.common.files import write_json
 from pretrain.common.run.folder import usable_cores
 from pretrain.common.run.lock import start_of
+from pretrain.common.run.state import read_record
 
 from .options import Options
 from .rank_main import STOPPED, rank_environment
-from .records import RankRecord, new_log_folder, record_job
+from .records import find_job, new_log_folder, record_failure, record_job, record_stop
 from .spec import ROOT, StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
@@ -41,22 +43,27 @@ class LocalJob:
     """
 
     def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
-        self.spec, self.gpus, self.started = spec, gpus, time.monotonic()
-        self.folder, self.logs = Path(spec.folder), new_log_folder(spec.folder)
-        self._shown, self._prefix = dict.fromkeys(log_paths(self.logs, 0), 0), prefix  # bytes by file
+        self.spec = spec
+        self.gpus = gpus
+        self.started = time.monotonic()
+        self.folder = Path(spec.folder)
+        self.logs = new_log_folder(spec.folder)
+        self._prefix = prefix
+        self._shown = dict.fromkeys(log_paths(self.logs, 0), 0)  # number of bytes by file
         self._is_stopping = False
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
-        environment, size = _environment(options, gpus), options.tasks_per_node
+        environment = _build_environment(options, gpus)
+        size = options.tasks_per_node
         command = [sys.executable, "-u", "-m", "tools.launcher.rank_main", str(self.logs)]
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                place = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
+                of_rank = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
                 out, err = log_paths(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
-                    process = subprocess.Popen(command, env={**environment, **place}, stdout=stdout, stderr=stderr)
+                    process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
                 self._ranks.append(process)
         except OSError as error:
             for process in self._ranks:
@@ -68,23 +75,24 @@ class LocalJob:
         record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=self._processes)
 
     def has_ended(self) -> bool:
-        """True once every rank has ended; those that would wait for one that failed are killed after some seconds."""
+        """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
         codes = [process.poll() for process in self._ranks]
         if self._failed_at is None:
             for rank, code in enumerate(codes):
-                record = RankRecord(self.folder, self.logs.name, 0, rank)
-                if code in (0, STOPPED) or (code is None and not record.has_failed()):  # which may hang at its exit
+                has_failed = read_record(self.folder / f"failed.{rank}.json").get("job") == self.logs.name
+                if code in (0, STOPPED) or (code is None and not has_failed):  # a failed rank may hang at its exit
                     continue
                 self._failed_at = time.monotonic()
-                if code is not None and not self._was_ended(code):
-                    record.die(f"rank {rank}: {_how_it_ended(code, log_paths(self.logs, rank)[1])}")
+                if code is not None and not has_failed and not self._was_stopped(code):
+                    error = f"rank {rank}: {_describe_exit(code, log_paths(self.logs, rank)[1])}"
+                    record_failure(self.folder, rank, error, self.logs.name)
                 break
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
             kill(self._processes)
         return None not in codes
 
     def show_output(self) -> None:
-        """Prints the complete lines that rank 0 has written since the last call."""
+        """Print the complete lines that rank 0 has written since the last call."""
         for path, offset in self._shown.items():
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 file.seek(offset)
@@ -93,25 +101,26 @@ class LocalJob:
                 self._shown[path] = offset + len(lines)
                 stream = sys.stderr if path.suffix == ".err" else sys.stdout
                 for line in lines.decode(errors="replace").splitlines():
-                    print(f"{self._prefix}{shown(line)}", file=stream, flush=True)
+                    print(f"{self._prefix}{strip_control(line)}", file=stream, flush=True)
 
     def ask_to_stop(self) -> None:
-        """Asks every rank to stop after the current step and its checkpoint."""
+        """Ask every rank to stop after the current step and its checkpoint."""
         self._is_stopping = True
         for process in self._ranks:
             process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Kill every rank."""
         self._is_stopping = True
         kill(self._processes)
 
-    def _was_ended(self, code: int) -> bool:
-        """True if a signal ended the rank because the user ended the job, perhaps before the rank had its handlers."""
-        return code < 0 and (self._is_stopping or bool(stopped_by(self.folder, self.logs)))
+    def _was_stopped(self, code: int) -> bool:
+        """Return whether a signal ended the rank because the user stopped the job; it may not have had its handlers."""
+        return code < 0 and (self._is_stopping or "stopped_by" in find_job(self.folder, self.logs))
 
 
-def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
-    """That of the ranks: they import this code, whatever their working directory."""
+def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
+    """Return the environment of the ranks, which import this code whatever their working directory is."""
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
@@ -126,22 +135,24 @@ def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
 
 
 def log_paths(logs: Path, rank: int) -> list[Path]:
-    """Standard output and standard error of a rank."""
+    """Return the files of a rank's standard output and standard error."""
     return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
 
 
-def shown(line: str) -> str:
-    """A line without control sequences that move the cursor or retitle the window; colors remain."""
+def strip_control(line: str) -> str:
+    """Remove control sequences that move the cursor or retitle the window; colors remain."""
     return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
 
 
-def is_running(job: Mapping[str, Any]) -> bool:
-    """True if a rank of the job in launch.json is alive."""
-    return bool(_alive(job.get("processes", {})))
+def read_job_state(job: Mapping[str, Any]) -> str:
+    """Return RUNNING if a rank of the job in launch.json is alive, ENDED if none is, UNKNOWN on other machines."""
+    if job["host"] != socket.gethostname():
+        return "UNKNOWN"
+    return "RUNNING" if _alive(job.get("processes", {})) else "ENDED"
 
 
 def stop(folder: Path, job: Mapping[str, Any], now: bool) -> None:
-    """Ends a job that another process has started; ``now``: without time for a checkpoint."""
+    """Stop a job that another process has started; ``now`` leaves no time for a checkpoint."""
     record_stop(folder, Path(job["logs"]), "launch.py cancel --now" if now else "launch.py cancel")
     if now:
         kill(job["processes"])
@@ -152,7 +163,7 @@ def stop(folder: Path, job: Mapping[str, Any], now: bool) -> None:
 
 
 def kill(processes: Mapping[str, str]) -> None:
-    """Ends ranks without giving them time for a checkpoint."""
+    """Kill ranks without giving them time for a checkpoint."""
     for pid in _alive(processes):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -161,26 +172,13 @@ def kill(processes: Mapping[str, str]) -> None:
         time.sleep(0.05)
 
 
-def record_stop(folder: Path, logs: Path, by: str) -> None:
-    """Records who ended the job that logs to ``logs``: a process that is killed cannot record it."""
-    with contextlib.suppress(UserError):  # on a full disk the job must still end
-        atomic_write(folder / "launch" / logs.name / "stopped_by", by)
-
-
-def stopped_by(folder: Path, logs: Path) -> str:
-    """Who ended the job that logs to ``logs`` (see `record_stop`); empty: nobody did."""
-    with contextlib.suppress(OSError):
-        return (folder / "launch" / logs.name / "stopped_by").read_text()
-    return ""
-
-
 def _alive(processes: Mapping[str, str]) -> list[int]:
-    """Process ids are reused, so a process has to be the one that was started."""
+    """Return the processes that are running; process ids are reused, so each has to have its recorded start time."""
     return [int(pid) for pid, started in processes.items() if started and start_of(int(pid)) == started]
 
 
-def _how_it_ended(code: int, stderr: Path) -> str:
-    """For a rank that recorded no reason."""
+def _describe_exit(code: int, stderr: Path) -> str:
+    """Describe the exit of a rank that left no record."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

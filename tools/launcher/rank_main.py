@@ -7,6 +7,7 @@ and any collective, does rank 0 send the job back to the queue, through submitit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,74 +27,66 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.state import is_own_state, record_state, set_job, update_state
 
 from . import slurm
-from .records import RankRecord, warn
+from .records import record_failure, warn
 from .spec import StageSpec
 
-LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `run` knows which it was
+LOCAL_STOP_REASON = "Ctrl-C or SIGTERM"  # ranks here get SIGTERM for both; `local_graph` knows which it was
 STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
-_WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to get a signal
-_REQUEUE_AGAIN_S = 20.0  # after a requeue that failed
-_WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
+_WAIT_FOR_SIGNAL_S = 10.0  # for all ranks of a job to have the signal
+_REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
+_WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
 
 
-def run_stage(spec: StageSpec) -> None:
-    """Runs a stage in this process; rank 0 marks it complete."""
-    # Raised by libraries on import, in every job and many times; this project cannot avoid it.
+def run_stage(spec: StageSpec, job: str = "") -> None:
+    """Run a stage in this process; rank 0 records its state.
+
+    Args:
+        job: name of the submission.
+    """
+    # A third-party deprecation warning, which every job would repeat many times.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    set_job(job, fingerprint=spec.fingerprint(), work=spec.work)
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
-    spec.run()
-    if os.environ.get("RANK", "0") == "0":
-        spec.mark_complete()
+    is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage):
+        spec.run()
 
 
 def run_local_rank(logs: Path) -> None:
-    """What `local.LocalJob` starts: a rank of the stage in ``logs``/spec.json, whose environment it has set."""
+    """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
     spec = StageSpec.from_json(read_json(logs / "spec.json"))
-    record = RankRecord(spec.folder, logs.name, 0, int(os.environ["RANK"]))
     for number in (signal.SIGTERM, *hang_up()):
-        signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP))
-
-    def stop(reason: str) -> NoReturn:
-        record.end("stopped", reason)
+        signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP_REASON))
+    try:
+        _run_recorded(spec, logs.name)
+    except interrupt.Stopped:
         sys.exit(STOPPED)
-
-    _run_recorded(spec, record, stop)
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
-    """SIGHUP, unless nohup has this process ignore it."""
+    """Return SIGHUP, or nothing if nohup makes this process ignore it."""
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
-def _run_recorded(
-    spec: StageSpec, record: RankRecord, stop: Callable[[str], NoReturn], end: Callable[[], None] = lambda: None
-) -> None:
-    """Runs a stage and records how it ends.
-
-    Args:
-        stop: called after a requested stop.
-        end: called first after any other end.
-    """
-    record.begin()
+def _run_recorded(spec: StageSpec, job: str) -> None:
+    """Run a stage and record this rank's error, also if it occurs before the stage starts."""
     try:
-        run_stage(spec)
-    except interrupt.Stopped as stopped:
-        stop(str(stopped))
+        run_stage(spec, job)
+    except interrupt.Stopped:
+        raise
     except BaseException as error:
-        end()
-        record.fail(error)
+        record_failure(spec.folder, int(os.environ["RANK"]), error)
         if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
             sys.exit(2)
         raise
-    end()
-    record.end("done")
 
 
 @dataclass
 class SlurmJob:
-    """What submitit calls in every process of a job.
+    """A job that submitit calls in each of its processes.
 
     Attributes:
         spec: the stage.
@@ -105,7 +97,8 @@ class SlurmJob:
     patience_s: float = 100.0
 
     def __call__(self) -> None:
-        env, attempt = submitit.JobEnvironment(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        env = submitit.JobEnvironment()
+        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
         address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
         local_size = env.num_tasks // env.num_nodes
         sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
@@ -114,25 +107,29 @@ class SlurmJob:
             os.environ[name] = (name.startswith("MASTER_") and os.environ.get(name)) or value
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
-        record = RankRecord(self.spec.folder, Path(os.environ["SUBMITIT_FOLDER"]).name, attempt, env.global_rank)
-        handler = PreemptionHandler(env, record, self.patience_s)
-        _run_recorded(self.spec, record, handler.requeue_or_exit, handler.cancel_timer)
+        handler = PreemptionHandler(env, self.spec.folder, self.patience_s)
+        try:
+            _run_recorded(self.spec, Path(os.environ["SUBMITIT_FOLDER"]).name)
+        except interrupt.Stopped as stopped:
+            handler.requeue_or_exit(str(stopped))
+        finally:
+            handler.cancel_timer()
 
     def checkpoint(self) -> DelayedSubmission:
-        """What runs after a requeue: the same job; the stage finds its position in the run folder."""
+        """Return what runs after a requeue: the same job, which finds its position in the run folder."""
         return DelayedSubmission(self)
 
 
 class PreemptionHandler:
-    """Turns the job's signals into requests to stop, and requeues or ends the job once its stage has stopped.
+    """A handler that turns the job's signals into requests to stop, and requeues or ends the job after its stage.
 
     Attributes:
-        signals: names of the signals that this process got.
+        signals: names of the signals that this process has received.
     """
 
-    def __init__(self, env: Any, record: RankRecord, patience_s: float) -> None:
+    def __init__(self, env: Any, folder: str, patience_s: float) -> None:
         self.signals: set[str] = set()
-        self._env, self._record, self._patience_s = env, record, patience_s
+        self._env, self._folder, self._patience_s = env, folder, patience_s
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
         self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
@@ -143,29 +140,30 @@ class PreemptionHandler:
             signal.signal(number, self._handle)
 
     def requeue_or_exit(self, reason: str) -> NoReturn:
-        """Ends this process after a checkpoint; an exit without a result cannot be mistaken for a complete stage."""
+        """End this process after a checkpoint; an exit without a result cannot be mistaken for a complete stage."""
         self.cancel_timer()
         deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
         while not self.signals and time.monotonic() < deadline:  # the request came from another rank
             time.sleep(0.1)
         if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
-            self._record.end("stopped", reason)
             sys.exit(STOPPED)
         self.requeue(reason)
         time.sleep(_WAIT_FOR_END_S)  # to exit now would end the step, and with it rank 0 before its requeue
         sys.exit(0)
 
     def cancel_timer(self) -> None:
-        """The stage has ended or stopped by itself: it need not be requeued in the middle of a step."""
+        """Cancel the requeue in the middle of a step, once the stage has ended or stopped by itself."""
         if self._timer:
             self._timer.cancel()
 
     def requeue(self, reason: str) -> None:
-        """Rank 0 requeues the job; once."""
-        if not self._once.acquire(blocking=False):
-            return
-        self._record.end("requeued", reason)
+        """Requeue the job once, from rank 0."""
         if self._env.global_rank != 0:
+            return
+        with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
+            if is_own_state(self._folder):  # also after the timer's requeue: the stage may have recorded its stop since
+                update_state(self._folder, state="requeued", reason=reason)
+        if not self._once.acquire(blocking=False):
             return
         try:
             try:
@@ -178,7 +176,7 @@ class PreemptionHandler:
                     time.sleep(_REQUEUE_AGAIN_S)
                     self._env._requeue(0)
         except Exception as error:
-            self._record.fail(error)
+            record_failure(self._folder, 0, error)
             raise
 
     def _handle(self, number: int, _frame: Any) -> None:
@@ -195,25 +193,23 @@ class PreemptionHandler:
 def rank_environment(
     rank: int, world_size: int, local_rank: int, local_world_size: int, address: str, attempt: str
 ) -> dict[str, str]:
-    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun names them.
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 
     Args:
-        attempt: names this start of the job, the same on every rank.
+        attempt: a name of this start of the job, the same on every rank.
     """
-    values = {
-        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size,
-        "MASTER_ADDR": address,
-        # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the
-        # first may still be in use.
-        "MASTER_PORT": 20000 + zlib.crc32(attempt.encode()) % 12000,
-    }  # fmt: skip
+    # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the first
+    # may still be in use.
+    port = 20000 + zlib.crc32(attempt.encode()) % 12000
+    sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    values = {**sizes, "MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in values.items()}
 
 
 def _has_ended(env: Any) -> bool:
-    """Whether this SIGTERM ends the job (cancelled, ended by the site), or is a preemption with time for a checkpoint.
+    """Return whether this SIGTERM ends the job (a cancellation) instead of leaving time for a checkpoint (preemption).
 
-    Only rank 0 decides: another rank that exits first would end the step, and rank 0 with it.
+    Only rank 0 decides: if another rank exited first, SLURM would end the step, and rank 0 with it.
     """
     return env.global_rank == 0 and slurm.has_ended(env.job_id)
 

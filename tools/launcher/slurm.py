@@ -1,4 +1,4 @@
-"""Asks SLURM through its own programs; where they do not answer, nothing is assumed to have ended."""
+"""Queries of SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEANING = {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PEND
 
 
 def cluster_here() -> str:
-    """What ``--cluster auto`` means: slurm where it answers; local without it, and on a node of this allocation.
+    """Resolve ``--cluster auto``: slurm where it answers; local without it, and on a node of the current allocation.
 
     Raises:
         UserError: SLURM does not answer, or the allocation in the environment is elsewhere.
@@ -40,7 +40,7 @@ def cluster_here() -> str:
         reason = " ".join(str(getattr(error, "stderr", "") or error).split())
     if "Could not establish a configuration source" not in reason:
         raise UserError(f"sbatch is installed, but SLURM does not answer ({reason}); try again, or {_CHOOSE}")
-    print("sbatch is installed, but no cluster is configured here: on this machine", file=sys.stderr)
+    print("sbatch is installed, but no cluster is configured here; running on this machine", file=sys.stderr)
     return "local"
 
 
@@ -54,37 +54,38 @@ def _check_allocated(job_id: str, nodes: str) -> None:
     if names.isdisjoint({*allocated, *(node.partition(".")[0] for node in allocated)}):
         what = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
         raise UserError(f"{what}; start this by srun, or {_CHOOSE}")
-    print(f"inside allocation {job_id}: on this machine ({host})", file=sys.stderr)
+    print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
 def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
-    """By id and name: PENDING (and in parentheses why), RUNNING, or SLURM's name for how the job ended.
+    """Return by id and name: PENDING with its reason in parentheses, RUNNING, or SLURM's name for how the job ended.
 
-    ENDED: SLURM has no record of it; UNKNOWN: no answer. A job of the same id and another name is another job: a new
-    cluster counts from 1 again. The queue is asked once for all jobs, and the accounting once for those not in it.
+    ENDED means that SLURM has no record of the job, UNKNOWN that it does not answer. A job with the same id and another
+    name is another job: ids repeat after a reset of SLURM. The queue is asked once for all jobs, and the accounting
+    once for those not in it.
 
     Args:
-        cluster: of these jobs; empty: the default one.
+        cluster: cluster of these jobs (default: SLURM's default cluster).
     """
     ids = ",".join(job_id for job_id, _ in jobs)
-    queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"], cluster)
+    queue = _query(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"], cluster)
     known = {job: queue[job] for job in jobs if queue and job in queue}
     absent = [job for job in jobs if job not in known]
     if absent:
         ids = ",".join(job_id for job_id, _ in absent)
-        history = _listed(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids], cluster) or {}
+        history = _query(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids], cluster) or {}
         known |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
     return known
 
 
 def has_ended(job_id: str) -> bool:
-    """Called inside the job, on its own cluster: whether SLURM ends it for good, by scontrol, which requeues, too."""
+    """Return whether SLURM is ending this process's job for good; scontrol, which requeues too, answers in a job."""
     state = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
     return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
 def cancel(job: Mapping[str, Any], now: bool = False) -> None:
-    """Cancels a job of launch.json; UserError if scancel fails, is missing or does not answer."""
+    """Cancel a job of launch.json; UserError if scancel fails, is missing or does not answer."""
     try:
         command = ["scancel", *(["--signal=KILL"] if now else []), job["id"]]
         _ask(command, job.get("slurm_cluster", "")).check_returncode()
@@ -93,18 +94,18 @@ def cancel(job: Mapping[str, Any], now: bool = False) -> None:
         raise UserError(f"scancel {job['id']} failed: {' '.join(str(reason).split())}; try again") from error
 
 
-def _listed(command: list[str], cluster: str) -> dict[tuple[str, str], str] | None:
-    """States by id and name; None where the program is missing, does not answer, fails, or returns garbage."""
+def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | None:
+    """Return states by id and name; None if the program is missing, does not answer, fails, or prints garbage."""
     text = _run(command, cluster)
     if text is None:
         return None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
-    listed: dict[tuple[str, str], str] = {}
+    job_states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         state = _MEANING.get(state, state)
-        listed[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
-    return listed if listed or not lines else None
+        job_states[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
+    return job_states if job_states or not lines else None
 
 
 def _run(command: list[str], cluster: str = "", timeout: float = _TIMEOUT_S) -> str | None:

@@ -17,8 +17,9 @@ import yaml
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, empty_or_text, read_json, sha256, write_json
+from pretrain.common.files import check_name, empty_or_text, sha256
 from pretrain.common.run.folder import stage_of
+from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,17 +144,10 @@ class StageSpec:
         if self.entry != ENTRIES.get(self.stage):
             raise UserError(f"{self.entry!r} is not a stage of this launcher; start the stage by its own command")
 
-    def mark_complete(self) -> None:
-        """Records that exactly this work was completed in the folder."""
-        path = Path(self.folder) / "launch" / "complete.json"
-        for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
-            unfinished.unlink(missing_ok=True)
-        write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
-
     def is_complete(self) -> bool:
         """True if exactly this work was completed here, with the present checkpoint, and its product still exists."""
         product = Path(self.folder) / self.produces
-        if not os.path.exists(product) or _completed(self.folder) != self.fingerprint():
+        if not os.path.exists(product) or read_fingerprint(self.folder) != self.fingerprint():
             return False
         # A conversion records its source next to the weights.
         results = read_record(
@@ -164,7 +158,7 @@ class StageSpec:
     def check_parents(self) -> None:
         """Checks that the stages this one builds on are complete, as they were when it was submitted."""
         for key, fingerprint in self.parents.items():
-            if key in self.folders and _completed(self.folders[key]) != fingerprint:
+            if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
                 raise UserError(
                     f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
                     "changed); run the command that started them again"
@@ -210,9 +204,10 @@ class StageSpec:
         return value
 
 
-def _completed(folder: str) -> str:
+def read_fingerprint(folder: str | Path) -> str:
     """The fingerprint of the work that was completed in a folder; empty: none."""
-    return read_record(Path(folder) / "launch" / "complete.json").get("fingerprint", "")
+    state = read_state(folder)
+    return state.get("fingerprint", "") if state.get("state") == "complete" else ""
 
 
 def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
@@ -225,14 +220,6 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
     final = read_record(pretraining / "results.json").get("checkpoint_sha256", "none")
     text = json.dumps(results)
     return final in text or '"source_sha256": "' not in text
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the launcher, or {} if it is missing or damaged: it must not stop a job."""
-    try:
-        return read_json(path)
-    except UserError:
-        return {}
 
 
 def content_of(weights: str) -> str:

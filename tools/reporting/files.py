@@ -15,7 +15,7 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from tools.launcher.records import files_below
-from tools.launcher.spec import read_record
+from tools.launcher.spec import read_fingerprint
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _add_plan(path: Path, collection: Collection) -> None:
         moved = plan_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
         stages[folder] = stage["key"]
-        if read_record(folder / "launch" / "complete.json").get("fingerprint") != stage["fingerprint"]:
+        if read_fingerprint(folder) != stage["fingerprint"]:
             incomplete.append(stage["key"])
     collection.plans.append(Plan(plan_folder, stages))
     if incomplete:

@@ -1,4 +1,4 @@
-"""What every run folder holds, written so that a crash leaves the old file or the new one, but never a part of it."""
+"""Run folders: which stage a folder belongs to, and the environment that a run was made in."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from typing import Any
 
 from ..errors import UserError, shorten_list
 from ..files import atomic_write
+from .state import read_state
 
-FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
-_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
+_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
-_PACKAGES = (
-    "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
-)  # fmt: skip
+_PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-python-headless timm"
 
 
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
-    """Raises UserError if a folder belongs to another stage than ``stage``, or holds files of another program."""
+    """Raise UserError if a folder belongs to a stage other than ``stage``, or contains another program's files."""
     earlier = stage_of(output_dir)
     if not earlier:
         check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
@@ -34,25 +32,25 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
 
 
 def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:
-    """Raises UserError if a folder has files of these names, but no ``marker``, which the launcher makes."""
+    """Raise UserError if a folder has files of these names, but no ``marker``, which the launcher writes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():
-        raise UserError(f"{folder} holds {shorten_list(files)} of another program; choose another {option}")
+        what = f"{shorten_list(files)} of another program, or of an earlier version of this one"
+        raise UserError(f"{folder} contains {what}; choose another {option}")
 
 
 def stage_of(output_dir: str | Path) -> str:
-    """The stage a run folder belongs to; empty: none so far."""
-    path = Path(output_dir) / "stage.txt"
-    return path.read_text(errors="replace").strip() if path.is_file() else ""
+    """Return the stage that a run folder belongs to; empty if no stage was started there."""
+    return read_state(output_dir).get("stage", "")
 
 
 def usable_cores() -> int:
-    """The CPU cores that this process may use; macOS does not limit them."""
+    """Return the number of CPU cores that this process may use; macOS does not limit it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_environment(output_dir: str | Path) -> None:
-    """`environment.txt`: command line, commit, versions, host, devices, threads; a resumed run adds another block."""
+    """Write `environment.txt` (command line, commit, versions, host, devices); a resumed run adds another block."""
     import torch
 
     # Where the driver is too old for torch, devices are counted but have no names.
@@ -68,7 +66,7 @@ def write_environment(output_dir: str | Path) -> None:
         f"devices: {', '.join(devices) or 'cpu'}",
         f"threads: {torch.get_num_threads()}",
         f"python: {platform.python_version()}",
-        *(f"{name}: {_version(name)}" for name in _PACKAGES),
+        *(f"{name}: {_version(name)}" for name in _PACKAGES.split()),
         *(
             f"{key}={os.environ[key]}"
             for key in sorted(os.environ)
@@ -86,8 +84,8 @@ def _version(name: str) -> str:
 
 
 def git_state() -> str:
-    """The commit of the code that runs, and whether it was edited since."""
-    root = Path(__file__).resolve().parents[2]
+    """Return the commit of the running code, and whether the code was edited since."""
+    root = Path(__file__).resolve().parents[3]
     if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
         return (root / "GIT_STATE").read_text().strip()
     options: Any = {"cwd": root, "capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}

@@ -1,7 +1,7 @@
-"""One owner per run folder: a small file, created exclusively and touched every 10 s, that names the process.
+"""One owner per run folder: a small file that names the process, created exclusively and touched every 10 s.
 
-On its own machine an owner is alive as long as its process; elsewhere, as long as it touches its file. No live run is
-ever ended by its lock.
+On its own machine an owner is alive as long as its process is running; seen from other machines, as long as it touches
+its file. A lock never ends a live run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was ki
 
 @contextlib.contextmanager
 def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
-    """Holds ``folder``, or only its file ``of``, for this process until the block ends; ``work`` says for what.
+    """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``work`` names the purpose.
 
     Raises:
-        UserError: a live process, which the message names, holds it, or the folder cannot be written.
+        UserError: a live process, which the message names, has claimed it, or the folder cannot be written.
     """
     make_folder(folder)
-    record = {
-        "host": socket.gethostname(), "place": _place(), "pid": os.getpid(), "started": start_of(os.getpid()),
-        "job": _job(), "work": work, "token": uuid.uuid4().hex,
-    }  # fmt: skip
-    path, released = _create(Path(folder), of, record), threading.Event()
+    pid = os.getpid()
+    process = {"host": socket.gethostname(), "place": _place(), "pid": pid, "started": start_of(pid), "job": _job()}
+    record = {**process, "work": work, "token": uuid.uuid4().hex}
+    path = _create(Path(folder), of, record)
+    released = threading.Event()
     threading.Thread(target=_touch, args=(path, released), daemon=True).start()
     try:
         yield
@@ -51,12 +51,13 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 
 def holder(folder: str | Path) -> dict[str, Any]:
-    """Who holds ``folder``, as far as this machine can tell: ``work``, ``host``, ``pid``, ...; {} if nobody does."""
-    return next((owner for path in _owners(Path(folder), "") if not _is_dead(path, owner := _read(path))), {})
+    """Return the live owner's record (``work``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
+    owners = {path: _read(path) for path in _owners(Path(folder), "")}
+    return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
 
 
 def start_of(pid: int) -> str:
-    """When a process of this machine began, in the kernel's units; empty if there is none or it has ended."""
+    """Return the start time of a process of this machine in the kernel's units; empty if it is not running."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         return "" if state in "ZX" else fields[18]
@@ -64,11 +65,12 @@ def start_of(pid: int) -> str:
 
 
 def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
-    """Makes the next file in number once every earlier owner is known to be dead; returns it."""
+    """Create the file with the next number once every earlier owner is known to be dead; return its path."""
     while True:
         owners = _owners(folder, of)
         for path in owners:
-            while not _is_dead(path, owner := _read(path)):
+            owner = _read(path)
+            while not _is_dead(path, owner):
                 if owner:
                     job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
                     raise UserError(
@@ -78,15 +80,16 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                         " folder"
                     )
                 time.sleep(0.1)  # it is about to write its name, or was killed before that
+                owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
         try:
             with open(owner_file, "x") as file:
                 file.write(json.dumps(record))
-            others = [path for path in _owners(folder, of) if path != owner_file]
-            if all(_is_dead(path, _read(path)) for path in others):
+            earlier = [path for path in _owners(folder, of) if path != owner_file]
+            if all(_is_dead(path, _read(path)) for path in earlier):
                 unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
-                for path in (*others, *unfinished):
+                for path in (*earlier, *unfinished):
                     path.unlink(missing_ok=True)
                 return owner_file
             owner_file.unlink()  # another process came in between
@@ -111,7 +114,7 @@ def _owners(folder: Path, of: str) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What an owner wrote; {} if the file is gone, or empty because the disk was full."""
+    """Read an owner's record; {} if the file is gone, or empty because the disk was full."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -121,12 +124,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _job() -> list[str]:
-    """The number of the SLURM job and of its attempt."""
+    """Return the number of the SLURM job and of its attempt."""
     return [os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")]
 
 
 def _place() -> str:
-    """The machine since its last start, and the container: within it, no two processes have the same number."""
+    """Identify the machine since its last boot and the container; within it, process ids are unique."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return ""

@@ -1,4 +1,4 @@
-"""What a run measures, iteration by iteration: `metrics.json`, and the same for TensorBoard."""
+"""The measurements of a run by iteration: `metrics.json` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
 
 
 def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run folder's `metrics.json`, without damaged ones; [] where there is none."""
+    """Read the undamaged lines of a run folder's `metrics.json`; [] if there is none."""
     path = Path(output_dir) / "metrics.json"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return [value for value in map(parse, lines) if value is not None]
@@ -48,7 +48,7 @@ class MetricsWriter:
             self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
-        """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
+        """Append one line and send its numbers to TensorBoard; ``iteration`` counts optimizer steps from 0."""
         with self._writing():
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
@@ -57,7 +57,7 @@ class MetricsWriter:
                     self._events.add_scalar(name, value, iteration)
 
     def add_image(self, name: str, image: Any, iteration: int) -> None:
-        """Writes an image (3, height, width) of RGB for TensorBoard."""
+        """Write an RGB image (3, height, width) for TensorBoard."""
         with self._writing():
             self._events.add_image(name, image, iteration)
 
@@ -66,7 +66,7 @@ class MetricsWriter:
         return any(line["iteration"] == iteration and name in line for line in read_metrics(self._path.parent))
 
     def _writing(self) -> AbstractContextManager[None]:
-        """TensorBoard's errors occur in its own thread, and its next call raises them."""
+        """Translate errors; TensorBoard's occur in its own thread, and its next call raises them."""
         return write_errors(self._path.parent, resume=True)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class MetricsWriter:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """A line of a metrics file; None: it was cut short by a crash, or is damaged."""
+    """Parse a line of a metrics file; return None if it is damaged, such as by a crash."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What surrounds the work of a stage: its process group and its run folder."""
+"""The frame of every stage: its process group, its run folder, and its errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..distributed import on_first_rank
-from ..errors import ProcessLost, UserError, first_line, one_line
-from ..files import atomic_write, remove
+from ..distributed import on_first_rank, rank
+from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
-from .folder import FAILED, check_stage_of, stage_of
+from .folder import check_stage_of
 from .lock import claim
+from .state import record_state, write_failure
 
 _LESS_MEMORY = {  # by stage
     "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
@@ -38,47 +38,48 @@ def stage(
     join: torch.device | Callable[[], torch.device],
     check: Callable[[], None] | None = None,
 ) -> Iterator[torch.device]:
-    """Holds the run folder, which rank 0 claims for all ranks, until the block ends; yields this rank's device.
+    """Claim the run folder on rank 0 until the block ends, and record the stage's state; yield this rank's device.
 
     Args:
-        name: the folder is marked as this stage's.
-        join: joins the process group, which is left at the end, and returns the device; or the device, where the
-            caller has joined the group.
-        check: called on rank 0 once the folder is held; what it raises is raised on all ranks.
+        name: the stage.
+        join: a function that joins the process group, which is left at the end, and returns the device; or the device,
+            if the caller has joined the group.
+        check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
 
     Raises:
-        UserError: a live process holds ``output_dir``, or it belongs to another stage.
+        UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if not dist.is_initialized():
-            held.enter_context(process_group())
+            stack.enter_context(process_group())
         device = join if isinstance(join, torch.device) else join()
-
-        def take() -> None:
-            held.enter_context(claim(output_dir, f"the {name} stage"))
-            check_stage_of(output_dir, name)
-            if not stage_of(output_dir):
-                atomic_write(output_dir / "stage.txt", f"{name}\n")
-            remove(output_dir / FAILED)
-            if check:
-                check()
-
-        on_first_rank(take)
+        on_first_rank(lambda: stack.enter_context(_hold_folder(name, output_dir, check)))
         try:
             with translate_torch_errors(name):
                 yield device
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
-                    atomic_write(output_dir / FAILED, f"{one_line(error)}\n")
+                    write_failure(output_dir, rank(), error)
             raise
 
 
 @contextlib.contextmanager
-def translate_torch_errors(name: str) -> Iterator[None]:
-    """Turns what torch raises when memory runs out, or a worker or another rank is lost, into a UserError.
+def _hold_folder(name: str, output_dir: Path, check: Callable[[], None] | None) -> Iterator[None]:
+    """Claim a run folder for a stage and record the stage's state there until the block ends."""
+    with claim(output_dir, f"the {name} stage"):
+        check_stage_of(output_dir, name)
+        if check:
+            check()
+        with record_state(output_dir, name):
+            yield
 
-    torch may raise it between any two lines of the block; ``name`` is the stage's, for the remedy.
+
+@contextlib.contextmanager
+def translate_torch_errors(name: str) -> Iterator[None]:
+    """Raise UserError for what torch raises when memory runs out, or a worker or another rank is lost.
+
+    torch may raise it between any two lines of the block. ``name`` is the stage, for the remedy.
     """
     try:
         yield
@@ -95,18 +96,18 @@ def translate_torch_errors(name: str) -> Iterator[None]:
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise ProcessLost(
-                f"another process of this run has ended or no longer answers ({text}); what came first is in its own "
-                "output; run again to resume"
+                f"another process of this run has ended or no longer answers ({text}); its own output shows the cause; "
+                "run again to resume"
             ) from error
         raise
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
+    """Leave the process group, if any, when the block ends; all ranks leave together unless there was an error.
 
-    The first rank to exit would end the others, which may be about to write. After an error the group is left only at
-    exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
+    The exit of the first rank would end the others, which may be about to write. After an error the group is left only
+    at exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
     """
     try:
         yield
@@ -120,7 +121,7 @@ def process_group() -> Iterator[None]:
 
 
 def leave() -> None:
-    """Waits for the other ranks and leaves the process group, if any."""
+    """Wait for the other ranks and leave the process group, if any."""
     if dist.is_initialized():
         dist.barrier()
         time.sleep(0.1)  # gloo's threads need the GIL to free their tensors; DDP's destructor joins them and holds it
@@ -128,10 +129,10 @@ def leave() -> None:
 
 
 def _abandon(status: int) -> None:
-    """Leaves the process group at exit, after an error on this rank.
+    """Leave the process group at exit, after an error on this rank.
 
-    With nccl the process ends here, with ``status``: to destroy or abort the group may wait for the other ranks, which
-    wait for this one in a collective. What ends them is this process's exit.
+    With nccl the process exits here with ``status``: destroying or aborting the group may wait for the other ranks,
+    which wait for this one in a collective. They end when this process exits.
     """
     if dist.is_initialized() and dist.get_backend() == "nccl":
         for worker in multiprocessing.active_children():

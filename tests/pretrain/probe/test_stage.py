@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pretrain.common import interrupt
+from pretrain.common.run.state import update_state
 from pretrain.probe import distributions, embedding, features
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
 
@@ -29,7 +30,7 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(
     images, tmp_path, monkeypatch, probe, main, owner, name
 ):
     products = [tmp_path / product for product in ("results.json", f"{probe}.csv", f"{probe}.png")]
-    (tmp_path / "stage.txt").write_text(probe)
+    update_state(tmp_path, stage=probe)
     for path in products:
         path.write_text(json.dumps({"stage": probe}))
     seen = stop_in_batch(monkeypatch, 2, owner, name)

@@ -14,7 +14,7 @@ from pretrain.common.files import atomic_write, write_json
 
 
 def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False) -> dict[str, Any]:
-    """Counts to ``steps``; the count is its checkpoint. ``deaf``: it never looks whether it should stop."""
+    """Count to ``steps``; the count is its checkpoint. ``deaf``: it never looks whether it should stop."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     place = Path(folder) / f"count.{os.environ.get('RANK', '0')}"
     done = int(place.read_text()) if place.exists() else 0
@@ -49,17 +49,15 @@ def fail_and_hang(folder: str, rank: int) -> None:
 
 
 def fail_on_full_disk(folder: str, rank: int) -> None:
-    """One rank fails when the folder of records cannot be written; the others would wait for an hour."""
+    """One rank fails when its record cannot be written; the others would wait for an hour."""
     if int(os.environ["RANK"]) == rank:
-        ranks = Path(folder) / "launch" / "ranks"
-        ranks.rename(ranks.with_name("earlier"))
-        ranks.touch()
+        (Path(folder) / f"failed.{rank}.json").mkdir()
         raise UserError("cannot write results.json: No space left on device; free space")
     time.sleep(3600)
 
 
 def meet(folder: str, other: str) -> None:
-    """Ends well if the stage in the folder ``other`` runs at the same time; records its GPUs."""
+    """End well if the stage in the folder ``other`` runs at the same time; records its GPUs."""
     atomic_write(Path(folder) / "here", "")
     deadline = time.monotonic() + 60
     while not (Path(other) / "here").exists():
@@ -71,7 +69,7 @@ def meet(folder: str, other: str) -> None:
 
 
 def hang(folder: str) -> None:
-    """Waits for an hour; its process ids are in the run folder."""
+    """Wait for an hour; its process ids are in the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))
     time.sleep(3600)
 

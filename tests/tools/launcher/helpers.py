@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pretrain.common.run.state import read_record, update_state
 from tools.launcher.graph import run, single
 from tools.launcher.options import Options
-from tools.launcher.records import attempts
-from tools.launcher.spec import StageSpec, read_record
+from tools.launcher.records import read_outcome
+from tools.launcher.spec import StageSpec
 from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ HERE = Options(cluster="local", gpus=0)
 
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
-    """A stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
+    """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
     given = args or ((1,) if function == "count" else ())
     return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
 
@@ -35,17 +36,26 @@ def run_alone(spec: StageSpec, options: Options = HERE) -> int:
     return run(single(spec), options)
 
 
-def tries(folder: Path) -> list[dict[str, Any]]:
-    """The attempts of the folder's last job."""
-    return attempts(folder, job_of(folder))
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return what the folder's last job has recorded."""
+    return read_outcome(folder, job_of(folder)["logs"])
 
 
-def last_attempt(folder: Path) -> dict[str, Any]:
-    return (tries(folder) or [{}])[-1]
+def end(folder: Path, state: str, **values: Any) -> None:
+    """Record what a job whose submission is called s records when it ends; other ``values`` replace its own."""
+    times = {"started": time.time(), "ended": time.time()}
+    update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, "host": "h", **times, **values})
+
+
+def complete(spec: StageSpec) -> StageSpec:
+    """Leave what a job leaves of complete work."""
+    end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.work)
+    Path(spec.folder, spec.produces).write_text("{}")
+    return spec
 
 
 def shown(folder: Path) -> dict[str, Any]:
-    """What status says of the stage in a folder."""
+    """Return the status of the stage in a folder."""
     (stage,) = collect(folder)
     return stage
 
@@ -62,7 +72,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, path: str = "", **scripts: str) -> None:
-    """A PATH that begins with these programs, and continues with ``path``."""
+    """Set a PATH that begins with these programs, and continues with ``path``."""
     (folder / "bin").mkdir()
     for name, script in scripts.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")

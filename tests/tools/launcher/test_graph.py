@@ -13,8 +13,9 @@ import pytest
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.lock import claim
+from pretrain.common.run.state import update_state
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, fake, job_of, programs
+from tests.tools.launcher.helpers import HERE, complete, fake, job_of, programs
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, run, show, single
 from tools.launcher.options import Options
@@ -58,11 +59,6 @@ def queue(cluster: Path, folder: Path, job_id: str) -> None:
     write_json(folder / "launch/launch.json", {"spec": {}, "jobs": [job]})
     with open(cluster / "queue", "a") as file:
         file.write(f"{job_id}|RUNNING|None|x\n")
-
-
-def complete(spec: StageSpec) -> None:
-    spec.mark_complete()
-    Path(spec.folder, spec.produces).write_text("{}")
 
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
@@ -165,7 +161,7 @@ def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accep
 ):
     graph = chain(tmp_path)
     assert run(graph, HERE) == 0
-    (tmp_path / "b/launch/complete.json").unlink()
+    update_state(tmp_path / "b", state="running")
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
     assert run(single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
@@ -206,7 +202,7 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, s
     )
     assert spec.is_complete()  # the pretraining's folder was removed
     (tmp_path / "a/pretrain").mkdir()
-    (tmp_path / "a/pretrain/stage.txt").write_text("pretrain\n")
+    update_state(tmp_path / "a/pretrain", stage="pretrain")
     assert not spec.is_complete()
     for sha, is_complete in (("5678", False), ("1234", True)):
         write_json(tmp_path / "a/pretrain/results.json", {"checkpoint_sha256": sha})
@@ -223,6 +219,6 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
 
 def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
     (tmp_path / "report.md").write_text("precious")
-    with pytest.raises(UserError, match=r"holds report.md of another program; choose another folder"):
+    with pytest.raises(UserError, match=r"contains report.md of another program.*; choose another folder"):
         run(chain(tmp_path), Options(cluster="local"))
     assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

@@ -11,18 +11,25 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import job_of, programs
+from tests.tools.launcher.helpers import end, job_of, programs
 from tools.launcher import jobs, status
-from tools.launcher.records import RankRecord, launch_files
+from tools.launcher.records import launch_files
 
-LOCAL = {"id": "999999999", "cluster": "local", "name": "n", "logs": "/l/s", "host": socket.gethostname(), "tasks": 1}
+LOCAL = {
+    "id": "999999999",
+    "cluster": "local",
+    "name": "n",
+    "logs": "/l/s",
+    "host": socket.gethostname(),
+    "submitted": 0.0,
+}
 ELSEWHERE = {**LOCAL, "host": "another-machine"}
 SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
 
 
-def started(folder: Path, *given: dict[str, Any]) -> Path:
+def started(folder: Path, *job_records: dict[str, Any]) -> Path:
     (folder / "launch").mkdir(parents=True)
-    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": given}
+    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": job_records}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
 
@@ -86,25 +93,25 @@ def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
 ):
     programs(monkeypatch, tmp_path)
     folder = started(tmp_path / "run", LOCAL, job)
-    record = RankRecord(folder, "s", 0, 0)
     for state in ("", "running", "requeued"):  # which waits for its turn
         if state:
-            record.end(state)
+            end(folder, state)
         with pytest.raises(
-            UserError, match=rf"may still be working on .* \({why}\); if you know .* ended: rm /"
+            UserError, match=rf"may still be running in .* \({why}\); if you know .* ended: rm /"
         ) as raised:
             refuse_if_running(folder)
         assert "\n" not in str(raised.value)
-        with pytest.raises(UserError, match=rf"job {job['id']} of .* may still run \({why}\)"):
+        with pytest.raises(UserError, match=rf"job {job['id']} of .* may still be running \({why}\)"):
             jobs.cancel(folder)
         status.print_status(folder)
-        assert re.search(rf"knn +unknown(.*\n)*.*{why}", printed := capsys.readouterr().out) and "killed" not in printed
-    RankRecord(folder, "s", 1, 0).end("done")
+        printed = capsys.readouterr().out
+        assert re.search(rf"knn +unknown(.*\n)*.*{why}", printed) and "lost" not in printed
+    end(folder, "complete")
     refuse_if_running(folder)
     jobs.cancel(folder)
-    assert "nothing runs" in capsys.readouterr().out
+    assert "no running jobs" in capsys.readouterr().out
     status.print_status(folder)
-    assert re.search("knn +done", capsys.readouterr().out)
+    assert re.search("knn +complete", capsys.readouterr().out)
 
 
 def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.state import read_record, read_state
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
 from tools.launcher import jobs, local_job, options, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.options import Options
-from tools.launcher.rank_main import LOCAL_STOP
-from tools.launcher.spec import read_record
+from tools.launcher.rank_main import LOCAL_STOP_REASON
 
 
-def here(tasks: int = 1, **given: object) -> Options:
-    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **given})  # type: ignore[arg-type]
+def here(tasks: int = 1, **values: object) -> Options:
+    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **values})  # type: ignore[arg-type]
 
 
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
@@ -32,7 +32,7 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
     assert "counting from 0" in capfd.readouterr().out
     assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
-    assert "done" in capfd.readouterr().out
+    assert "complete" in capfd.readouterr().out
     jobs.print_logs(tmp_path, rank=1, follow=False)
     assert "counting from 0" in capfd.readouterr().out
 
@@ -41,7 +41,7 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capf
     assert run_alone(fake(tmp_path / "bug", "fail", 1), here(2)) == 1
     printed = capfd.readouterr().err
     assert "RuntimeError: rank 1 cannot go on" in printed and "failed on rank 1" in printed
-    assert not (tmp_path / "bug/launch/complete.json").exists()
+    assert read_state(tmp_path / "bug")["state"] == "running"  # rank 0 was killed
     assert run_alone(fake(tmp_path / "mistake", "fail", 0, True), here()) == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: the value is 3; it must be 2"
 
@@ -69,8 +69,8 @@ def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
 def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
     """Rank 0 waits for rank 1, which cannot write to the folder of records."""
     assert run_alone(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
-    shown = capfd.readouterr().err
-    assert "cannot write results.json: No space left on device" in shown and "out of memory" not in shown
+    printed = capfd.readouterr().err
+    assert "cannot write results.json: No space left on device" in printed and "out of memory" not in printed
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
@@ -83,9 +83,13 @@ class Attached:
             f"sys.exit(run_alone(fake({str(folder)!r}, {function!r}, *{args!r})))"
         )
         self._process = subprocess.Popen(
-            [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True,
+            [*by, sys.executable, "-c", code],
+            cwd=ROOT,
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
-        )  # fmt: skip
+        )
 
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self._process.pid, number)
@@ -98,10 +102,10 @@ class Attached:
         self.signal(signal.SIGINT)
 
     def end(self, status: int = 130) -> str:
-        """What it printed on standard error until it ended; 130: by a signal or `cancel`."""
-        _, shown = self._process.communicate(timeout=60)
-        assert self._process.returncode == status, shown
-        return shown
+        """Return what it printed on standard error until it ended; 130 means by a signal or `cancel`."""
+        _, printed = self._process.communicate(timeout=60)
+        assert self._process.returncode == status, printed
+        return printed
 
 
 COUNT = ("count", 1000, 0.1)
@@ -123,7 +127,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     started = Attached(tmp_path, *stage)
     wait_for((tmp_path / moment).exists)
     if how == "cancel":
-        with pytest.raises(UserError, match="is already working on"):
+        with pytest.raises(UserError, match="is already running in"):
             run_alone(fake(tmp_path))
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
@@ -134,11 +138,11 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
     capfd.readouterr()
     status.print_status(tmp_path)
-    shown = capfd.readouterr().out.replace(LOCAL_STOP, "")
-    assert re.search(r"fake +stopped", shown)
-    assert not re.search("SIG|running|failed|without reporting an error", shown)
+    printed = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
+    assert re.search(r"fake +stopped", printed)
+    assert not re.search("SIG|running|failed|without reporting an error", printed)
     jobs.cancel(tmp_path)
-    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
+    assert f"no running jobs in {tmp_path}" in capfd.readouterr().out
     if stage == COUNT and moment == "count.0":
         done = int((tmp_path / "count.0").read_text())
         assert run_alone(fake(tmp_path, "count", done + 2)) == 0
@@ -159,7 +163,7 @@ def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     started = Attached(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)
-    assert "completed before it could be stopped" in started.end()
+    assert "finished before the stop request" in started.end()
     assert steps(tmp_path) == list(range(20))
 
 
@@ -193,8 +197,8 @@ def graph_of(folder: Path, *nodes: Node) -> Graph:
     return Graph("pipeline", str(folder), nodes, fake(folder / "report"))
 
 
-def two(gpus: int = 0, **given: object) -> Options:
-    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **given)  # type: ignore[arg-type]
+def two(gpus: int = 0, **values: object) -> Options:
+    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **values)  # type: ignore[arg-type]
 
 
 def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
@@ -217,17 +221,17 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
     assert run(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
-    shown = capfd.readouterr().out
-    assert shown.index("[1/3] a: ") < shown.index("[2/3] c -> ")
+    printed = capfd.readouterr().out
+    assert printed.index("[1/3] a: ") < printed.index("[2/3] c -> ")
 
 
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))
     assert run(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
-    shown = capfd.readouterr().err
-    assert "[1/4] bad: failed; the other branches continue" in shown
-    assert "[2/4] child: skipped, because bad failed" in shown
+    printed = capfd.readouterr().err
+    assert "[1/4] bad: failed; the other branches continue" in printed
+    assert "[2/4] child: skipped, because bad failed" in printed
     assert (tmp_path / "a/results.json").exists() and (tmp_path / "b/results.json").exists()
 
 

@@ -254,7 +254,7 @@ def test_auto_uses_the_allocation_that_this_machine_is_in(
         monkeypatch.setenv(variable, value)
     if is_here:
         assert resolve({}).cluster == "local"
-        assert capsys.readouterr().err == f"inside allocation 99: on this machine ({HOST})\n"
+        assert capsys.readouterr().err == f"inside allocation 99; running on this machine ({HOST})\n"
     else:  # a login node, or a job that has ended
         refused(lambda: resolve({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
     assert [resolve({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]

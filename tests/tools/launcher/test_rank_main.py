@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run.state import record_state, set_job
 from tests.tools.launcher.helpers import programs
 from tools.launcher import rank_main
-from tools.launcher.records import RankRecord, attempts
+from tools.launcher.records import read_outcome
 
 
 class Environment:
@@ -60,9 +62,14 @@ SILENT = "echo Unable to contact slurm controller >&2; exit 1"
     ids=["cancelled", "preempted", "silent", "slow, but it worked", "controller restarts", "full disk", "too often"],
 )
 def test_what_a_job_does_with_a_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: signal.Signals, scontrol: str, error: Exception | None,
-    requeues: list[str], state: str,
-):  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    received: signal.Signals,
+    scontrol: str,
+    error: Exception | None,
+    requeues: list[str],
+    state: str,
+):
     def requeue(_number: int, _frame: Any) -> None:
         env.requeues.append("submitit")
         if error:
@@ -72,13 +79,17 @@ def test_what_a_job_does_with_a_signal(
     monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)
-    handler = rank_main.PreemptionHandler(env, RankRecord(tmp_path, "s", 0, 0), 100.0)
+    set_job("s")
+    with pytest.raises(Stopped), record_state(tmp_path, "knn"):
+        raise Stopped("counted to 3")
+    handler = rank_main.PreemptionHandler(env, str(tmp_path), 100.0)
     os.kill(os.getpid(), received)
     with pytest.raises(RuntimeError if state == "failed" else SystemExit) as end:
         handler.requeue_or_exit("counted to 3")
     if isinstance(end.value, SystemExit):
         assert end.value.code == (128 + signal.SIGTERM if state == "stopped" else 0)
-    assert env.requeues == requeues and attempts(tmp_path, {"logs": "/l/s"})[-1]["state"] == state
+    assert env.requeues == requeues and read_outcome(tmp_path, "/l/s")["state"] == state
+    set_job("")
 
 
 def test_each_attempt_has_a_port_of_its_own():

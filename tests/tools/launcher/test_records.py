@@ -1,4 +1,4 @@
-"""The records of a job's ranks: whose they are, and what happens where they cannot be written."""
+"""The records of jobs and their ranks: whose they are, and what happens where they cannot be written."""
 
 from __future__ import annotations
 
@@ -8,45 +8,55 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import ProcessLost, UserError
+from pretrain.common.run.state import write_failure
+from tests.tools.launcher.helpers import end
+from tests.tools.launcher.test_jobs import LOCAL, started
 from tools.launcher import records
-from tools.launcher.records import RankRecord, attempts
-
-JOB = {"logs": "/runs/x/launch/s1"}
+from tools.launcher.records import find_job, read_outcome, record_failure, record_stop
 
 
-def test_records_tell_attempts_and_the_first_failure(tmp_path: Path):
-    """An earlier job's and damaged records are ignored. Rank 0 may not have begun when another fails."""
-    RankRecord(tmp_path, "s0", 0, 0).fail(RuntimeError("earlier"))
-    RankRecord(tmp_path, "s1", 0, 0).end("requeued", "SIGUSR2")
-    RankRecord(tmp_path, "s1", 1, 1).fail(UserError("the value is 3; it must be 2"))
-    for rank_0_has_begun in (False, True):
-        if rank_0_has_begun:
-            RankRecord(tmp_path, "s1", 1, 0).fail(RuntimeError("later"))
-        first, second = attempts(tmp_path, JOB)
-        assert (first["attempt"], first["state"], first["reason"]) == (0, "requeued", "SIGUSR2")
-        assert "failure" not in first and (second["attempt"], second["state"]) == (1, "failed")
-        assert second["host"] and second["started"] and second["failure"]["user_error"]
-        assert (second["failure"]["rank"], second["failure"]["error"]) == (1, "the value is 3; it must be 2")
-    (tmp_path / "launch/ranks/s1.2.0.json").write_text('{"attempt": 2')
-    assert len(attempts(tmp_path, JOB)) == 2
+def test_an_outcome_is_that_of_one_job(tmp_path: Path):
+    """An earlier job's state and failures do not count, nor do damaged files; a rank may fail before rank 0 starts."""
+    end(tmp_path, "stopped", reason="SIGUSR2")
+    write_failure(tmp_path, 0, RuntimeError("earlier"), "s")
+    assert read_outcome(tmp_path, "/logs/t") == {"state": "", "reason": "", "failure": {}}
+    write_failure(tmp_path, 1, UserError("the value is 3; it must be 2"), "t")
+    (tmp_path / "failed.2.json").write_text('{"rank": 2')
+    for rank_0_has_started in (False, True):
+        if rank_0_has_started:
+            end(tmp_path, "failed", job="t", reason="later")
+            write_failure(tmp_path, 0, RuntimeError("later"), "t")
+        outcome = read_outcome(tmp_path, "/logs/t")
+        failure = outcome["failure"]
+        assert outcome["state"] == "failed" and failure["host"] and failure["ended"] and failure["user_error"]
+        assert (failure["rank"], failure["error"]) == (1, "the value is 3; it must be 2")
+    end(tmp_path, "complete", job="t")  # a rank may fail at its exit
+    assert read_outcome(tmp_path, "/logs/t")["failure"] == {}
 
 
 def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
     """The rank that lost the other one may be faster than the parent that sees how the other one ended."""
-    RankRecord(tmp_path, "s1", 0, 1).fail(ProcessLost("another process has ended"))
-    assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "another process has ended"
-    RankRecord(tmp_path, "s1", 0, 0).die("rank 0: it was killed by SIGKILL")
-    RankRecord(tmp_path, "s1", 0, 2).fail(RuntimeError("later"))
-    assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "rank 0: it was killed by SIGKILL"
+    write_failure(tmp_path, 1, ProcessLost("another process has ended"))
+    assert read_outcome(tmp_path)["failure"]["error"] == "another process has ended"
+    write_failure(tmp_path, 0, "rank 0: it was killed by SIGKILL")
+    write_failure(tmp_path, 2, RuntimeError("later"))
+    assert read_outcome(tmp_path)["failure"]["error"] == "rank 0: it was killed by SIGKILL"
 
 
-def test_records_that_cannot_be_written_are_said_and_block_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "launch").write_text("a file where the folder belongs")
-    RankRecord(tmp_path, "s", 0, 0).begin()
-    RankRecord(tmp_path, "s", 0, 1).fail(UserError("no space left"))
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("warning: running (of rank 0; it could not be recorded: cannot write ")
-    assert second.startswith("error: no space left (of rank 1; it could not be recorded: cannot write ")
+def test_a_failure_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "failed.1.json").mkdir()
+    record_failure(tmp_path, 1, UserError("no space left"))
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: no space left (of rank 1; it could not be recorded: cannot write ")
+
+
+def test_who_stopped_a_job_is_recorded(tmp_path: Path):
+    record_stop(tmp_path, Path("/l/s"), "Ctrl-C")  # the job could not be recorded: the disk is full
+    assert find_job(tmp_path, Path("/l/s")) == {"logs": "/l/s"}
+    started(tmp_path, {**LOCAL, "logs": "/l/r"}, LOCAL)
+    record_stop(tmp_path, Path("/l/s"), "Ctrl-C")
+    assert find_job(tmp_path, Path("/l/s")) == {**LOCAL, "stopped_by": "Ctrl-C"}
+    assert "stopped_by" not in find_job(tmp_path, Path("/l/r"))
 
 
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):

@@ -11,20 +11,21 @@ import pytest
 import torch
 import yaml
 
+from pretrain.common.run.state import read_record
 from pretrain.common.weights.file import read
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
-from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, tries, wait_for
-from tests.tools.launcher.test_slurm_slow import reasons
+from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, wait_for
+from tests.tools.launcher.test_slurm_slow import attempts, is_complete
 from tools.launcher import pipeline, stages
 from tools.launcher.graph import run
 from tools.launcher.options import Options
-from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
-MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
+MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"
+RECIPE = CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 _SLOW_STEPS = """
 import time
@@ -66,8 +67,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
-    ended = reasons(tmp_path / "cut")
-    assert len(ended) > 1 and set(ended[:-1]) == {("requeued", "SIGUSR2")} and ended[-1] == ("done", "")
+    assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
@@ -87,11 +87,10 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
         slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
     finally:
         slurm_cluster.start_node(node)
-    assert len(tries(tmp_path / "cut")) == 2
+    assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") == 2
     assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "cut/log.txt").read_text()
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
     assert not list((tmp_path / "cut").glob(".*tmp*"))
-    assert read_record(tmp_path / "cut/launch/complete.json")
 
 
 def test_a_preempted_pretraining_ends_bit_equal(
@@ -103,7 +102,7 @@ def test_a_preempted_pretraining_ends_bit_equal(
     wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
     slurm_cluster.preempt()
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=300)
-    assert reasons(tmp_path / "cut") == [("requeued", "SIGUSR2"), ("done", "")]
+    assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") == 2
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -117,8 +116,8 @@ def test_pretraining_on_two_nodes_equals_one_process(
     run_alone(stages.pretrain("", overrides(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
-    one, two = ([line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here"))
-    assert one == pytest.approx(two, rel=1e-4) and len(one) == 3
+    losses = [[line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 3
 
 
 SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps
@@ -149,15 +148,15 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         time.sleep(3)  # some steps into it
         slurm_cluster.preempt()
         slurm_cluster.wait_state(job_of(folders[key])["id"], "COMPLETED", "FAILED", seconds=300)
-        assert reasons(folders[key]) == [("requeued", "SIGUSR2"), ("done", "")]
+        assert is_complete(folders[key]) and attempts(folders[key]) == 2
     slurm_cluster.wait_state(job_of("cut/report")["id"], "COMPLETED", seconds=240)
     whole, cut = (read_record(Path(name, "jcl/mask/results.json"))["metrics"] for name in ("whole", "cut"))
     assert whole == cut
     weights, resumed = (read(Path(name, "jcl/mask/model_final.pth"))["model"] for name in ("whole", "cut"))
     assert weights.keys() == resumed.keys() and all(torch.equal(value, resumed[key]) for key, value in weights.items())
     tables = [Path(name, "report.md").read_text().partition("## Cost")[0] for name in ("whole", "cut")]
-    one, two = (re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables)  # files' hashes know their folder
-    assert one == two
+    tables = [re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables]  # files' hashes depend on their folder
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.slow
@@ -166,9 +165,11 @@ def test_a_sweep_on_slurm_ends_in_a_table(
 ):
     Path("linear.yaml").write_text("LINEAR: {BASE_LR: 1.0, EPOCHS: 1, IMS_PER_BATCH: 16}\n")
     plan = {
-        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.JCL_LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "PRETRAIN": str(RECIPE),
+        "GRID": {"METHOD.JCL_LAMBDA": [1, 4]},
+        "LINEAR": "linear.yaml",
         "OVERRIDES": overrides(images, tmp_path, "SOLVER.MAX_STEPS", "2"),
-    }  # fmt: skip
+    }
     Path("sweep.yaml").write_text(yaml.safe_dump(plan))
     graph = pipeline.load("sweep.yaml", "out")
     assert run(graph, replace(slurm_options, parallel=1)) == 0
@@ -179,4 +180,5 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     assert Path("out/report_scores.png").exists()
     capsys.readouterr()
     assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
-    assert "array" not in (printed := capsys.readouterr().out) and table in printed
+    printed = capsys.readouterr().out
+    assert "array" not in printed and table in printed

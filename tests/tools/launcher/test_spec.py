@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import TINY
+from tests.tools.launcher.helpers import TINY, complete
 from tools.launcher import pipeline, stages
 from tools.launcher.checks import check_may_continue
 from tools.launcher.graph import single
@@ -27,12 +27,6 @@ def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str
     return stages.transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
-def completed(spec: StageSpec) -> StageSpec:
-    spec.mark_complete()
-    Path(spec.folder, spec.produces).write_text("{}")
-    return spec
-
-
 def with_contents(spec: StageSpec) -> StageSpec:
     return single(spec).nodes[0].spec
 
@@ -42,7 +36,7 @@ def knn(*more: str) -> StageSpec:
 
 
 def test_other_work_is_refused_and_each_change_named():
-    completed(knn())
+    complete(knn())
     changed = knn("PROBE.KNN_K", "5", "SEED", "7")
     with pytest.raises(UserError, match=r"knn holds other work \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
         check_may_continue(changed)
@@ -52,12 +46,12 @@ def test_other_work_is_refused_and_each_change_named():
 
 
 def test_keys_that_a_stage_does_not_read_leave_it_complete():
-    completed(knn())
+    complete(knn())
     assert knn("LINEAR.EPOCHS", "7", "DATALOADER.NUM_WORKERS", "1").is_complete()
 
 
 def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
-    completed(detector())
+    complete(detector())
     assert detector().is_complete()
     longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
     assert not longer.is_complete()
@@ -139,7 +133,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     ],
 )
 def test_only_what_changes_a_detectors_result_makes_it_other_work(words: tuple[str, str], is_other: bool):
-    completed(detector())
+    complete(detector())
     assert detector("SOLVER: {MAX_ITER: 3}\n", *words).is_complete() != is_other
 
 
@@ -149,7 +143,7 @@ def test_a_moved_pipeline_stays_complete():
         f"BRANCHES: {{a: {{PRETRAIN: {stages.recipe_of('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
         "ENGINE: torchvision\n"
     )
-    specs = [completed(node.spec) for node in pipeline.load("p.yaml", "one").nodes]
+    specs = [complete(node.spec) for node in pipeline.load("p.yaml", "one").nodes]
     Path("one").rename("elsewhere")
     moved = [node.spec for node in pipeline.load("p.yaml", "elsewhere").nodes]
     assert len(moved) == len(specs) == 4 and all(spec.is_complete() for spec in moved)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,20 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.common.run.lock import claim
+from pretrain.common.interrupt import Stopped
 from pretrain.common.run.stage import stage
-from tests.tools.launcher.helpers import HERE, fake, programs
+from pretrain.common.run.state import update_state, write_failure
+from tests.tools.launcher.helpers import HERE, end, fake, programs
 from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import local_job, status
 from tools.launcher.graph import Graph, Node
-from tools.launcher.records import RankRecord
+
+CPU = torch.device("cpu")
 
 
 def by_key(folder: Path) -> dict[str, dict[str, Any]]:
-    return {one["key"]: one for one in status.collect(folder)}
+    return {entry["key"]: entry for entry in status.collect(folder)}
 
 
 def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -31,75 +35,86 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     nodes = tuple(Node(name, fake(folder / name), before) for name, before in parents.items())
     Graph("pipeline", str(folder), nodes, fake(folder / "report")).remember(HERE)
     started(tmp_path / "runs/p/a", {**SLURM, "cluster": "local"})
-    RankRecord(tmp_path / "runs/p/a", "s", 0, 0).end("done")
-    (tmp_path / "runs/p/a/launch/complete.json").write_text("{}")
-    (tmp_path / "runs/p/a/results.json").write_text("{}")
-    found = by_key(tmp_path / "runs")
-    assert {key: (one["state"], one["waits_for"]) for key, one in found.items()} == {
-        "a": ("done", []), "b": ("not started", []), "c": ("not started", ["b"]),
-    }  # fmt: skip
+    end(tmp_path / "runs/p/a", "complete")
+    states = {key: (entry["state"], entry["waits_for"]) for key, entry in by_key(tmp_path / "runs").items()}
+    assert states == {"a": ("complete", []), "b": ("not started", []), "c": ("not started", ["b"])}
     assert launch.main(["status", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
     assert [line.split()[:3] for line in shown.splitlines()[1:4]] == [
-        ["knn", "done", "local"], ["fake", "not", "started"], ["fake", "not", "started"],
-    ]  # fmt: skip
+        ["knn", "complete", "local"],
+        ["fake", "not", "started"],
+        ["fake", "not", "started"],
+    ]
 
 
 def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for number, name in enumerate("abc"):
         started(tmp_path / "runs" / name, {**SLURM, "id": str(70 + number)})
     programs(
-        monkeypatch, tmp_path,
+        monkeypatch,
+        tmp_path,
         squeue=f"echo $* >> {tmp_path}/asked; echo '70|RUNNING|None|n'; echo '71|PENDING|Priority|n'",
         sacct=f"echo $* >> {tmp_path}/asked; echo '72|OUT_OF_MEMORY|None|n'",
-    )  # fmt: skip
-    found = by_key(tmp_path / "runs")
-    assert {key: (one["state"], one["reason"]) for key, one in found.items()} == {
-        "a": ("running", ""), "b": ("pending", "Priority"), "c": ("out_of_memory", ""),
-    }  # fmt: skip
+    )
+    states = {key: (entry["state"], entry["reason"]) for key, entry in by_key(tmp_path / "runs").items()}
+    assert states == {"a": ("running", ""), "b": ("pending", "Priority"), "c": ("out_of_memory", "")}
     asked = (tmp_path / "asked").read_text().splitlines()
     assert len(asked) == 2 and "70,71,72" in asked[0] and asked[1].endswith("-j 72")
 
 
-def write_run(folder: Path, stage: str, **files: str) -> Path:
-    """A run folder as a stage without the launcher leaves it."""
-    for name, text in {"stage.txt": f"{stage}\n", **{f"{name}.json": text for name, text in files.items()}}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def test_runs_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture):
-    write_run(tmp_path / "runs/done", "transfer", results="{}")
-    write_run(tmp_path / "runs/stopped", "transfer", metrics=json.dumps({"iteration": 4, "total_loss": 0.5}))
-    held = write_run(tmp_path / "runs/held", "pretrain", results="{}")
-    with pytest.raises(RuntimeError), stage("transfer", tmp_path / "runs/failed", torch.device("cpu")):
+def test_runs_without_the_launcher(tmp_path: Path):
+    runs = tmp_path / "runs"
+    with stage("knn", runs / "complete", CPU):
+        pass
+    with pytest.raises(Stopped), stage("linear", runs / "stopped", CPU):
+        raise Stopped("SIGTERM")
+    with pytest.raises(RuntimeError), stage("transfer", runs / "failed", CPU):
         raise RuntimeError("a bug")
-    started(tmp_path / "runs/job", {**SLURM, "cluster": "local"})
-    write_run(tmp_path / "runs/job/knn", "knn", results="{}")  # below the folder of another run
-    with claim(held, "a test"):
-        found = by_key(tmp_path / "runs")
-    assert {key: (one["stage"], one["state"]) for key, one in found.items() if key != "job"} == {
-        "done": ("transfer", "done"), "stopped": ("transfer", "stopped"), "held": ("pretrain", "running"),
-        "job/knn": ("knn", "done"), "failed": ("transfer", "failed"),
-    }  # fmt: skip
-    assert found["failed"]["reason"] == "a bug"
-    with stage("transfer", tmp_path / "runs/failed", torch.device("cpu")):
-        assert by_key(tmp_path / "runs")["failed"]["state"] == "running"
-    assert by_key(tmp_path / "runs")["failed"]["state"] == "stopped"
-    assert found["held"]["job"] == {"cluster": "process", "id": str(os.getpid())}
-    assert found["stopped"]["progress"] == "step 5  total_loss 0.5"
-    assert by_key(tmp_path / "runs")["held"]["state"] == "done"
-    assert set(by_key(tmp_path / "runs/job")) == {".", "knn"}
+    update_state(runs / "lost", stage="transfer", state="running", job="", started=1.0, pid=1, attempt=0, host="h")
+    (runs / "lost/metrics.json").write_text(json.dumps({"iteration": 4, "total_loss": 0.5}))
+    started(runs / "job", {**SLURM, "cluster": "local"})
+    with stage("knn", runs / "job/knn", CPU):  # below the folder of another run
+        pass
+    with stage("pretrain", runs / "running", CPU):
+        entries = by_key(runs)
+    states = {key: (entry["stage"], entry["state"], entry["reason"]) for key, entry in entries.items()}
+    lost = "it exited without reporting an error"
+    assert states == {
+        "complete": ("knn", "complete", ""),
+        "stopped": ("linear", "stopped", "SIGTERM"),
+        "failed": ("transfer", "failed", "a bug"),
+        "lost": ("transfer", "lost", lost),
+        "running": ("pretrain", "running", ""),
+        "job": ("knn", "lost", lost),
+        "job/knn": ("knn", "complete", ""),
+    }
+    assert entries["failed"]["failure"]["error"] == "RuntimeError: a bug"
+    assert entries["running"]["job"] == {"cluster": "process", "id": str(os.getpid())}
+    assert entries["lost"]["progress"] == "step 5  total_loss 0.5"
+    assert by_key(runs)["running"]["state"] == "complete"
+    assert set(by_key(runs / "job")) == {".", "knn"}
+
+
+def test_the_newest_start_of_a_stage_counts(tmp_path: Path):
+    """A stage may be started by the launcher, by its own command, and by the launcher again."""
+    started(tmp_path, {**SLURM, "cluster": "local", "submitted": 1.0})
+    end(tmp_path, "stopped", started=2.0)
+    assert by_key(tmp_path)["."]["state"] == "stopped"
+    with stage("knn", tmp_path, CPU):
+        assert by_key(tmp_path)["."]["state"] == "running"
+    assert by_key(tmp_path)["."]["state"] == "complete"
+    shutil.rmtree(tmp_path / "launch")
+    started(tmp_path, {**SLURM, "cluster": "local", "submitted": time.time() + 1})
+    assert by_key(tmp_path)["."]["state"] == "lost"  # the job ended before its stage was started
 
 
 def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch/s")})
     (folder / "launch/s").mkdir()
     (folder / "launch/s/0.out").write_text("a line\n")
-    RankRecord(folder, "s", 0, 0).end("requeued", "USR2")
-    RankRecord(folder, "s", 1, 0).fail(UserError("the data set holds too few images"))
+    end(folder, "failed", attempt=1)
+    write_failure(folder, 0, UserError("the data set holds too few images"), "s")
     assert launch.main(["status", str(folder)]) == 1
     _, row, note = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
@@ -118,18 +133,19 @@ def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
         return out
 
     ends = {"a": 20.0, "b": 30.0, "c": 40.0, "d": 50.0}  # b fails last, d ends last
-    for name, end in ends.items():
+    for name, ended in ends.items():
         logs = tmp_path / name / "launch/s"
         folder = started(tmp_path / name, {**SLURM, "cluster": "local", "logs": str(logs)})
         logs.mkdir()
         (logs / "0.out").write_text(f"{name}\n")
-        record = RankRecord(folder, "s", 0, 0)
-        monkeypatch.setattr("tools.launcher.records.time.time", lambda end=end: end)
-        record.fail(RuntimeError(name)) if name in "ab" else record.end("done" if name == "c" else "stopped")
+        end(folder, {"c": "complete", "d": "stopped"}.get(name, "failed"), started=1.0, ended=ended)
+        if name in "ab":
+            monkeypatch.setattr("pretrain.common.run.state.time.time", lambda ended=ended: ended)
+            write_failure(folder, 0, RuntimeError(name), "s")
     assert shown() == "b\n"
-    monkeypatch.setattr(local_job, "is_running", lambda job: "/c/" in job["logs"])
+    monkeypatch.setattr(local_job, "read_job_state", lambda job: "RUNNING" if "/c/" in job["logs"] else "ENDED")
     assert shown() == "c\n"
-    monkeypatch.setattr(local_job, "is_running", lambda job: False)
+    monkeypatch.setattr(local_job, "read_job_state", lambda job: "ENDED")
     for name in "ab":
         (tmp_path / name / "launch/launch.json").unlink()
     assert shown() == "d\n"
@@ -137,10 +153,11 @@ def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
 
 def test_progress_has_the_newest_loss_and_an_eta_only_where_something_runs(tmp_path: Path):
     lines = [{"iteration": 3, "loss": 2.5, "images_per_second": 80.2, "eta_seconds": 60}, {"iteration": 4, "knn": 50}]
-    folder = write_run(tmp_path / "run", "pretrain", metrics="\n".join(map(json.dumps, lines)))
-    assert by_key(folder)["."]["progress"] == "step 5  loss 2.5  80 images/s"
-    with claim(folder, "a test"):
-        assert by_key(folder)["."]["progress"] == "step 5  loss 2.5  80 images/s  eta 0:01:00"
+    (tmp_path / "metrics.json").write_text("\n".join(map(json.dumps, lines)))
+    update_state(tmp_path, stage="pretrain")
+    with stage("pretrain", tmp_path, CPU):
+        assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s  eta 0:01:00"
+    assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s"
 
 
 @pytest.mark.parametrize(("state", "exit_status"), [("OUT_OF_MEMORY", 1), ("NODE_FAIL", 1), ("CANCELLED", 0)])

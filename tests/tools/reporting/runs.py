@@ -11,6 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import merge_file
+from pretrain.common.run.state import update_state
 from pretrain.config import from_yaml_text, load_config
 from pretrain.probe.protocol import protocol as probe_protocol
 from tools import report
@@ -109,8 +110,7 @@ def pipeline(folder: Path, *keys: str) -> None:
     (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed}))
     for key in keys:
         if not key.startswith("moco"):
-            (folder / key / "launch").mkdir(parents=True)
-            (folder / key / "launch/complete.json").write_text(json.dumps({"fingerprint": key}))
+            update_state(folder / key, state="complete", fingerprint=key)
 
 
 def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from pretrain.common.run.state import update_state
 from tests.tools.reporting.runs import render, write
 from tools.reporting.document import render_table
 from tools.reporting.seeds import Difference, build_table, difference, mean_and_interval, read_study
@@ -66,7 +67,7 @@ def test_scores_of_a_checkpoint_on_the_way_are_left_out(tmp_path: Path, results:
     run = study_in(tmp_path) / "jcl_seed=2"
     write(run / "knn", {"stage": "knn", "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
     write(run / "pretrain", {"checkpoint_sha256": "1234"})
-    (run / "pretrain/stage.txt").write_text("pretrain\n")
+    update_state(run / "pretrain", stage="pretrain")
     complete = read_study(tmp_path)
     assert complete and complete.scores["kNN top-1"]["jcl"]["2"] == 9.9
     write(run / "pretrain", results) if results else (run / "pretrain/results.json").unlink()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pretrain.common.files import sha256
 from pretrain.common.run.lock import claim
+from pretrain.common.run.state import update_state
 from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
@@ -169,7 +170,7 @@ def test_command_line(tmp_path: Path, source: Path, capsys: pytest.CaptureFixtur
 def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path, source: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "stage.txt").write_text("transfer")
+    update_state(run, stage="transfer")
     refused(lambda: convert(run, tmp_path / "out.pth"), run, "model_*.pth")
     (run / "model_0000001.pth").write_bytes(source.read_bytes())
     assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
@@ -185,7 +186,7 @@ def test_two_conversions_to_one_output_are_refused(tmp_path: Path, source: Path)
 
 @pytest.mark.parametrize("name", ["checkpoint_final.pth", "model_0000007.pth"])
 def test_a_conversion_never_replaces_a_runs_checkpoint(tmp_path: Path, source: Path, name: str) -> None:
-    (tmp_path / "stage.txt").write_text("pretrain")
+    update_state(tmp_path, stage="pretrain")
     (tmp_path / "checkpoint_final.pth").write_text("of the run")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     refused(lambda: convert(source, tmp_path / name, overwrite=True), tmp_path / name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.common.run.state import update_state
 from pretrain.common.weights.backbone import read_backbone
 from pretrain.common.weights.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
@@ -90,7 +91,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(resnet_state(), tmp_path / "torchvision.pth")
     refused(lambda: read_weights(tmp_path / "torchvision.pth"), PREFIX, "convert_to_d2.py")
     refused(lambda: read_weights(tmp_path / "torchvison.pth"), "did you mean 'torchvision.pth'")
-    (tmp_path / "stage.txt").write_text("transfer")
+    update_state(tmp_path, stage="transfer")
     refused(lambda: read_weights(tmp_path), tmp_path / "model_final.pth")
 
 

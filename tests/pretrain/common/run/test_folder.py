@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pretrain.common.run.folder import check_stage_of, write_environment
+from pretrain.common.run.state import update_state
 from tests.errors import refused
 
 
@@ -43,5 +44,5 @@ def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name:
     check_stage_of(tmp_path, "knn")
     (tmp_path / name).touch()
     refused(lambda: check_stage_of(tmp_path, "knn"), tmp_path, name, "OUTPUT_DIR")
-    (tmp_path / "stage.txt").write_text("knn\n")
+    update_state(tmp_path, stage="knn")
     check_stage_of(tmp_path, "knn")

@@ -44,7 +44,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _owner(folder: Path, silent_s: float, **values: Any) -> Path:
-    """An owner's file as another machine would have left it, last touched so many seconds ago."""
+    """Write an owner's file as another machine would have left it, last touched so many seconds ago."""
     path = folder / ".owner.1.json"
     record = {"host": "node7", "place": "x", "pid": 4711, "started": "1", "job": ["", "0"], "work": "pretraining"}
     path.write_text(json.dumps({**record, **values}))
@@ -67,11 +67,11 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     holder.kill()
     holder.wait()
     (tmp_path / f".checkpoint_00000004.pth.{uuid.uuid4().hex}.tmp.pth").write_text("half a checkpoint")
-    (tmp_path / ".draft.mine.tmp").touch()
+    (tmp_path / ".draft.txt.tmp").touch()
     assert lock.holder(tmp_path) == {}
     with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".draft.mine.tmp", ".owner.2.json"]  # and what it was writing is gone
-    assert _files(tmp_path) == [".draft.mine.tmp"]
+        assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and what it was writing is gone
+    assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
 def test_a_process_id_in_use_again_is_not_the_owner(tmp_path: Path) -> None:

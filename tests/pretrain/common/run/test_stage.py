@@ -15,6 +15,7 @@ from pretrain.common.distributed import init
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.stage import process_group, stage, translate_torch_errors
+from pretrain.common.run.state import read_state
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 
@@ -51,7 +52,7 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     with stage("test", tmp_path, lambda: init("cpu")) as device:
-        assert device == CPU and (tmp_path / "stage.txt").read_text() == "test\n"
+        assert device == CPU and read_state(tmp_path)["state"] == "running"
         with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, CPU):
             pytest.fail("entered")
     with stage("test", tmp_path, CPU):

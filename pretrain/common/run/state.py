@@ -1,0 +1,105 @@
+"""The state of a run folder: `state.json`, which the stage writes, and `failed.RANK.json` of each rank that failed.
+
+state.json contains the stage, its state (running, complete, stopped, requeued or failed) and the reason, the host and
+process id, the attempt (SLURM counts requeues), and the times. A run that the launcher started also has the name of its
+job, its work and the fingerprint of that work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ProcessLost, UserError, one_line
+from ..files import read_json, remove, write_json
+from ..interrupt import Stopped
+
+_job: dict[str, Any] = {"job": ""}
+
+
+def set_job(job: str, **work: Any) -> None:
+    """Set what the launcher knows about this process's job; the states that this process records contain it.
+
+    Args:
+        job: name of the submission; unlike SLURM's job ids, names are never reused.
+        work: what the stage computes, as entries of state.json.
+    """
+    global _job
+    _job = {"job": job, **work}
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON object; return {} if the file is missing or damaged, which must not stop a job."""
+    try:
+        return read_json(path)
+    except UserError:
+        return {}
+
+
+def read_state(folder: str | Path) -> dict[str, Any]:
+    """Read the state of a run folder; return {} if no stage was started there."""
+    return read_record(Path(folder) / "state.json")
+
+
+def is_own_state(folder: str | Path) -> bool:
+    """Return whether this process's job has written the state of a run folder."""
+    return read_state(folder).get("job") == _job["job"]
+
+
+def update_state(folder: str | Path, **values: Any) -> None:
+    """Change entries of a run folder's state; only the process that claimed the folder, or its job, may do so."""
+    write_json(Path(folder) / "state.json", {**read_state(folder), **values, "updated": time.time()})
+
+
+@contextlib.contextmanager
+def record_state(folder: str | Path, stage: str) -> Iterator[None]:
+    """Record that a stage is running until the block ends, and how it ended.
+
+    Raises:
+        UserError: the state cannot be written. An error of the block is never replaced by this one.
+    """
+    attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    start = {"stage": stage, "state": "running", "host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
+    now = time.time()
+    write_json(Path(folder) / "state.json", {**start, "started": now, "updated": now, **_job})
+    for path in Path(folder).glob("failed.*.json"):
+        if not _job["job"] or read_record(path).get("job") != _job["job"]:  # another rank of this job may be faster
+            remove(path)
+    try:
+        yield
+    except BaseException as error:
+        has_failed = isinstance(error, Exception) and not isinstance(error, Stopped)  # else Ctrl-C or a request to stop
+        with contextlib.suppress(UserError):  # the disk may be full
+            state = "failed" if has_failed else "stopped"
+            update_state(folder, state=state, reason=one_line(error), ended=time.time())
+        raise
+    update_state(folder, state="complete", ended=time.time())
+
+
+def write_failure(folder: str | Path, rank: int, error: BaseException | str, job: str = "") -> None:
+    """Record the error of a rank, which may have failed before its stage was started.
+
+    Args:
+        job: name of the submission (default: this process's job).
+    """
+    text = str(error) if isinstance(error, (UserError, str)) else f"{type(error).__name__}: {error}"
+    trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
+    kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
+    process = {"rank": rank, "host": socket.gethostname(), "job": job or _job["job"], "ended": time.time()}
+    write_json(Path(folder) / f"failed.{rank}.json", {**process, "error": text, "traceback": trace, **kind})
+
+
+def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:
+    """Read the record of a job's first failing rank; return {} if no rank failed.
+
+    An error that followed from the loss of another rank counts only if no other error is known.
+    """
+    failures = [read_record(path) for path in Path(folder).glob("failed.*.json")]
+    of_job = [failure for failure in failures if failure.get("job") == job]
+    return min(of_job, key=lambda failure: (failure["followed"], failure["ended"]), default={})

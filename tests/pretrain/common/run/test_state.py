@@ -1,0 +1,96 @@
+"""state.json and failed.RANK.json: what a stage records of itself, and what a full disk or another job changes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pretrain.common import files
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run import state
+from pretrain.common.run.state import read_state, record_state, set_job, write_failure
+from tests.errors import refused
+
+
+@pytest.fixture(autouse=True)
+def _without_a_job() -> Iterator[None]:
+    yield
+    set_job("")
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (None, {"state": "complete"}),
+        (Stopped("SIGTERM"), {"state": "stopped", "reason": "SIGTERM"}),
+        (KeyboardInterrupt(), {"state": "stopped", "reason": "KeyboardInterrupt"}),
+        (RuntimeError("a bug\nin two lines"), {"state": "failed", "reason": "a bug in two lines"}),
+    ],
+)
+def test_a_stage_records_that_it_runs_and_how_it_ended(
+    tmp_path: Path, error: BaseException | None, end: dict[str, str]
+) -> None:
+    set_job("s", fingerprint="f")
+    try:
+        with record_state(tmp_path, "knn"):
+            running = read_state(tmp_path)
+            if error:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    start = {"stage": "knn", "host": socket.gethostname(), "pid": os.getpid(), "attempt": 0, "job": "s"}
+    assert running.items() >= {**start, "state": "running", "fingerprint": "f"}.items()
+    ended = read_state(tmp_path)
+    assert ended.items() >= {**start, **end}.items() and ended["started"] <= ended["ended"] <= ended["updated"]
+    with record_state(tmp_path, "knn"):
+        assert not {"reason", "ended"} & read_state(tmp_path).keys()
+
+
+def test_a_full_disk_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk() -> None:
+        def fail(_file: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(files.os, "fsync", fail)
+
+    with pytest.raises(RuntimeError, match="a bug"), record_state(tmp_path, "knn"):
+        fill_disk()
+        raise RuntimeError("a bug")
+    assert read_state(tmp_path)["state"] == "running"
+    refused(lambda: record_state(tmp_path, "knn").__enter__(), "state.json", "No space left")
+    monkeypatch.undo()
+
+    def complete() -> None:
+        with record_state(tmp_path, "knn"):
+            fill_disk()
+
+    refused(complete, "state.json", "No space left")  # a stage is not complete before this is recorded
+    assert read_state(tmp_path)["state"] == "running"
+
+
+def test_a_start_removes_the_failures_of_earlier_ones(tmp_path: Path) -> None:
+    """Another rank of the same job may fail before rank 0 starts the stage."""
+    write_failure(tmp_path, 0, UserError("of an earlier start"))
+    write_failure(tmp_path, 1, UserError("of this job"), "s")
+    set_job("s")
+    with record_state(tmp_path, "knn"):
+        assert [path.name for path in tmp_path.glob("failed.*")] == ["failed.1.json"]
+    set_job("")
+    with record_state(tmp_path, "knn"):
+        assert list(tmp_path.glob("failed.*")) == []
+
+
+def test_a_damaged_record_is_empty(tmp_path: Path) -> None:
+    assert read_state(tmp_path) == {}
+    for text in ("", "{", "[1]"):
+        (tmp_path / "state.json").write_text(text)
+        assert read_state(tmp_path) == {}
+    (tmp_path / "failed.0.json").write_text(json.dumps({"job": "t"}))
+    assert state.read_failure(tmp_path, "s") == {}

@@ -12,8 +12,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
-from pretrain.model.objectives import build_objective
-from pretrain.optim import build_optimizer
+from pretrain.state import build_train_state
 from pretrain.steps import TrainState
 from pretrain.train import main
 
@@ -51,9 +50,6 @@ def assert_same_end(a: Path, b: Path) -> None:
     assert [line["loss"] for line in lines(a, "loss")] == [line["loss"] for line in lines(b, "loss")]
 
 
-def training(cfg: CfgNode) -> TrainState:
-    """What a step changes, on the CPU; 4 steps per epoch."""
-    device = torch.device("cpu")
-    objective = build_objective(cfg, device, 4)
-    scaler = torch.amp.GradScaler("cpu", enabled=cfg.SOLVER.AMP == "fp16")
-    return TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+def build_state(cfg: CfgNode) -> TrainState:
+    """Build what a step changes, on the CPU; 4 steps per epoch."""
+    return build_train_state(cfg, torch.device("cpu"), 4)

@@ -18,7 +18,7 @@ from pretrain.config import load_config
 from pretrain.data import views
 from pretrain.data.loader import Batch
 from pretrain.steps import training_step
-from tests.pretrain.runs import training
+from tests.pretrain.runs import build_state
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -68,7 +68,7 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 )
 def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
     cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
-    run = training(cfg)
+    run = build_state(cfg)
     objective = run.objective
     f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0

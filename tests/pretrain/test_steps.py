@@ -14,7 +14,7 @@ from pretrain.model.momentum_encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import training
+from tests.pretrain.runs import build_state
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 N, V = 8, 4
@@ -41,7 +41,7 @@ def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lamb
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
     cfg = config(method, *more)
-    run = training(cfg)
+    run = build_state(cfg)
     total = cfg.SOLVER.IMS_PER_BATCH
     rows = distributed.rank_slice(total)
     out = {}
@@ -123,7 +123,7 @@ def test_groups_follow_the_parts():
 def test_micro_batches_compile_to_one_graph_per_encoder():
     """Dynamo guards on what an encoder's modules hold; its limit of 8 graphs would leave the rest uncompiled."""
     words = ("SOLVER.ACCUMULATE", "8", "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "16")
-    graphs, run = [], training(config("mocov2", *words))
+    graphs, run = [], build_state(config("mocov2", *words))
     for encoder in run.objective.model.children():
         if isinstance(encoder, ResNet):
             encoder.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
@@ -133,7 +133,7 @@ def test_micro_batches_compile_to_one_graph_per_encoder():
 
 @pytest.mark.parametrize("method", ["jcl", "simclr"])
 def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
-    run = training(config(method, "SOLVER.ACCUMULATE", "2"))
+    run = build_state(config(method, "SOLVER.ACCUMULATE", "2"))
     seen: list[int] = []
     for encoder in run.objective.model.children():
         encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
@@ -148,7 +148,7 @@ def test_batch_norm_of_one_image_is_refused():
 
 
 def _loss(method: str, batch: Batch, *more: str) -> float:
-    return float(training_step(training(config(method, *more)), batch, 0)[0])
+    return float(training_step(build_state(config(method, *more)), batch, 0)[0])
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
@@ -166,12 +166,12 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 def test_jcls_lambda_rises_where_its_schedule_is_linear():
     """Of 2 epochs of 4 steps the first has half of lambda."""
     for step, constant in ((3, "4.0"), (4, "8.0")):
-        rising = training(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
-        other = training(config("jcl", "METHOD.JCL_LAMBDA", constant))
+        rising = build_state(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
+        other = build_state(config("jcl", "METHOD.JCL_LAMBDA", constant))
         results = [training_step(run, batch_of(V), step)[0] for run in (rising, other)]
         assert torch.equal(*results)
 
 
 def test_sync_bn_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    refused(lambda: training(config("simclr", "MODEL.BN_GROUPS", "1")), "MODEL.BN_GROUPS is 1", "GPUs only")
+    refused(lambda: build_state(config("simclr", "MODEL.BN_GROUPS", "1")), "MODEL.BN_GROUPS is 1", "GPUs only")

@@ -1,9 +1,9 @@
 """What a user adds to either stage from their own modules: objectives, views, data sets, mappers, hooks.
 
-Every process of a stage imports the entry points of the group ``pretrain_to_transfer`` of installed packages, and the
-modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module registers what it has as it is
-imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.data.datasets.LOADERS`; for fine-tuning in Detectron2's
-DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an example of each.
+Every process of a stage imports the modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module
+registers what it has as it is imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.data.datasets.LOADERS`;
+for fine-tuning in Detectron2's DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an example of
+each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from ..errors import UserError
 
-VARIABLE, GROUP = "P2T_IMPORT", "pretrain_to_transfer"
+VARIABLE = "P2T_IMPORT"
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +80,7 @@ def digest() -> str:
 
 def _names() -> list[str]:
     """Every extension as a module's name, which can be imported once this returns."""
-    names = [point.value.partition(":")[0] for point in importlib.metadata.entry_points(group=GROUP)]
+    names: list[str] = []
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         folder = str(Path(name).parent)
         if name.endswith(".py") and folder not in sys.path:  # worker processes get this path, too

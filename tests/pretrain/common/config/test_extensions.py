@@ -53,19 +53,6 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest
     refused(extensions.load.__wrapped__, "extension broken", "No module named 'nothing_of_this_name'")
 
 
-def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
-    """An installed package needs no option."""
-    info = tmp_path / "mine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pretrain_to_transfer]\nmine = my_views\n")
-    (tmp_path / "my_views.py").write_text((ROOT / "docs/templates/my_views.py").read_text())
-    code = "from pretrain.config import load_config; print(load_config('', ['VIEWS.KEY', 'small_crops']).VIEWS.KEY)"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "small_crops\n", done.stderr
-
-
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(METHODS, "margin", METHODS["mocov2"])  # the module's own is gone after the test, too
     load_config()

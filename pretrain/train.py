@@ -37,7 +37,7 @@ from .optim import set_learning_rate
 from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
-from .probe.protocol import protocol
+from .probe.protocol import build_protocol
 from .state import build_checkpoint, build_train_state, load_latest_checkpoint, restore_checkpoint
 from .steps import TrainState, training_step
 
@@ -277,7 +277,7 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
     if run.recipe_changes:
         results["recipe_changes"] = run.recipe_changes
     if run.probe_data:
-        results["knn_protocol"] = protocol(cfg, "knn", run.probe_data)
+        results["knn_protocol"] = build_protocol(cfg, "knn", run.probe_data)
     if cfg.SOLVER.AMP == "fp16":
         results["skipped_steps"] = run.monitor.skipped.total
         if run.monitor.skipped.total:

@@ -51,7 +51,8 @@ def sample_params(recipe: Recipe, height: int, width: int, rng: np.random.Genera
     for color in recipe.colors:
         if color.p >= 1 or rng.random() < color.p:
             colors += color.sample(rng)
-    return ViewParams(box, flip, offset, policy, [(operation, float(np.float32(value))) for operation, value in colors])
+    rounded = [(operation, float(np.float32(value))) for operation, value in colors]
+    return ViewParams(box, flip, offset, policy, rounded)
 
 
 def make_views(

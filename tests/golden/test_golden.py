@@ -17,7 +17,7 @@ import pretrain
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.probe.heads import Heads
-from pretrain.probe.linear import restored
+from pretrain.probe.linear import restore_heads
 from pretrain.state import restore_checkpoint
 from tests import tiny
 from tests.pretrain.runs import build_state
@@ -69,7 +69,7 @@ def test_pretraining_resumes():
 
 def test_a_linear_probe_resumes():
     heads = Heads(16, 2, load_config(None, ["LINEAR.STEPS", "[]", "LINEAR.EPOCHS", "1"]).LINEAR)
-    step, losses = restored(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1))
+    step, losses = restore_heads(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1))
     assert (step, losses.tolist()) == (2, [0.0])
     assert heads.state()["state_dict"]["0.bias"].tolist() == pytest.approx([8.412827, -8.412827])
 

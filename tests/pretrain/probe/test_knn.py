@@ -148,7 +148,7 @@ def test_one_class_alone_is_not_scored_and_not_supervised(images, tmp_path):
     (tmp_path / "photos" / "train" / "empty").mkdir()
     cfg = _config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{tmp_path}/photos")
     with pytest.raises(knn.MissingLabels, match="photos has one class"):
-        knn.probe_data(cfg)
+        knn.load_probe_data(cfg)
     words = ("DATA.TRAIN", f"folder:{tmp_path}/photos", "METHOD.NAME", "supcon", "METHOD.LABELS", "class")
     refused(lambda: train.main(_config(images, tmp_path / "run", *words)), "METHOD.LABELS", "photos", "1 class")
 

@@ -12,7 +12,7 @@ from pretrain.common import distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.weights import checkpoint
 from pretrain.probe import features, linear
-from pretrain.probe.data import probe_data
+from pretrain.probe.data import load_probe_data
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config
 from tests.pretrain.ranks import run_ranks
@@ -25,7 +25,7 @@ STEPS_PER_EPOCH = 3
 
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
     learned, real = set(), linear.Heads.step
-    train = probe_data(probe_config(images, tmp_path / "run")).train
+    train = load_probe_data(probe_config(images, tmp_path / "run")).train
     monkeypatch.setattr(linear, "extract", lambda _, data, *__, **___: _positions(train, data))
     monkeypatch.setattr(linear.Heads, "step", lambda self, x, y: learned.update(x[:, 0].tolist()) or real(self, x, y))
     scores = [{"held_out_top1": 50.0, "top1": 70.0, "top5": 1.0}, {"held_out_top1": 60.0, "top1": 65.0, "top5": 2.0}]

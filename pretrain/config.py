@@ -21,16 +21,8 @@ from .data.recipes import RECIPES
 from .methods import METHODS
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
-FREE_ANYWHERE = (
-    "OUTPUT_DIR",
-    "DEVICE",
-    "DATA.ROOT",
-    "DATA.DOWNLOAD",
-    "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_",
-    "SOLVER.LOG_PERIOD",
-    "SOLVER.COMPILE",
-)
+_PLACES = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS")
+FREE_ANYWHERE = (*_PLACES, "SOLVER.CHECKPOINT_", "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")
 
 # Prefixes of keys that do not change what pretraining learns: also those that only probes read (they do change the
 # result of a probe), and the micro-batches, which change the number of BN groups where that is 0: a resumed run then
@@ -39,38 +31,19 @@ FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_"
 
 # Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
 # whether the data are the same; MAX_STEPS ends the same schedule early; the memory format changes only rounding.
-MAY_CHANGE = (
-    *FREE_ON_RESUME,
-    "DATA.TRAIN",
-    "DATALOADER.ON_CORRUPT",
-    "SOLVER.MAX_STEPS",
-    "SOLVER.CHANNELS_LAST",
-    "SOLVER.CHANGE_RECIPE",
-)
+_SAME_STEPS = ("DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST")
+MAY_CHANGE = (*FREE_ON_RESUME, *_SAME_STEPS, "SOLVER.CHANGE_RECIPE")
 
-# Values that follow from DATA.TRAIN unless they are set; those of all other data are the defaults, ImageNet's. Means
-# and standard deviations are of the training images (CIFAR: as in the released code of SCE and TCL).
-_OF_DATA_SET: dict[str, dict[str, Any]] = {
-    "cifar10": {
-        "MODEL.STEM": "cifar",
-        "VIEWS.IMAGE_SIZE": 32,
-        "VIEWS.MEAN": [0.4914, 0.4822, 0.4465],
-        "VIEWS.STD": [0.2470, 0.2435, 0.2616],
-    },
-    "cifar100": {
-        "MODEL.STEM": "cifar",
-        "VIEWS.IMAGE_SIZE": 32,
-        "VIEWS.MEAN": [0.5071, 0.4865, 0.4409],
-        "VIEWS.STD": [0.2673, 0.2564, 0.2762],
-    },
-    "fashion_mnist": {
-        "MODEL.STEM": "cifar",
-        "VIEWS.IMAGE_SIZE": 28,
-        "VIEWS.MEAN": [0.2860, 0.2860, 0.2860],
-        "VIEWS.STD": [0.3530, 0.3530, 0.3530],
-    },
-    "stl10": {"MODEL.STEM": "cifar", "VIEWS.IMAGE_SIZE": 96},
-    "tiny_imagenet": {"MODEL.STEM": "cifar", "VIEWS.IMAGE_SIZE": 64},
+# Means and standard deviations are of the training images (CIFAR's as in the released code of SCE and TCL).
+_MEAN = [0.485, 0.456, 0.406]  # ImageNet's
+_STD = [0.229, 0.224, 0.225]
+_DATA_SET_KEYS = ("MODEL.STEM", "VIEWS.IMAGE_SIZE", "VIEWS.MEAN", "VIEWS.STD")
+_DATA_SETS = {  # values of these keys for a named data set unless they are set; others have the defaults
+    "cifar10": ("cifar", 32, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+    "cifar100": ("cifar", 32, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+    "fashion_mnist": ("cifar", 28, [0.2860, 0.2860, 0.2860], [0.3530, 0.3530, 0.3530]),
+    "stl10": ("cifar", 96, _MEAN, _STD),
+    "tiny_imagenet": ("cifar", 64, _MEAN, _STD),
 }
 
 _BUILT_IN = {*METHODS, *RECIPES}  # before any module of the user's registers its own
@@ -123,8 +96,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
-        "VIEWS.MEAN": ([0.485, 0.456, 0.406], SHARE, "mean of the RGB channels, from 0 to 1"),
-        "VIEWS.STD": ([0.229, 0.224, 0.225], Range(0.001, 1), "standard deviation of the RGB channels"),
+        "VIEWS.MEAN": (_MEAN, SHARE, "mean of the RGB channels, from 0 to 1"),
+        "VIEWS.STD": (_STD, Range(0.001, 1), "standard deviation of the RGB channels"),
         "DATA.ROOT": ("datasets", None, "folder of the named data sets"),
         "DATA.TRAIN": (
             "imagenet",
@@ -224,9 +197,10 @@ def default_config_for(config_file: str | Path | None, overrides: Sequence[Any])
     """Return the defaults, with the values that follow from the data set that the file or the overrides name."""
     cfg = default_config()
     _merge(cfg, config_file, overrides)
-    values = _OF_DATA_SET.get(cfg.DATA.TRAIN, {})
+    values = _DATA_SETS.get(cfg.DATA.TRAIN, ())
     cfg = default_config()
-    merge_overrides(cfg, [word for pair in values.items() for word in pair])
+    for key, value in zip(_DATA_SET_KEYS, values, strict=False):
+        merge_overrides(cfg, [key, value])
     return cfg
 
 

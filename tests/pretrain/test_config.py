@@ -61,6 +61,17 @@ def test_values_that_cannot_work_are_refused_with_the_key(words: str):
     refused(lambda: load_config(None, words.split()), key.removesuffix("R") if key.endswith("LRR") else key)
 
 
+def test_values_follow_from_a_named_data_set_unless_they_are_set(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text("DATA: {TRAIN: cifar10}\nMODEL: {STEM: imagenet}\n")
+    cfg = load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "cifar100"])
+    assert cfg.VIEWS.MEAN == [0.5071, 0.4865, 0.4409]
+    assert cfg.VIEWS.IMAGE_SIZE == 32
+    assert cfg.MODEL.STEM == "imagenet"
+    assert from_yaml_text(cfg.dump()) == cfg
+    defaults = default_config().VIEWS
+    assert load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "folder:/photos"]).VIEWS == defaults
+
+
 @pytest.mark.parametrize("key", ["DATA.TRAIN", "DATA.PROBE_TRAIN", "DATA.VAL"])
 def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str):
     """Its pictures would become images, and the run could not be resumed."""

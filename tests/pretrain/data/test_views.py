@@ -30,10 +30,13 @@ OPERATIONS = [
     *((blur, value) for value in (0.1, 0.5, 0.9, 2.0)),
 ]
 REFERENCES = {  # torchvision's, and Pillow's blur: its filter has no kernel that a small view cuts off
-    brightness: TF.adjust_brightness, contrast: TF.adjust_contrast, saturation: TF.adjust_saturation,
-    hue: TF.adjust_hue, gray: lambda x, _: TF.rgb_to_grayscale(x, 3),
+    brightness: TF.adjust_brightness,
+    contrast: TF.adjust_contrast,
+    saturation: TF.adjust_saturation,
+    hue: TF.adjust_hue,
+    gray: lambda x, _: TF.rgb_to_grayscale(x, 3),
     blur: lambda x, sigma: x.filter(ImageFilter.GaussianBlur(sigma)),
-}  # fmt: skip
+}
 
 
 def rng(*seed: int) -> np.random.Generator:

@@ -20,10 +20,11 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 def _config(images, output, *more):
     """Pretraining: two epochs of three steps, kNN after each."""
-    return probe_config(
-        images, output, "METHOD.NAME", "simclr", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
-        "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1", "PROBE.KNN_PERIOD", "1", *more,
-    )  # fmt: skip
+    words = (
+        "METHOD.NAME simclr MODEL.HEAD_HIDDEN_DIMS [16] MODEL.EMBEDDING_DIM 8 SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 2 "
+        "SOLVER.LOG_PERIOD 1 PROBE.KNN_PERIOD 1"
+    )
+    return probe_config(images, output, *words.split(), *more)
 
 
 def test_vote_equals_the_sum_over_neighbors():

@@ -1,4 +1,4 @@
-"""Contrastive pretraining of ResNets without labels, as functions.
+"""Python interface to contrastive pretraining of ResNets without labels.
 
     from pretrain import METHODS, RECIPES, load_backbone, pretrain
 
@@ -27,12 +27,12 @@ __all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain", "register"]
 
 
 def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Pretrains in this process and returns the content of results.json; a run that was interrupted is resumed.
+    """Pretrain in this process and return the content of results.json; resume an interrupted run.
 
     Ctrl-C (in a notebook: interrupting the cell) stops after the current step and its checkpoint.
 
     Args:
-        config_file: a recipe, as in configs/pretrain/; empty: the defaults.
+        config_file: a recipe, as in configs/pretrain/ (default: the defaults of all keys).
         overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.05}``.
 
     Raises:
@@ -53,10 +53,10 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
 
 
 def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
-    """The backbone of a pretraining's run folder (its newest checkpoint) or of a file, in evaluation mode.
+    """Load the backbone from a run folder (newest checkpoint) or a weights file, in evaluation mode.
 
-    Reads what tools/convert_to_d2.py reads, except Caffe2's files: any file with one complete ResNet, `.pth`, `.pkl`
-    or `.safetensors`. Every tensor is checked.
+    The file may be any that tools/convert_to_d2.py reads, except Caffe2's: one complete ResNet in `.pth`, `.pkl` or
+    `.safetensors`. Every tensor is checked.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.

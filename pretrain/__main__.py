@@ -1,4 +1,4 @@
-"""Pretrains by a recipe, in this process or as one rank of torchrun; tools/launch.py also starts the ranks.
+"""Pretrains from a recipe, as a single process or one rank of a torchrun job; tools/launch.py also starts the ranks.
 
 python -m pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
 torchrun --nproc-per-node 8 -m pretrain --config-file ...
@@ -15,21 +15,21 @@ from .common import interrupt
 from .common.config import overrides
 from .common.errors import run_command_line
 from .common.run import wandb
-from .config import describe_keys, load_config, run_folder
+from .config import describe_keys, load_config, output_dir
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
-    parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
+    parser.add_argument("--change-recipe", action="store_true", help="set SOLVER.CHANGE_RECIPE True")
     overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
     cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
     wandb.is_enabled()
     if os.environ.get("RANK", "0") == "0":
-        folder = run_folder(cfg)
+        folder = output_dir(cfg)
         preflight.check_data_exists(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
         preflight.check_divisible(cfg, "pretrain", int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that

@@ -1,4 +1,4 @@
-"""What a stage of pretraining or probing refuses before it imports torch or starts a job."""
+"""Checks that run without torch, before a stage starts or a job is submitted."""
 
 from __future__ import annotations
 
@@ -8,29 +8,24 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from .common.config import extensions
-from .common.config.yaml_io import flatten
+from .common.config.yaml_io import changed_values, flatten
 from .common.errors import UserError
 from .common.files import existing_file
-from .config import FREE_ON_RESUME, from_yaml_text
+from .config import MAY_CHANGE, from_yaml_text
 from .data import datasets
 from .methods import METHODS
 from .model.batch_split import check_multiple, count_bn_groups
 
-# Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
-# whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
-MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST",
-               "SOLVER.CHANGE_RECIPE")  # fmt: skip
-
 # Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
-_RECIPE = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
+_RECIPE_KEYS = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
 def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
-    """Raises UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
+    """Raise UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
     data = cfg.DATA
     train = data.TRAIN if stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
-    others = () if stage == "distributions" else (data.PROBE_TRAIN, data.VAL)
-    for name in filter(None, (train, *others)):
+    names = [train] if stage == "distributions" else [train, data.PROBE_TRAIN, data.VAL]
+    for name in filter(None, names):
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
@@ -38,11 +33,14 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:
-    """Raises UserError if the user's own modules are not those with which a job was submitted."""
-    if cfg.IMPORTED and (now := extensions.digest()) != cfg.IMPORTED:
+    """Raise UserError if the user's own modules are not those with which a job was submitted."""
+    if not cfg.IMPORTED:
+        return
+    digest = extensions.digest()
+    if digest != cfg.IMPORTED:
         raise UserError(
-            f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {now}); restore them, or submit "
-            "it again"
+            f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest}); restore them, or "
+            "submit it again"
         )
 
 
@@ -60,30 +58,26 @@ def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
         check_multiple("LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, f"{processes} processes")
 
 
-def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:
-    """Refuses to resume a pretraining under another config: its result would belong to neither.
+def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | Path) -> list[str]:
+    """Check that ``cfg`` is the config that the run in ``folder`` was started with, except for keys that may change.
 
     Args:
-        earlier: the config that the run in ``folder`` was begun with, as YAML text.
-        what: names that text in messages.
+        earlier: the config that the run was started with, as YAML text.
+        description: names that text in messages.
 
     Returns:
-        The changes of learning rate, precision and own modules that SOLVER.CHANGE_RECIPE allows, as
+        The changes of learning rate, precision and imported modules that SOLVER.CHANGE_RECIPE allows, as
         ``SOLVER.AMP 'none' -> 'bf16'``.
 
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.
     """
-    before = dict(flatten(from_yaml_text(earlier, what)))
-    changed = [
-        f"{key} {before.get(key)!r} -> {value!r}"
-        for key, value in flatten(cfg)
-        if before.get(key) != value and not key.startswith(MAY_CHANGE)
-    ]
-    keys = {change.split()[0] for change in changed}
-    if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):
-        return changed
+    before = dict(flatten(from_yaml_text(earlier, description)))
+    changes = changed_values(before, dict(flatten(cfg)), MAY_CHANGE)
+    is_recipe_alone = {change.split()[0] for change in changes} <= _RECIPE_KEYS
+    if not changes or (cfg.SOLVER.CHANGE_RECIPE and is_recipe_alone):
+        return changes
     remedy = "choose another OUTPUT_DIR"
-    if keys <= _RECIPE:
+    if is_recipe_alone:
         remedy += ", or continue with --change-recipe, which is recorded in the results"
-    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changed)}); {remedy}")
+    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changes)}); {remedy}")

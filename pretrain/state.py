@@ -1,25 +1,42 @@
-"""Saves everything that a step changes in a checkpoint of MoCo's format, and restores it."""
+"""Builds, saves and restores everything that a step changes; checkpoints have MoCo's format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 
-from .common import distributed
+from .common.distributed import on_every_rank
 from .common.errors import UserError
 from .common.weights import checkpoint
+from .model.objectives import build_objective
+from .optim import build_optimizer
 from .preflight import check_same_run
 from .steps import TrainState
 
+log = logging.getLogger(__name__)
 
-def to_checkpoint(
-    training: TrainState, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
+
+def build_train_state(
+    cfg: CfgNode, device: torch.device, steps_per_epoch: int, read_weights: bool = True
+) -> TrainState:
+    """Build objective, optimizer and gradient scaler.
+
+    Args:
+        read_weights: Start from MODEL.WEIGHTS. A resumed run no longer needs that file.
+    """
+    objective = build_objective(cfg, device, steps_per_epoch, read_weights)
+    scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
+    return TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+
+
+def build_checkpoint(
+    state: TrainState, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
 ) -> dict[str, Any]:
-    """Everything that resuming needs after ``step`` steps.
+    """Return the content of the checkpoint after ``step`` optimizer steps.
 
     Args:
         skipped_steps: steps that fp16 has skipped so far.
@@ -27,7 +44,7 @@ def to_checkpoint(
     Raises:
         UserError: a weight is not finite, which no later step would fix.
     """
-    weights = training.objective.model.state_dict()
+    weights = state.objective.model.state_dict()
     norms = torch._foreach_norm([value.detach() for value in weights.values() if value.is_floating_point()])
     if not torch.stack(norms).isfinite().all():
         raise UserError(
@@ -35,64 +52,72 @@ def to_checkpoint(
             "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
         )
     return {
-        "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH,
+        "epoch": step // steps_per_epoch,
+        "arch": cfg.MODEL.ARCH,
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
-        "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
-        "scaler": training.scaler.state_dict(), "method": cfg.METHOD.NAME,
-        "bn_groups": training.objective.bn_groups, "skipped_steps": skipped_steps, "config": cfg.dump(),
-    }  # fmt: skip
+        "optimizer": state.optimizer.state_dict(),
+        "step": step,
+        "steps_per_epoch": steps_per_epoch,
+        "scaler": state.scaler.state_dict(),
+        "method": cfg.METHOD.NAME,
+        "bn_groups": state.objective.bn_groups,
+        "skipped_steps": skipped_steps,
+        "config": cfg.dump(),
+    }
 
 
-def from_checkpoint(training: TrainState, state: dict[str, Any], log: Callable[[str], None]) -> int:
-    """Restores what `to_checkpoint` returned; returns the step to continue from.
-
-    Args:
-        log: called with a line for the log.
+def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
+    """Restore what `build_checkpoint` returned, and return the step to continue from.
 
     Raises:
         UserError: the checkpoint is incomplete or of another model.
     """
-    model = training.objective.model
-    with checkpoint.check_restoring("the checkpoint", training.optimizer, "choose another OUTPUT_DIR"):
+    model = state.objective.model
+    with checkpoint.check_restoring("the checkpoint", state.optimizer, "choose another OUTPUT_DIR"):
         names = {_moco_name(name): name for name in model.state_dict()}
-        weights = state["state_dict"].items()
+        weights = saved["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
-        training.optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # empty if the run was not fp16 so far
-            training.scaler.load_state_dict(state["scaler"])
-        step, now = int(state["step"]), training.objective.bn_groups
-        earlier = int(state.get("bn_groups", now))
-    if earlier != now:
-        log(
-            f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "
-            f"{now} (another number of processes, or another SOLVER.ACCUMULATE); its result will differ from an "
-            "uninterrupted run's"
+        state.optimizer.load_state_dict(saved["optimizer"])
+        if saved["scaler"]:  # empty if the run has not used fp16 so far
+            state.scaler.load_state_dict(saved["scaler"])
+        step = int(saved["step"])
+        bn_groups = state.objective.bn_groups
+        earlier_bn_groups = int(saved.get("bn_groups", bn_groups))
+    if earlier_bn_groups != bn_groups:
+        log.warning(
+            f"the run was started with batch-norm statistics over {earlier_bn_groups} parts of the batch and continues "
+            f"with {bn_groups} (another number of processes, or another SOLVER.ACCUMULATE); its result will differ "
+            "from an uninterrupted run's"
         )
     return step
 
 
-def find_checkpoint(cfg: CfgNode, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Load the newest undamaged checkpoint on every rank (see `load_latest_checkpoint`); return None for a new run.
+def load_latest_checkpoint(cfg: CfgNode, folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Load the newest undamaged checkpoint on every rank; rank 0 chooses it.
+
+    Returns:
+        Its path and its content; None and an empty dict for a new run.
 
     Raises:
         UserError: a rank cannot read it or sees one although rank 0 sees none, or it belongs to a run of another
             config.
     """
     newest = checkpoint.load_latest_checkpoint(folder, checkpoint.list_checkpoints(folder), checkpoint.read)
-    if newest:
-        distributed.on_every_rank(_add_recipe_changes, cfg, folder, *newest)
+    if newest is None:
+        return None, {}
+    on_every_rank(_add_recipe_changes, cfg, folder, *newest)
     return newest
 
 
-def _add_recipe_changes(cfg: CfgNode, folder: Path, path: Path, state: dict[str, Any]) -> None:
+def _add_recipe_changes(cfg: CfgNode, folder: Path, path: Path, saved: dict[str, Any]) -> None:
     """Add to a checkpoint's content what its run changes on resume; raise UserError if it is another run's."""
-    if not isinstance(state.get("config"), str):
+    if not isinstance(saved.get("config"), str):
         raise UserError(f"{path} has no config, so it is not a checkpoint of this project; choose another OUTPUT_DIR")
-    changes = check_same_run(cfg, state["config"], f"the config in {path}", folder)
-    new_changes = [f"step {state.get('step')}: {change}" for change in changes]
-    state["recipe_changes"] = [*state.get("recipe_changes", []), *new_changes]
+    changes = check_same_run(cfg, saved["config"], f"the config in {path}", folder)
+    new_changes = [f"step {saved.get('step')}: {change}" for change in changes]
+    saved["recipe_changes"] = [*saved.get("recipe_changes", []), *new_changes]
 
 
 def _moco_name(name: str) -> str:
-    """``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``."""
+    """Return ``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue`` or ``module.queue_ptr``."""
     return f"module.{name.removeprefix('negatives.')}"

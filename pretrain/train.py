@@ -1,4 +1,4 @@
-"""The pretraining stage, from config to run folder; it reads from top to bottom.
+"""Pretraining, from config to run folder. Read it from top to bottom.
 
 One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
@@ -7,19 +7,17 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
 from .common.device import describe
+from .common.distributed import on_every_rank, on_first_rank
 from .common.errors import UserError
 from .common.files import atomic_write, read_json, remove, sha256, write_json
 from .common.logs import setup_logging
@@ -30,179 +28,134 @@ from .common.run.skipped_steps import summary
 from .common.run.stage import stage
 from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
-from .config import run_folder
+from .config import output_dir
 from .data import datasets, view_grid
 from .data.loader import Loader, build_loader
 from .data.recipes import RECIPES
 from .methods import METHODS
-from .model.objectives import build_objective
 from .monitor import TrainingMonitor
-from .optim import build_optimizer, set_learning_rate
+from .optim import set_learning_rate
 from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
-from .probe.protocol import protocol
-from .state import find_checkpoint, from_checkpoint, to_checkpoint
+from .probe.protocol import build_protocol
+from .state import build_checkpoint, build_train_state, load_latest_checkpoint, restore_checkpoint
 from .steps import TrainState, training_step
 
 log = logging.getLogger(__name__)
-_IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
+_ROWS = 6  # images in views.png
+_MAX_COLUMNS = 8  # views in views.png
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-    """What the functions of this file share."""
+class PretrainRun:
+    """State of a running pretraining."""
 
     cfg: CfgNode
     folder: Path
     device: torch.device
-    log: logging.Logger
     loader: Loader
-    images: str  # `ImageData.digest` of the training images
+    data_digest: str  # `ImageData.digest` of the training images
     total_steps: int
-    training: TrainState
-    watch: TrainingMonitor
+    state: TrainState
+    monitor: TrainingMonitor
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
-    recipe_changes: list[str]  # what SOLVER.CHANGE_RECIPE has changed so far, and after which step
+    recipe_changes: list[str]  # changes that SOLVER.CHANGE_RECIPE has allowed so far, and the step of each
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.loader)
 
-    def probe_due(self, step: int) -> bool:
-        """True at the end of every PROBE.KNN_PERIOD epochs except the last, which has its own probe."""
+    def is_probe_due(self, step: int) -> bool:
+        """Return True at the end of every PROBE.KNN_PERIOD epochs except the last, which has its own probe."""
         period = self.cfg.PROBE.KNN_PERIOD * self.steps_per_epoch
         return bool(period) and 0 < step < self.total_steps and step % period == 0
 
 
 def main(cfg: CfgNode) -> dict[str, Any]:
-    """Pretrains as ``cfg`` says and returns the content of results.json.
+    """Pretrain according to ``cfg`` and return the content of results.json.
 
-    A folder that holds checkpoints of the same config is resumed; one that is complete is left as it is.
+    A folder that contains checkpoints of the same config is resumed; a complete run is returned unchanged.
 
     Raises:
-        UserError: bad input, non-finite loss, full disk, a folder that is in use or another stage's.
+        UserError: bad input, non-finite loss, full disk, a run folder in use, or created by another stage.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
-    output_dir = run_folder(cfg)
-    with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
-        setup_logging(output_dir, distributed.rank())
+    folder = output_dir(cfg)
+    with stage("pretrain", folder, lambda: distributed.init(cfg.DEVICE)) as device:
+        setup_logging(folder, distributed.rank())
         log.info(describe(device))
-        run, step, results = _open(cfg, output_dir, device, log)
+        on_every_rank(check_modules_unchanged, cfg)
+        checkpoint_path, saved = load_latest_checkpoint(cfg, folder)
+        data = on_every_rank(_load_images, cfg)
+        loader = _build_loader(cfg, data, device)
+        state = build_train_state(cfg, device, len(loader), read_weights=not saved)
+        step = on_every_rank(restore_checkpoint, state, saved) if saved else 0
+        digest = _check_same_start(state, step, data, saved, cfg)
+        total_steps = max(step, _count_steps(cfg, loader))
+        results = on_first_rank(_read_results, folder) if step == total_steps else None
         if results:
-            log.info(f"{output_dir} is complete; nothing to do")
+            log.info(f"{folder} is complete; nothing to do")
             return results
-        if run.probe_due(step) and distributed.on_first_rank(lambda: not _is_probed(run, step)):
-            _probe(run, step)  # the run was stopped between a checkpoint and its kNN
+
+        on_first_rank(_prepare_folder, cfg, folder, loader, checkpoint_path, step)
+        if checkpoint_path:
+            log.info(f"resumed from {checkpoint_path.name} at step {step} of {total_steps}")
+            for change in saved["recipe_changes"]:
+                log.warning(f"the recipe was changed after {change}")
+        run = PretrainRun(
+            cfg=cfg,
+            folder=folder,
+            device=device,
+            loader=loader,
+            data_digest=digest,
+            total_steps=total_steps,
+            state=state,
+            monitor=TrainingMonitor(device, state.scaler, data.image_name, int(saved.get("skipped_steps", 0))),
+            metrics=on_every_rank(_open_metrics, folder, step),
+            probe_data=knn.open_data(cfg, data),
+            progress=Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
+            recipe_changes=saved.get("recipe_changes", []),
+        )
+        if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
+            _probe(run, step)
         _train(run, step)
         return _finish(run)
 
 
-def _train(run: _Run, first_step: int) -> None:
-    """The training loop; `steps` names everything that a step changes."""
-    cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
-    total = run.total_steps
-    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, total)):
-        lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
+def _train(run: PretrainRun, first_step: int) -> None:
+    """Train to the last step; `steps` names everything that a step changes."""
+    solver = run.cfg.SOLVER
+    stop = distributed.AgreedStop(run.device)
+    checkpoint_period = solver.CHECKPOINT_PERIOD or run.steps_per_epoch
+    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps)):
+        lr = set_learning_rate(run.state.optimizer, solver, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
-        loss, metrics = training_step(run.training, batch._replace(views_VNCHW=views_VNCHW), step)
-        watch.step(loss, step, lr, batch.index_N)
+        loss, metrics = training_step(run.state, batch._replace(views_VNCHW=views_VNCHW), step)
+        run.monitor.step(loss, step, lr, batch.index_N)
         run.progress.advance()
 
-        done = step + 1
-        if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
-            _log(run, done, lr, {"loss": loss, **metrics})
-        stop, probe_due = agreed_stop.poll(), run.probe_due(done)
-        if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
-            watch.check()
-            _save(run, done)
-        if stop and done < total:
+        steps_done = step + 1
+        is_last = steps_done == run.total_steps
+        if steps_done % solver.LOG_PERIOD == 0 or is_last:
+            _log(run, steps_done, lr, {"loss": loss, **metrics})
+        stop_reason = stop.poll()
+        is_probe_due = run.is_probe_due(steps_done)
+        if stop_reason or is_probe_due or is_last or steps_done % checkpoint_period == 0:
+            run.monitor.check()
+            with run.progress.pause():
+                on_first_rank(_save, run, steps_done)  # no rank continues or exits before the file is complete
+        if stop_reason and not is_last:
             run.progress.close()
-            raise interrupt.Stopped(stop, interrupt.resume_hint(run.folder, done))
-        if probe_due:
-            _probe(run, done)
+            raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, steps_done))
+        if is_probe_due:
+            _probe(run, steps_done)
     run.progress.close()
 
 
-def _open(
-    cfg: CfgNode, folder: Path, device: torch.device, log: logging.Logger
-) -> tuple[_Run, int, dict[str, Any] | None]:
-    """Opens the data, builds what is trained and opens the run folder, which all ranks agree on.
-
-    Returns:
-        The run, the step to continue from, and the results if the run is complete.
-    """
-    distributed.on_every_rank(lambda: check_modules_unchanged(cfg))
-    resumed = find_checkpoint(cfg, folder)
-    data = distributed.on_every_rank(lambda: _open_data(cfg))
-    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
-    size = cfg.VIEWS.IMAGE_SIZE
-    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=cfg.SOLVER.IMS_PER_BATCH)
-    if distributed.is_main():
-        _describe(cfg, data, len(loader), log)
-    images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
-    total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
-    objective = build_objective(cfg, device, len(loader), read_weights=resumed is None)
-    scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
-    step, state = 0, resumed[1] if resumed else {}
-    if resumed:
-        step = distributed.on_every_rank(lambda: from_checkpoint(training, state, log.info))
-        total_steps = max(step, total_steps)
-    if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
-        start = (step, images, tensor_digest(*objective.model.state_dict().values()))
-        distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
-    if state.get("images", images) != images:
-        raise UserError(
-            f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "
-            "changed; restore the original ones, or choose another OUTPUT_DIR"
-        )
-
-    newest = resumed[0] if resumed else None
-    picture = functools.partial(view_grid.draw, data, recipes[:_VIEWS_SHOWN], size, _IMAGES_SHOWN, cfg.SEED)
-    results = distributed.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, picture))
-    metrics = distributed.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
-    if resumed:
-        log.info(f"resumed from {resumed[0].name} at step {step} of {total_steps}")
-        for change in state["recipe_changes"]:
-            log.warning(f"the recipe was changed after {change}")
-    run = _Run(
-        cfg, folder, device, log, loader, images, total_steps, training,
-        TrainingMonitor(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
-        metrics, None if results else knn.open_data(cfg, data),
-        Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
-        state.get("recipe_changes", []),
-    )  # fmt: skip
-    return run, step, results
-
-
-def _open_folder(
-    cfg: CfgNode, folder: Path, newest: Path | None, step: int, goes_on: bool, picture: Callable[[], np.ndarray]
-) -> dict[str, Any] | None:
-    """Writes what a run folder has from its start; returns the results if the run is complete.
-
-    Args:
-        newest: the checkpoint that is resumed, of ``step``; None: a fresh start.
-    """
-    results_file = folder / "results.json"
-    if goes_on:
-        atomic_write(folder / "config.yaml", cfg.dump())
-    if newest and goes_on:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
-        remove(results_file)
-        if newest.name == checkpoint.FINAL:
-            newest.replace(checkpoint.path_of_step(folder, step))
-    if not newest:
-        for name in ("results.json", "metrics.json", "events.out.tfevents.*"):  # of a run without a checkpoint
-            for path in folder.glob(name):
-                remove(path)
-        view_grid.write(folder / "views.png", picture())
-    write_environment(folder)
-    return read_json(results_file) if not goes_on and results_file.is_file() else None
-
-
-def _open_data(cfg: CfgNode) -> datasets.ImageData:
+def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.class_count() < 2:
         raise UserError(
@@ -212,88 +165,138 @@ def _open_data(cfg: CfgNode) -> datasets.ImageData:
     return data
 
 
-def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log: logging.Logger) -> None:
-    """Logs what is trained on, and warns of a queue in which the query's own image is often among the negatives."""
+def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) -> Loader:
+    """Build the loader; log the size of the data set, and warn if the queue often has keys of the query's own image."""
+    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    batch_size = cfg.SOLVER.IMS_PER_BATCH
+    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     classes = f" in {len(data.classes)} classes" if data.classes else ""
-    log.info(f"{len(data):,} images{classes}: {steps_per_epoch:,} steps of {cfg.SOLVER.IMS_PER_BATCH} per epoch")
-    size = cfg.MODEL.QUEUE_SIZE
-    if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * size > len(data):
-        log.warning(
-            f"MODEL.QUEUE_SIZE {size} holds the keys of {size / len(data):.1f} epochs: many queries find an earlier "
-            "key of their own image among the negatives; lower it to at most half of the images"
+    queue_size = cfg.MODEL.QUEUE_SIZE
+    if distributed.is_main():
+        log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
+        if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
+            log.warning(
+                f"MODEL.QUEUE_SIZE {queue_size} holds the keys of {queue_size / len(data):.1f} epochs: many queries "
+                "find an earlier key of their own image among the negatives; lower it to at most half of the images"
+            )
+    return loader
+
+
+def _count_steps(cfg: CfgNode, loader: Loader) -> int:
+    steps = len(loader) * cfg.SOLVER.EPOCHS
+    return min(steps, cfg.SOLVER.MAX_STEPS or steps)
+
+
+def _check_same_start(
+    state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode
+) -> str:
+    """Check that all ranks start alike, and that a resumed run has its images; return the digest of the images."""
+    digest = data.digest()
+    if distributed.world_size() > 1:  # otherwise DDP would silently average gradients of different models
+        start = (step, digest, tensor_digest(*state.objective.model.state_dict().values()))
+        distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
+    if saved.get("images", digest) != digest:
+        raise UserError(
+            f"the images of {cfg.DATA.TRAIN} are not those with which {output_dir(cfg)} was started: names or labels "
+            "have changed; restore the original ones, or choose another OUTPUT_DIR"
         )
+    return digest
 
 
-def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor]) -> None:
-    means, waited = reduce_metrics(values, run.progress.seconds_waited)
-    rates = run.progress.rates(waited)
+def _read_results(folder: Path) -> dict[str, Any] | None:
+    path = folder / "results.json"
+    return read_json(path) if path.is_file() else None
+
+
+def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
+    """Initialize the run folder, or prepare it for a run that resumes from ``checkpoint_path`` after ``step`` steps."""
+    atomic_write(folder / "config.yaml", cfg.dump())
+    remove(folder / "results.json")
+    if checkpoint_path is None:
+        for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # of a run without a checkpoint
+            remove(path)
+        views = view_grid.draw(loader.data, loader.recipes[:_MAX_COLUMNS], loader.size, _ROWS, cfg.SEED)
+        view_grid.write(folder / "views.png", views)
+    elif checkpoint_path.name == checkpoint.FINAL:
+        # The run had ended at a smaller MAX_STEPS; later checkpoints must sort after this one.
+        checkpoint_path.replace(checkpoint.path_of_step(folder, step))
+    write_environment(folder)
+
+
+def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:
+    return MetricsWriter(folder, step) if distributed.is_main() else None
+
+
+def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]) -> None:
+    means, seconds_waited = reduce_metrics(values, run.progress.seconds_waited)
+    rates = run.progress.rates(seconds_waited)
     if run.metrics is None:
         return
-    epoch, fp16 = done / run.steps_per_epoch, run.training.scaler.is_enabled()
-    skipped = run.watch.skipped.values() if fp16 else {}
-    run.metrics.write(done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
-    for line in run.watch.warnings(done, epoch, means):
-        run.log.warning(line)
-    run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
+    epoch = steps_done / run.steps_per_epoch
+    skipped = run.monitor.skipped.values() if run.state.scaler.is_enabled() else {}
+    run.metrics.write(steps_done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
+    for line in run.monitor.warnings(steps_done, epoch, means):
+        log.warning(line)
+    run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=steps_done == run.total_steps)
 
 
-def _save(run: _Run, done: int) -> None:
-    """Writes a checkpoint on rank 0; no rank continues or exits before it is complete."""
+def _save(run: PretrainRun, steps_done: int) -> None:
+    path = checkpoint.path_of_step(run.folder, steps_done)
+    checkpoint.save(path, _checkpoint_content(run, steps_done))
+    checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
-    def write() -> None:
-        path = checkpoint.path_of_step(run.folder, done)
-        checkpoint.save(path, _state(run, done))
-        checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
+def _checkpoint_content(run: PretrainRun, steps_done: int) -> dict[str, Any]:
+    content = build_checkpoint(run.state, run.cfg, steps_done, run.steps_per_epoch, run.monitor.skipped.total)
+    return {**content, "images": run.data_digest, "recipe_changes": run.recipe_changes}
+
+
+def _probe(run: PretrainRun, steps_done: int) -> None:
     with run.progress.pause():
-        distributed.on_first_rank(write)
-
-
-def _state(run: _Run, done: int) -> dict[str, Any]:
-    state = to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped.total)
-    return {**state, "images": run.images, "recipe_changes": run.recipe_changes}
-
-
-def _is_probed(run: _Run, done: int) -> bool:
-    return run.metrics is not None and run.metrics.holds(done - 1, "knn_top1")
-
-
-def _probe(run: _Run, done: int) -> None:
-    with run.progress.pause():
-        score = knn.evaluate(run.training.objective.encoder, run.probe_data, run.cfg, run.device)
+        score = knn.evaluate(run.state.objective.encoder, run.probe_data, run.cfg, run.device)
     if score and run.metrics is not None:
-        run.metrics.write(done - 1, {f"knn_{k}": v for k, v in score.items()})
-        run.log.info(f"epoch {done // run.steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
+        run.metrics.write(steps_done - 1, _name_scores(score))
+        log.info(f"epoch {steps_done // run.steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
 
 
-def _finish(run: _Run) -> dict[str, Any]:
-    """Runs the last kNN and writes the final checkpoint and results.json, which says that the run is complete."""
-    cfg, folder, steps, metrics = run.cfg, run.folder, run.total_steps, run.metrics
-    score = knn.evaluate(run.training.objective.encoder, run.probe_data, cfg, run.device)
-    results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH,
-               "epochs": steps / run.steps_per_epoch, "steps": steps,
-               "metrics": {f"knn_{k}": v for k, v in score.items()}}  # fmt: skip
+def _name_scores(score: dict[str, float]) -> dict[str, float]:
+    return {f"knn_{name}": value for name, value in score.items()}
+
+
+def _finish(run: PretrainRun) -> dict[str, Any]:
+    """Run the last kNN; write the final checkpoint and results.json, which marks the run as complete."""
+    cfg = run.cfg
+    score = knn.evaluate(run.state.objective.encoder, run.probe_data, cfg, run.device)
+    results = {
+        "stage": "pretrain",
+        "method": cfg.METHOD.NAME,
+        "arch": cfg.MODEL.ARCH,
+        "epochs": run.total_steps / run.steps_per_epoch,
+        "steps": run.total_steps,
+        "metrics": _name_scores(score),
+    }
     if run.recipe_changes:
         results["recipe_changes"] = run.recipe_changes
     if run.probe_data:
-        results["knn_protocol"] = protocol(cfg, "knn", run.probe_data)
+        results["knn_protocol"] = build_protocol(cfg, "knn", run.probe_data)
     if cfg.SOLVER.AMP == "fp16":
-        results["skipped_steps"] = skipped = run.watch.skipped.total
-        if skipped:
-            run.log.info(summary(skipped, steps))
+        results["skipped_steps"] = run.monitor.skipped.total
+        if run.monitor.skipped.total:
+            log.info(summary(run.monitor.skipped.total, run.total_steps))
+    return on_first_rank(_write_results, run, results, score)
 
-    def write() -> dict[str, Any]:
-        assert metrics is not None
-        if score and not _is_probed(run, steps):  # a run killed after this line has it
-            metrics.write(steps - 1, results["metrics"])
-            run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.describe(cfg, score)})")
-        metrics.close()
-        checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
-        results["checkpoint_sha256"] = sha256(folder / checkpoint.FINAL)  # names the run in what is made of it
-        for path in folder.glob("checkpoint_[0-9]*.pth"):
-            remove(path)
-        write_json(folder / "results.json", results)
-        run.log.info(f"done: {folder / checkpoint.FINAL}")
-        return results
 
-    return distributed.on_first_rank(write)
+def _write_results(run: PretrainRun, results: dict[str, Any], score: dict[str, float]) -> dict[str, Any]:
+    assert run.metrics is not None
+    if score:
+        run.metrics.write(run.total_steps - 1, results["metrics"])
+        log.info(f"kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})")
+    run.metrics.close()
+    path = run.folder / checkpoint.FINAL
+    checkpoint.save(path, _checkpoint_content(run, run.total_steps))
+    results["checkpoint_sha256"] = sha256(path)  # identifies this run in files derived from it
+    for numbered in run.folder.glob("checkpoint_[0-9]*.pth"):
+        remove(numbered)
+    write_json(run.folder / "results.json", results)
+    log.info(f"done: {path}")
+    return results

@@ -1,4 +1,4 @@
-"""Data sets that come as an archive: CIFAR, Fashion-MNIST, STL10 and Tiny-ImageNet, in the files that it unpacks to."""
+"""Data sets distributed as archives: CIFAR, Fashion-MNIST, STL10 and Tiny-ImageNet, in their unpacked files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sources import Array, Concatenated, Files
 
 _TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-LAYOUTS = {  # below the root; each begins with the folder that the archive unpacks to
+LAYOUTS = {  # below the root; each starts with the folder that the archive unpacks to
     "cifar10": "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}",
     "cifar100": "cifar-100-python/{train,test,meta}",
     "fashion_mnist": "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte",
@@ -25,7 +25,7 @@ LAYOUTS = {  # below the root; each begins with the folder that the archive unpa
 
 
 def load(name: str, split: str, root: Path, download: bool) -> ImageData:
-    """A split of one of these data sets.
+    """Load a split of one of these data sets.
 
     Raises:
         UserError: it is missing, damaged, or cannot be downloaded.
@@ -47,7 +47,7 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
 
 
 def _fetch(name: str, folder: Path) -> None:
-    """Downloads into a temporary folder and renames what was unpacked, so that a data set is complete or absent."""
+    """Download into a temporary folder and rename the unpacked one, so that a data set is complete or absent."""
     import torchvision.datasets as tv  # slow to import
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def _fetch(name: str, folder: Path) -> None:
         elif name == "stl10":
             tv.STL10(temporary, split="test", download=True)
         else:
-            _torchvisions(name)(temporary, download=True)
+            _torchvision_class(name)(temporary, download=True)
         try:
             (Path(temporary) / folder.name).rename(folder)
         except OSError:
@@ -65,37 +65,37 @@ def _fetch(name: str, folder: Path) -> None:
                 raise
 
 
-def _torchvisions(name: str) -> Any:
+def _torchvision_class(name: str) -> Any:
     import torchvision.datasets as tv
 
     return {"cifar10": tv.CIFAR10, "cifar100": tv.CIFAR100, "fashion_mnist": tv.FashionMNIST}[name]
 
 
 def _read_with_torchvision(name: str, split: str, folder: Path) -> ImageData:
-    data = _torchvisions(name)(str(folder.parent), train=split == "train")
+    data = _torchvision_class(name)(str(folder.parent), train=split == "train")
     images = np.asarray(data.data, dtype=np.uint8)
     return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
 
 
 def _read_stl10(name: str, split: str, folder: Path) -> ImageData:
-    """From memory-mapped files: torchvision's reader would hold 2.7 GB in every process."""
-    parts = ("train", "unlabeled") if split == "train" else ("test",)
+    """Read memory-mapped files: torchvision's reader would hold 2.7 GB in every process."""
     classes = (folder / "class_names.txt").read_text().split()
-    arrays = [np.memmap(folder / f"{part}_X.bin", np.uint8, "r").reshape(-1, 3, 96, 96) for part in parts]
-    labels = [
-        np.full(len(array), -1, np.int64)
-        if part == "unlabeled"
-        else np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1
-        for part, array in zip(parts, arrays, strict=True)
-    ]
-    if [len(part) for part in labels] != [len(array) for array in arrays]:
-        raise ValueError("it has different numbers of images and labels")
-    sources = [Array(array, f"{name}/{part}", transposed=True) for part, array in zip(parts, arrays, strict=True)]
+    sources = []
+    labels = []
+    for part in ("train", "unlabeled") if split == "train" else ("test",):
+        images = np.memmap(folder / f"{part}_X.bin", np.uint8, "r").reshape(-1, 3, 96, 96)
+        sources.append(Array(images, f"{name}/{part}", transposed=True))
+        if part == "unlabeled":
+            labels.append(np.full(len(images), -1, np.int64))
+        else:
+            labels.append(np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1)
+        if len(labels[-1]) != len(images):
+            raise ValueError("it has different numbers of images and labels")
     return ImageData(Concatenated(sources), np.concatenate(labels), classes)
 
 
 def _read_tiny_imagenet(name: str, split: str, folder: Path) -> ImageData:
-    """The labels of the val split are in a text file."""
+    """Read folders of classes; the labels of the val split are in a text file."""
     classes = sorted((folder / "wnids.txt").read_text().split())
     if split == "train":
         return load_classes(folder / "train", classes, name)

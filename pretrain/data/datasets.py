@@ -15,21 +15,21 @@ from .image_data import ImageData, MissingSplit
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
 
-FOLDERS = {  # the usual name of a data set's folder in DATA.ROOT
+FOLDERS = {  # data set -> its folder in DATA.ROOT
     "imagenet": "imagenet",
     "imagenet100": "imagenet100",
     **{name: layout.partition("/")[0] for name, layout in archives.LAYOUTS.items()},
 }
-LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # by name, (split, DATA.ROOT) -> images: the user's own
+LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # users register (split, DATA.ROOT) -> images by name
 
 
 def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:
-    """Opens a split of a data set.
+    """Load a split of a data set.
 
     Args:
-        name: one of FOLDERS or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
-            Folders in it that are named like splits (train, training, val, valid, validation, test, with or without
-            a year) are splits, never classes; test is the val split where there is no other.
+        name: one of FOLDERS or LOADERS, or ``folder:/path`` with images (no labels) or one folder per class. Folders
+            in it that are named like splits (train, training, val, valid, validation, test, with or without a year)
+            are splits, never classes; test is the val split where there is no other.
         split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
             labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -41,7 +41,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
     if download:  # one process at a time: those after the first find the data
-        from ..common import distributed  # imports torch, which refuse_missing does without
+        from ..common import distributed  # imports torch, which check_exists does without
 
         with distributed.in_turns():
             return _load(name, split, Path(root), True)
@@ -49,8 +49,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
-    """Raises UserError for an unknown name or a folder that is not there; listing the images would take long."""
-    if name in LOADERS:  # they know where their images are
+    """Raise UserError for an unknown name or a missing folder, without listing the images, which would take long."""
+    if name in LOADERS:  # registered loaders locate their own images
         return
     if name.startswith("folder:"):
         is_there = os.path.isdir(_path_in(name))

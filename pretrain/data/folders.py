@@ -17,47 +17,49 @@ from ..common.images import SUFFIXES
 from .image_data import ImageData, MissingSplit
 from .sources import Files
 
-_log = logging.getLogger("pretrain.data.folders")
+log = logging.getLogger(__name__)
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 _SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
 _NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # of a NAS, disk or archive
 _COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # of images
-_THREADS = 16  # that list class folders: a file server takes milliseconds to answer, whatever it is asked
+_THREADS = 16  # threads that list class folders; file servers have high latency
 
 
 def load_folder(folder: Path, split: str) -> ImageData:
-    """A split of ``folder``; a folder without split folders is every split.
+    """Load a split of ``folder``; a folder without split subfolders serves as every split.
 
     Raises:
-        UserError: no image is found, the split is missing, or it is not clear which folders are splits and which are
+        UserError: there is no image, the split is missing, or it is not clear which folders are splits and which are
             classes.
     """
-    folders, *_ = _entries(folder)
-    bare = {f: re.sub(r"(19|20)\d\d$", "", f.lower()) for f in folders}  # COCO's train2017 is train
-    of_split = {key: [f for f in folders if bare[f] in names] for key, names in _SPLIT_FOLDERS.items()}
-    splits = [*of_split["train"], *of_split["val"]]
+    folders, *_ = _list_entries(folder)
+    without_year = {f: re.sub(r"(19|20)\d\d$", "", f.lower()) for f in folders}  # COCO's train2017 is train
+    split_folders = {key: [f for f in folders if without_year[f] in names] for key, names in _SPLIT_FOLDERS.items()}
+    splits = [*split_folders["train"], *split_folders["val"]]
     if not splits:
-        return load_classes(folder, None, f"folder:{folder}", may_be_flat=True)
-    others = [f for f in folders if f not in splits]
-    if others and not (of_split["train"] and of_split["val"]):
+        return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
+    class_folders = [f for f in folders if f not in splits]
+    if class_folders and not (split_folders["train"] and split_folders["val"]):
         raise UserError(
-            f"{folder} holds {splits[0]}/ next to {others[0]}/: a split or a class? If a split, name folder:{folder}/"
-            f"{splits[0]}; if a class, move all class folders into {folder}/train/"
+            f"{folder} holds {splits[0]}/ next to {class_folders[0]}/: a split or a class? If a split, name "
+            f"folder:{folder}/{splits[0]}; if a class, move all class folders into {folder}/train/"
         )
-    picked = [f for f in of_split[split] if bare[f] != "test"] or of_split[split]
-    if not picked:
+    candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
+    if not candidates:
         raise MissingSplit(
             f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
             f"folder of images itself, such as folder:{folder}/{splits[0]}"
         )
-    if len(picked) > 1:
-        raise UserError(f"{folder} holds {picked[0]}/ and {picked[1]}/, both of the {split} split; keep one of them")
-    classes = _entries(folder / of_split["train"][0])[0] if of_split["train"] else []
-    return load_classes(folder / picked[0], classes or None, f"folder:{folder}", may_be_flat=True)
+    if len(candidates) > 1:
+        raise UserError(
+            f"{folder} holds {candidates[0]}/ and {candidates[1]}/, both of the {split} split; keep one of them"
+        )
+    classes = _list_entries(folder / split_folders["train"][0])[0] if split_folders["train"] else []
+    return load_classes(folder / candidates[0], classes or None, f"folder:{folder}", allow_flat=True)
 
 
 def imagenet_folder(name: str, root: Path) -> Path:
-    """The folder of ImageNet's train/, under one of its usual names in ``root``, or ``root`` itself.
+    """Return the folder that contains ImageNet's train/: a common name in ``root``, or ``root`` itself.
 
     Raises:
         UserError: there is none.
@@ -73,7 +75,7 @@ def imagenet_folder(name: str, root: Path) -> Path:
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
-    """ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a separate folder.
+    """Load ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a separate folder.
 
     Raises:
         UserError: the split or one of its classes is missing.
@@ -81,113 +83,118 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
     top = imagenet_folder(name, root)
     if not os.path.isdir(top / split):
         raise MissingSplit(f"{name}: no {top / split}; expected {top / split}/n########/*.JPEG")
-    classes = _entries(top / "train")[0]  # val's labels are train's
+    classes = _list_entries(top / "train")[0]  # val's labels are train's
     if name == "imagenet100":
         classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
     return load_classes(top / split, classes or None, name)
 
 
-def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat: bool = False) -> ImageData:
-    """Images below one folder per class.
+def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat: bool = False) -> ImageData:
+    """Load the images below one folder per class.
 
     Args:
-        classes: class folders to read, in the order of their labels; None: those found.
+        classes: class folders to read, in the order of their labels (default: all).
         name: the data set, for messages.
-        may_be_flat: images directly in ``folder`` are taken, without labels, and a class may be absent.
+        allow_flat: accept unlabeled images directly in ``folder``, and missing classes.
 
     Raises:
-        UserError: no image is found, the class folders are not those expected, or folders below ``folder``, which are
+        UserError: there is no image, the class folders are not those expected, or folders below ``folder``, which are
             not named in ``classes``, are splits.
     """
-    class_folders, images, unread = _entries(folder)
-    if images and not may_be_flat:
+    class_folders, images, unread = _list_entries(folder)
+    if images and not allow_flat:
         raise MissingSplit(
             f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG; sort "
             "them (ImageNet's val: torchvision.datasets.ImageNet does it)"
         )
     if images:
         names = images_below(folder)
-        _refuse_splits_in(folder, names)
+        _check_no_splits(folder, names)
         return ImageData(Files(folder, names), None, [])
-    is_whole = classes is None
+    reads_all = classes is None
     classes = class_folders if classes is None else classes
-    if (missing := sorted(set(classes) - set(class_folders))) and not may_be_flat:
+    missing = sorted(set(classes) - set(class_folders))
+    if missing and not allow_flat:
         raise UserError(
             f"{name}: {len(missing)} of {len(classes)} class folders are missing in {folder}: {missing[0]}, ..."
         )
-    if may_be_flat and (unknown := sorted(set(class_folders) - set(classes))):
+    unknown = sorted(set(class_folders) - set(classes))
+    if unknown and allow_flat:
         raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_classes = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
-    _warn_of(unread, folder)
+        class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
+    _warn_of_unread(unread, folder)
     names = [
-        f"{classes[label]}/{image}" for label, of_class in zip(labels, of_classes, strict=True) for image in of_class
+        f"{classes[label]}/{image}" for label, images in zip(labels, class_images, strict=True) for image in images
     ]
-    if is_whole:
-        _refuse_splits_in(folder, names)
+    if reads_all:
+        _check_no_splits(folder, names)
     if not names:
         raise UserError(
             f"{name}: no images in {folder}; expected files ending in {' '.join(SUFFIXES)}, flat or in one folder per "
             "class"
         )
-    counts = [len(of_class) for of_class in of_classes]
+    counts = [len(images) for images in class_images]
     return ImageData(Files(folder, names), np.repeat(np.array(labels, np.int64), counts), list(classes))
 
 
 def images_below(folder: Path) -> list[str]:
-    """Names relative to ``folder``, sorted, with the images of a folder in that folder's place."""
+    """List names relative to ``folder`` in sorted order, with subfolders expanded in place."""
     unread: list[str] = []
     names = list(_walk(folder, unread))
-    _warn_of(unread, folder)
+    _warn_of_unread(unread, folder)
     return names
 
 
 def _walk(folder: Path, unread: list[str]) -> Iterator[str]:
-    folders, images, others = _entries(folder)
-    unread.extend(others)  # from several threads
+    folders, images, other_files = _list_entries(folder)
+    unread.extend(other_files)  # from several threads
     for name in sorted([*folders, *images]):
         if name.lower().endswith(SUFFIXES):
             yield name
         else:
-            yield from (f"{name}/{below}" for below in _walk(folder / name, unread))
+            yield from (f"{name}/{image}" for image in _walk(folder / name, unread))
 
 
-def _warn_of(unread: list[str], folder: Path) -> None:
+def _warn_of_unread(unread: list[str], folder: Path) -> None:
     if unread:
         files = "1 file is" if len(unread) == 1 else f"{len(unread)} files are"
         kinds = [kind if count == 1 else f"{kind} {count}" for kind, count in Counter(unread).most_common()]
         hint = "; HEIC needs pip install pillow-heif" if ".heic" in unread else ""
-        _log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
+        log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
 
 
-def _refuse_splits_in(folder: Path, names: list[str]) -> None:
-    """Raises UserError if a folder below ``folder`` holds several splits: test images would be trained on."""
+def _check_no_splits(folder: Path, names: list[str]) -> None:
+    """Raise UserError if a folder below ``folder`` contains several splits: test images would be trained on."""
     splits: dict[str, dict[str, str]] = {}
     for path in {os.path.dirname(name) for name in names}:
         parts = path.split("/")
         for depth, part in enumerate(parts):
-            if word := _SPLIT_WORD.search(part):
+            word = _SPLIT_WORD.search(part)
+            if word:
                 splits.setdefault("/".join(parts[:depth]), {})[word[1].lower()] = part
     for place, by_split in sorted(splits.items()):
         if len(by_split) > 1:
-            one = by_split.get("train", min(by_split.values()))
+            example = by_split.get("train", min(by_split.values()))
             raise UserError(
                 f"{folder / place} holds {' and '.join(sorted(by_split.values()))}: splits, which would all be read as "
-                f"one; name a single one, as in folder:{folder / place / one}"
+                f"one; name a single one, as in folder:{folder / place / example}"
             )
 
 
-def _entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """The names of the folders and of the images in ``folder``, sorted, and the kinds of other files."""
-    folders, images, unread = [], [], []
+def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """List the names of the folders and of the images in ``folder``, sorted, and the kinds of other files."""
+    folders: list[str] = []
+    images: list[str] = []
+    unread: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name[0] == "." or entry.name.lower() in _NO_DATA:
                     continue
-                if suffix in SUFFIXES and not entry.is_dir(follow_symlinks=False):  # which asks no file server
+                if suffix in SUFFIXES and not entry.is_dir(follow_symlinks=False):  # avoids one stat call per file
                     images.append(entry.name)
                 elif suffix in SUFFIXES:
                     unread.append(f"folders called *{suffix}")

@@ -1,4 +1,4 @@
-"""A data set as the rest of the pipeline sees it: images by number, and their labels."""
+"""A data set as the pipeline sees it: images by number, and their labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sources import Source, Subset
 
 
 class MissingSplit(UserError):
-    """The data set is there, but not this split of it."""
+    """A split that an existing data set lacks."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ImageData:
         return len(self.source)
 
     def read(self, index: int) -> np.ndarray:
-        """The image as (H, W, 3) uint8 RGB, upright.
+        """Read an image as (H, W, 3) uint8 RGB, upright.
 
         Raises:
             CorruptImage: it cannot be decoded; the message names the file.
@@ -42,11 +42,11 @@ class ImageData:
         return self.source.read(index)
 
     def image_name(self, index: int) -> str:
-        """The file of the image, or its position in a file of many images."""
+        """Return the file of the image, or its position in a file of many images."""
         return self.source.name(index)
 
     def digest(self) -> str:
-        """Changes with any image's name or label, but not with the folder of the data set, nor with pixels."""
+        """Return a digest of image names and labels (not of pixels or location)."""
         digest = hashlib.sha256(repr(self.classes).encode(errors="surrogateescape"))
         for index in range(len(self)):
             digest.update(os.path.basename(self.image_name(index)).encode(errors="surrogateescape") + b"\0")
@@ -55,16 +55,16 @@ class ImageData:
         return digest.hexdigest()[:16]
 
     def class_count(self) -> int:
-        """The number of classes that have images."""
+        """Count the classes that have images."""
         return 0 if self.labels is None else len(np.unique(self.labels[self.labels >= 0]))
 
     def labeled(self) -> ImageData:
-        """Only the images that have a label; ``self`` if all have one."""
+        """Return only the images that have a label."""
         if self.labels is None or (self.labels >= 0).all():
             return self
-        return self.chosen(np.flatnonzero(self.labels >= 0))
+        return self.subset(np.flatnonzero(self.labels >= 0))
 
-    def chosen(self, positions: np.ndarray) -> ImageData:
-        """The images at ``positions``, in that order."""
+    def subset(self, positions: np.ndarray) -> ImageData:
+        """Return the images at ``positions``, in that order."""
         labels = None if self.labels is None else self.labels[positions]
         return ImageData(Subset(self.source, positions), labels, self.classes)

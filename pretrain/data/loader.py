@@ -1,9 +1,9 @@
 """Decodes each image once and makes all its views; order and randomness do not depend on workers, ranks or history.
 
 The order of an epoch is a function of (seed, epoch), and a view's randomness of (seed, epoch, image index, view
-number). Any number of workers and processes therefore gives the same global batches, and a run can start at any step.
+number). Global batches thus do not depend on the numbers of workers and processes, and a run can start at any step.
 
-Shape letters: V views, N images of a batch (here: this rank's share), C = 3 channels, H = W = S pixels.
+Shape letters: V views, N images of this rank's slice of a batch, C = 3 channels, H = W = S pixels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .datasets import ImageData
 from .recipes import Recipe
 from .views import center_view, make_views
 
-_log = logging.getLogger("pretrain.data.loader")
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """This rank's share of a global batch."""
+    """This rank's slice of a global batch."""
 
     views_VNCHW: Tensor  # uint8, with the channels of a pixel side by side in memory
     index_N: Tensor  # int64, position in the data set of the image used
@@ -43,34 +43,38 @@ class Batch(NamedTuple):
 
 @dataclass
 class Loader:
-    """Batches of views that depend on the seed and the step alone; fewer images than a batch are a UserError."""
+    """Batches of views that depend on the seed and the step alone.
+
+    Raises:
+        UserError: the data set is smaller than a batch.
+    """
 
     data: ImageData
     recipes: Sequence[Recipe]  # one per view
     size: int  # S
     _: KW_ONLY
-    batch_size: int  # of all ranks together; the last incomplete batch of an epoch is dropped
+    batch_size: int  # global; the last incomplete batch of an epoch is dropped
     seed: int
     rank: int = 0
     world_size: int = 1
-    num_workers: int = 4  # 0: decode in this process
-    on_corrupt: str = "error"  # or skip: take the next readable image instead
+    num_workers: int = 4  # 0 means that this process decodes
+    on_corrupt: str = "error"  # or skip, which takes the next readable image instead
     pin_memory: bool = False  # for copies to a GPU without a host-device synchronization
 
     def __post_init__(self) -> None:
         if len(self.data) < self.batch_size:
             raise UserError(
-                f"the global batch is {self.batch_size} images but the data set holds {len(self.data)}; "
+                f"the global batch is {self.batch_size} images but the data set has {len(self.data)}; "
                 f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(self.data)}, or add images"
             )
         self._corrupt_images: set[int] = set()
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Return the steps per epoch."""
         return len(self.data) // self.batch_size
 
     def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[int, Batch]]:
-        """Each step from ``first_step`` to before ``total_steps`` with its batch; an epoch has ``len(self)`` steps.
+        """Yield each step from ``first_step`` to before ``total_steps`` with its batch.
 
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
@@ -82,19 +86,19 @@ class Loader:
             yield step, batch
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
-        """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
+        """Yield for each step the (epoch, position) of each image of this rank."""
         size = self.batch_size // self.world_size
         order = None
         for step in range(first_step, total_steps):
-            epoch, at = divmod(step, len(self))
-            if order is None or at == 0:
+            epoch, batch = divmod(step, len(self))
+            if order is None or batch == 0:
                 order = stream(self.seed, epoch, _ORDER, 0).permutation(len(self.data))
-            start = at * self.batch_size + self.rank * size
+            start = batch * self.batch_size + self.rank * size
             yield [(epoch, int(i)) for i in order[start : start + size]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:
-            _log.warning(f"{replaced[position]}; another image replaces it (DATALOADER.ON_CORRUPT skip)")
+            log.warning(f"{replaced[position]}; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
         if len(self._corrupt_images) > max(1, len(self.data) // 1000):
             raise UserError(
@@ -106,12 +110,19 @@ class Loader:
 def build_loader(
     cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int
 ) -> Loader:
-    """A `Loader` of this rank's shares for ``device``."""
+    """Build the `Loader` of this rank for ``device``."""
     return Loader(
-        data, recipes, size, batch_size=batch_size, seed=cfg.SEED, rank=distributed.rank(),
-        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",
-    )  # fmt: skip
+        data,
+        recipes,
+        size,
+        batch_size=batch_size,
+        seed=cfg.SEED,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+        pin_memory=device.type == "cuda",
+    )
 
 
 def eval_batches(
@@ -124,11 +135,11 @@ def eval_batches(
     on_corrupt: str = "error",
     pin_memory: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Evaluation views of the images at ``positions_N``: shorter side to ``resize``, middle ``size`` x ``size``.
+    """Yield evaluation views of the images at ``positions_N``: shorter side ``resize``, middle ``size`` x ``size``.
 
     Args:
-        resize: 0: the image is resized straight to that size.
-        on_corrupt: ``error``, or ``skip``: leave out unreadable images (the positions say which are there).
+        resize: 0 means that the image is resized straight to ``size`` x ``size``.
+        on_corrupt: ``error``, or ``skip`` to drop unreadable images (the positions tell which are there).
         pin_memory: as in `Loader`.
 
     Yields:
@@ -140,11 +151,12 @@ def eval_batches(
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
 
-_VIEW, _ORDER = 0, 1  # what a random stream is for
+_VIEW = 0  # purposes of random streams
+_ORDER = 1
 
 
 def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
-    """The random stream of (seed, epoch, image index, view): a counter-based generator, 13 us to make."""
+    """Return the random stream of (seed, epoch, image index, view): a counter-based generator, 13 us to create."""
     key = np.array((seed, epoch), np.int64).astype(np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))
 
@@ -166,23 +178,23 @@ class _Views(Dataset):
         try:
             for n, (epoch, position) in enumerate(items):
                 image, used[n] = self._read(position, replaced)
-                of_view = functools.partial(stream, self.seed, epoch, _VIEW, position)
-                views[:, n] = make_views(image, self.recipes, self.size, of_view)
+                view_rng = functools.partial(stream, self.seed, epoch, _VIEW, position)
+                views[:, n] = make_views(image, self.recipes, self.size, view_rng)
         except UserError as error:
-            return error  # raised here, it would reach the process as the text of a traceback
+            return error  # returned, because DataLoader would wrap it in a traceback
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
         views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
         return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
 
     def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
         for shift in range(len(self.data)):
-            at = (position + shift) % len(self.data)
+            candidate = (position + shift) % len(self.data)
             try:
-                return self.data.read(at), at
+                return self.data.read(candidate), candidate
             except CorruptImage as error:
                 if not self.skip_corrupt:
                     raise
-                replaced[at] = str(error)
+                replaced[candidate] = str(error)
         raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
 
 
@@ -210,7 +222,7 @@ class _EvalViews(Dataset):
 
 
 def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
-    """What ``views`` makes of each of ``batches``, in order."""
+    """Yield ``views[batch]`` for each of ``batches`` in order; raise the errors that it returns."""
     loader = SignalSafeDataLoader(
         views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
     )

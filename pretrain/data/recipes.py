@@ -1,13 +1,22 @@
-"""Recipes of views as data. Command lines read their names, so that this module imports neither torch nor OpenCV."""
+"""Recipes of views as data. Command lines read their names, so this module imports neither torch nor OpenCV."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..common.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+Operation = tuple[Callable[..., None], float]  # (image, value) -> None, which works in place, and the value
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A box of a share of the area in ``scale`` and an aspect ratio log-uniform in ``ratio``, resized to the view."""
+    """Random crop whose area fraction is in ``scale`` and aspect ratio log-uniform in ``ratio``, resized to a view."""
 
     scale: tuple[float, float] = (0.2, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -15,19 +24,28 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class PadCrop:
-    """The image at the view's size, padded with black, and a box of the view's size at random."""
+    """Image resized to the view's size and padded with black, of which a random box of the view's size is cropped."""
 
     padding: int = 4  # pixels per side
 
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Shorter side to the view's size, then the middle."""
+    """Middle of the image, with its shorter side resized to the view's size."""
+
+
+class ColorOperation(Protocol):
+    """What a recipe's color operation has: the probability that it is applied, and its random parameters."""
+
+    @property
+    def p(self) -> float: ...
+
+    def sample(self, rng: Generator) -> list[Operation]: ...
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """Brightness, contrast, saturation by a factor in [max(0, 1 - x), 1 + x], hue by [-hue, hue]; in any order."""
+    """Brightness, contrast, saturation by a factor in [max(0, 1 - x), 1 + x], hue by [-hue, hue], in random order."""
 
     brightness: float
     contrast: float
@@ -35,10 +53,33 @@ class Jitter:
     hue: float  # in turns of the color circle, at most 0.5
     p: float
 
+    def sample(self, rng: Generator) -> list[Operation]:
+        from . import color  # imports OpenCV
+
+        factors = (
+            (color.brightness, self.brightness),
+            (color.contrast, self.contrast),
+            (color.saturation, self.saturation),
+        )
+        operations: list[Operation] = [(op, uniform(rng, max(0.0, 1 - x), 1 + x)) for op, x in factors if x]
+        if self.hue:
+            operations.append((color.hue, uniform(rng, -self.hue, self.hue)))
+        for i in range(len(operations) - 1, 0, -1):  # Fisher-Yates; for so few cheaper than rng.permutation
+            j = randint(rng, i + 1)
+            operations[i], operations[j] = operations[j], operations[i]
+        return operations
+
 
 @dataclass(frozen=True)
 class Gray:
+    """Conversion to gray levels."""
+
     p: float
+
+    def sample(self, rng: Generator) -> list[Operation]:
+        from .color import gray
+
+        return [(gray, 0.0)]
 
 
 @dataclass(frozen=True)
@@ -48,15 +89,37 @@ class Blur:
     p: float
     sigma: tuple[float, float] = (0.1, 2.0)
 
+    def sample(self, rng: Generator) -> list[Operation]:
+        from .color import blur
+
+        return [(blur, uniform(rng, *self.sigma))]
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a view is made: crop, flip (which commutes with the rest), AutoAugment's policy, color operations."""
+    """Steps of a view: crop, flip (which commutes with the others), AutoAugment's policy, color operations."""
 
     crop: RandomResizedCrop | PadCrop | CenterCrop
     flip: float = 0.5  # probability of a horizontal flip
     policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
-    colors: tuple[Jitter | Gray | Blur, ...] = ()
+    colors: tuple[ColorOperation, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.crop, (RandomResizedCrop, PadCrop, CenterCrop)):
+            raise UserError(f"{self.crop!r} is no crop of a view; choose RandomResizedCrop, PadCrop or CenterCrop")
+        for color in self.colors:
+            if not hasattr(color, "sample"):
+                raise UserError(f"{color!r} is no color operation of a view; give it a method sample(rng)")
+
+
+def uniform(rng: Generator, low: float, high: float) -> float:
+    """Return a number in [low, high); a quarter of the cost of rng.uniform."""
+    return low + (high - low) * rng.random()
+
+
+def randint(rng: Generator, count: int) -> int:
+    """Return a whole number in [0, count)."""
+    return int(rng.random() * count)
 
 
 _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))

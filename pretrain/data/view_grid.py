@@ -1,4 +1,4 @@
-"""What the encoder sees: several images (rows), each unchanged and in several views (columns)."""
+"""A figure of what the encoder sees: images (rows), each unchanged and in several views (columns)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from .loader import stream
 from .recipes import Recipe
 from .views import center_view, make_views
 
-_GAP = 4  # white pixels between pictures
+_GAP = 4  # white pixels between views
 
 
 def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, seed: int, epoch: int = 0) -> np.ndarray:
-    """The picture as (rows, columns, 3) uint8 RGB; its views are those that training with this seed and epoch sees.
+    """Draw the figure as (rows, columns, 3) uint8 RGB, with the views that training with this seed and epoch sees.
 
     Args:
-        recipes: of the columns next to the image itself.
+        recipes: recipes of the columns next to the image itself.
         size: pixels per side of a view.
-        images: rows, evenly spaced over the data set; images that cannot be decoded are left out.
+        images: rows, evenly spaced over the data set; images that cannot be decoded are skipped.
     """
     rows: list[np.ndarray] = []
     for index in sorted(set(np.linspace(0, len(data) - 1, images).round().astype(int).tolist())):
         try:
             image = data.read(index)
-        except CorruptImage:  # whether training accepts it is DATALOADER.ON_CORRUPT's to say
+        except CorruptImage:  # DATALOADER.ON_CORRUPT decides whether training fails
             continue
         views = make_views(image, recipes, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
-        cells = [center_view(image, size, size), *views]
-        rows.append(
-            np.concatenate([np.pad(c, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255) for c in cells], axis=1)
-        )
+        cells = [
+            np.pad(cell, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
+            for cell in (center_view(image, size, size), *views)
+        ]
+        rows.append(np.concatenate(cells, axis=1))
     return np.concatenate(rows) if rows else np.full((_GAP, _GAP, 3), 255, np.uint8)
 
 
-def write(path: str | Path, picture: np.ndarray) -> None:
-    """Writes RGB as PNG; UserError if that is not possible."""
-    atomic_write(path, cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes())
+def write(path: str | Path, figure: np.ndarray) -> None:
+    """Write RGB as PNG; raise UserError if that is not possible."""
+    atomic_write(path, cv2.imencode(".png", cv2.cvtColor(figure, cv2.COLOR_RGB2BGR))[1].tobytes())

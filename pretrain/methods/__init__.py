@@ -1,20 +1,66 @@
-"""The registry of methods, by name; each method's own file declares it."""
+"""The registry of methods: name -> declaration. Command lines read it, so it imports no torch."""
 
 from __future__ import annotations
 
-from . import jcl, moco, multikey, ressl, sce, supcon, tcl
-from .method import LossOutput, Method
+from typing import Any
 
-METHODS: dict[str, Method] = {
-    "mocov1": moco.METHOD,
-    "mocov2": moco.METHOD,
-    "multikey": multikey.METHOD,
-    "jcl": jcl.METHOD,
-    "sce": sce.METHOD,
-    "ressl": ressl.METHOD,
-    "tcl": tcl.METHOD,
-    "supcon": supcon.METHOD,
-    "simclr": supcon.SIMCLR,
-}
+from ..common.config.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice
+from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 __all__ = ["METHODS", "LossOutput"]
+
+KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
+JCL_LAMBDA = Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance")
+LAMBDA_SCHEDULE = Hyperparameter(
+    "METHOD.LAMBDA_SCHEDULE",
+    "constant",
+    Choice(("constant", "linear")),
+    "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
+)
+SCE_LAMBDA = Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE, "lambda: 1 is MoCo, 0 is ReSSL")
+MASK_POSITIVE = Hyperparameter(
+    "METHOD.MASK_POSITIVE",
+    False,
+    Choice((False, True)),
+    "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)",
+)
+K1 = Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0, "weight of the positives' term")
+K2 = Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0, "weight of the negatives' term")
+
+
+def _schedule_jcl(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords in an epoch; lambda is ``constant`` (the paper) or ``linear`` (its released code)."""
+    jcl_lambda = hyper["lambda_"]
+    if hyper["lambda_schedule"] == "linear":
+        jcl_lambda = jcl_lambda * (epoch + 1) / epochs
+    return {"temperature": hyper["temperature"], "lambda_": jcl_lambda}
+
+
+MOCO = Method("moco:moco", "queue", {"temperature": TEMPERATURE})
+
+METHODS: dict[str, Method] = {
+    "mocov1": MOCO,
+    "mocov2": MOCO,
+    "multikey": Method("multikey:multikey", "queue", {"temperature": TEMPERATURE}, many_keys=True),
+    "jcl": Method(
+        "jcl:jcl",
+        "queue",
+        {"temperature": TEMPERATURE, "lambda_": JCL_LAMBDA, "lambda_schedule": LAMBDA_SCHEDULE},
+        many_keys=True,
+        schedule=_schedule_jcl,
+    ),
+    "sce": Method(
+        "sce:sce",
+        "queue",
+        {
+            "temperature": TEMPERATURE,
+            "key_temperature": KEY_TEMPERATURE,
+            "lambda_": SCE_LAMBDA,
+            "mask_positive": MASK_POSITIVE,
+        },
+    ),
+    "ressl": Method("ressl:ressl", "queue", {"temperature": TEMPERATURE, "key_temperature": KEY_TEMPERATURE}),
+    "tcl": Method("tcl:tcl", "batch", {"temperature": TEMPERATURE, "k1": K1, "k2": K2}, supervised=True),
+    "supcon": Method("supcon:supcon", "batch", {"temperature": TEMPERATURE}, supervised=True),
+    "simclr": Method("supcon:supcon", "batch", {"temperature": TEMPERATURE}),
+}

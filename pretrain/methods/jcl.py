@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from torch import Tensor
 
-from ..common.config.limits import ABOVE_0, AT_LEAST_0, Choice
-from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..common.config.limits import ABOVE_0, AT_LEAST_0
+from .method import LossOutput
+from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
 
 
 def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> LossOutput:
@@ -35,8 +33,6 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     Raises:
         ValueError: tau or lambda out of range, M' = 0 or shapes that disagree.
     """
-    from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
-
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("lambda", lambda_)
     q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK)
@@ -50,29 +46,3 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     metrics["positive_variance"] = keys_variance(keys_MND)
     metrics["query_variance"] = variance_N.detach().mean() * temperature**2
     return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)
-
-
-def _scheduled(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords in an epoch; lambda is ``constant`` (the paper) or ``linear`` (its released code)."""
-    jcl_lambda = hyper["lambda_"]
-    if hyper["lambda_schedule"] == "linear":
-        jcl_lambda = jcl_lambda * (epoch + 1) / epochs
-    return {"temperature": hyper["temperature"], "lambda_": jcl_lambda}
-
-
-METHOD = Method(
-    jcl,
-    "queue",
-    {
-        "temperature": TEMPERATURE,
-        "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance"),
-        "lambda_schedule": Hyperparameter(
-            "METHOD.LAMBDA_SCHEDULE",
-            "constant",
-            Choice(("constant", "linear")),
-            "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
-        ),
-    },
-    many_keys=True,
-    schedule=_scheduled,
-)

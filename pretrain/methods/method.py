@@ -1,10 +1,8 @@
-"""Declaration of a method, and the result of its loss function.
-
-Command lines read the declarations, so neither this module nor those of the methods import torch at their top.
-"""
+"""Declaration of a method, and the result of its loss function. Command lines read it, so it imports no torch."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -32,7 +30,6 @@ class Hyperparameter(NamedTuple):
 
 
 TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, "tau, which divides the similarities")
-KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
 NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024), "M', positive keys per image")
 LABELS = Hyperparameter(
     "METHOD.LABELS",
@@ -47,7 +44,7 @@ class Method:
     """Declaration of a method.
 
     Attributes:
-        objective: the pure function.
+        function: the pure function, or where it is in this package, as in ``jcl:jcl``.
         kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
             ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
             every view goes through one encoder, and there is no queue and no momentum encoder.
@@ -58,12 +55,20 @@ class Method:
             it may read hyperparameters that are no keywords of the objective. None means that they do not change.
     """
 
-    objective: Callable[..., LossOutput]
+    function: Callable[..., LossOutput] | str
     kind: Literal["queue", "batch"]
     hyper: Mapping[str, Hyperparameter]
     many_keys: bool = False
     supervised: bool = False
     schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def objective(self) -> Callable[..., LossOutput]:
+        """The pure function; its module, which imports torch, is loaded when it is first needed."""
+        if callable(self.function):
+            return self.function
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
     def hyperparameters(self) -> list[Hyperparameter]:
         """List the config keys that this method reads, among those that only some methods read."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from ..common.config.limits import ABOVE_0
-from .method import TEMPERATURE, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .method import LossOutput
+from .ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
 
 def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
@@ -29,14 +27,9 @@ def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float
     Raises:
         ValueError: tau out of range, shapes that disagree, or more than one key per query.
     """
-    from .ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
-
     ABOVE_0.check("temperature", temperature)
     q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     positive_N = (q_ND * keys_MND[0]).sum(dim=1) / temperature
     negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     loss = info_nce(positive_N, negatives_N).mean()
     return LossOutput(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
-
-
-METHOD = Method(moco, "queue", {"temperature": TEMPERATURE})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from ..common.config.limits import ABOVE_0
-from .method import TEMPERATURE, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .method import LossOutput
+from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
 
 
 def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
@@ -33,8 +31,6 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     Raises:
         ValueError: tau out of range, M' = 0 or shapes that disagree.
     """
-    from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
-
     ABOVE_0.check("temperature", temperature)
     q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK)
     positive_MN = (keys_MND * q_ND).sum(dim=2) / temperature
@@ -43,6 +39,3 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     metrics = queue_metrics(positive_MN, hardest_N, temperature)
     metrics["positive_variance"] = keys_variance(keys_MND)
     return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)
-
-
-METHOD = Method(multikey, "queue", {"temperature": TEMPERATURE}, many_keys=True)

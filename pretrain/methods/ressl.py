@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from ..common.config.limits import ABOVE_0
-from .method import KEY_TEMPERATURE, TEMPERATURE, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .method import LossOutput
+from .ops import check_queue_inputs, queue_logsumexp_and_target, queue_metrics
 
 
 def ressl(
@@ -34,8 +32,6 @@ def ressl(
     Raises:
         ValueError: tau or tau_m out of range, shapes that disagree, or more than one key per query.
     """
-    from .ops import check_queue_inputs, queue_logsumexp_and_target, queue_metrics
-
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
@@ -45,6 +41,3 @@ def ressl(
     loss = (negatives_N - (q_ND * target.mean_ND).sum(dim=1) / temperature).mean()
     positive_N = (q_ND * keys_ND).sum(dim=1) / temperature
     return LossOutput(loss, keys_ND, queue_metrics(positive_N, hardest_N, temperature))
-
-
-METHOD = Method(ressl, "queue", {"temperature": TEMPERATURE, "key_temperature": KEY_TEMPERATURE})

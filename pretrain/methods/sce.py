@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
-from ..common.config.limits import ABOVE_0, SHARE, Choice
-from .method import KEY_TEMPERATURE, TEMPERATURE, Hyperparameter, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..common.config.limits import ABOVE_0, SHARE
+from .method import LossOutput
+from .ops import check_queue_inputs, info_nce, queue_logsumexp_and_target, queue_metrics
 
 
 def sce(
@@ -49,10 +48,6 @@ def sce(
     Raises:
         ValueError: tau, tau_m or lambda out of range, shapes that disagree, or more than one key per query.
     """
-    import torch
-
-    from .ops import check_queue_inputs, info_nce, queue_logsumexp_and_target, queue_metrics
-
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     SHARE.check("lambda", lambda_)
@@ -75,20 +70,3 @@ def sce(
     metrics = queue_metrics(positive_N, hardest_N, temperature)
     metrics["target_positive"] = weight_N.mean()
     return LossOutput(loss, keys_ND.detach(), metrics)
-
-
-METHOD = Method(
-    sce,
-    "queue",
-    {
-        "temperature": TEMPERATURE,
-        "key_temperature": KEY_TEMPERATURE,
-        "lambda_": Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE, "lambda: 1 is MoCo, 0 is ReSSL"),
-        "mask_positive": Hyperparameter(
-            "METHOD.MASK_POSITIVE",
-            False,
-            Choice((False, True)),
-            "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)",
-        ),
-    },
-)

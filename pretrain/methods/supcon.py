@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
-from .method import TEMPERATURE, LossOutput, Method
+from .method import LossOutput
 from .tcl import tcl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def supcon(*batch: Tensor, temperature: float) -> LossOutput:
@@ -21,7 +18,3 @@ def supcon(*batch: Tensor, temperature: float) -> LossOutput:
     2020). Arguments, result and errors are those of :func:`pretrain.methods.tcl.tcl`.
     """
     return tcl(*batch, temperature=temperature, k1=0.0, k2=1.0)
-
-
-METHOD = Method(supcon, "batch", {"temperature": TEMPERATURE}, supervised=True)
-SIMCLR = Method(supcon, "batch", {"temperature": TEMPERATURE})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0
-from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .method import LossOutput
+from .ops import at_least_float32, chunked_loss
 
 
 def tcl(
@@ -53,10 +53,6 @@ def tcl(
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
     """
-    import torch
-
-    from .ops import at_least_float32, chunked_loss
-
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
     AT_LEAST_0.check("k2", k2)
@@ -88,8 +84,6 @@ def _log_denominator(
     similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
 ) -> Tensor:
     """Return log D (A,), Eq. (19)-(22)."""
-    import torch
-
     # exp(lowest - x) is 0, as for -inf, but a row without terms keeps a finite value and gradient.
     lowest = torch.finfo(similarity_AB.dtype).min
     scaled_AB = similarity_AB / temperature
@@ -111,8 +105,6 @@ def _logsumexp(x_AB: Tensor) -> Tensor:
 
 def _batch_sums(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
     """Count positive pairs and those more similar than the anchor's most similar negative; sum their similarities."""
-    import torch
-
     hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
     correct = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()
     similar = torch.where(positive_AB, similarity_AB, 0.0).sum()
@@ -132,15 +124,3 @@ def _check_shapes(
             f"anchors, candidates, their labels and self_index are {shapes}; they must be (A, D), (B, D), (A,), (B,) "
             "and (A,), and none of these may be 0"
         )
-
-
-METHOD = Method(
-    tcl,
-    "batch",
-    {
-        "temperature": TEMPERATURE,
-        "k1": Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0, "weight of the positives' term"),
-        "k2": Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0, "weight of the negatives' term"),
-    },
-    supervised=True,
-)

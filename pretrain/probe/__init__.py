@@ -1,1 +1,1 @@
-"""Evaluation of frozen features: kNN, a linear classifier, a t-SNE map, distributions of similarities and variances."""
+"""Evaluation of frozen features: kNN, linear classifier, t-SNE map, distributions of similarity and variance."""

@@ -8,6 +8,7 @@ Shape letters: B images at once, A augmentations per image, F features.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,11 @@ from ..data.recipes import RECIPES
 from .features import load_frozen
 from .stage import probe_run
 
+log = logging.getLogger(__name__)
+
 
 def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
-    """Similarity and variance of every run's features, as histograms in one picture and numbers in CSV.
+    """Write similarity and variance of every run's features, as histograms in one figure and numbers in CSV.
 
     Args:
         cfg: DATA.TRAIN, VIEWS.KEY (the augmentation), VIEWS.IMAGE_SIZE, SEED, OUTPUT_DIR.
@@ -47,26 +50,32 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
         run.start()
         points = {
-            name: _points(backbone, data, cfg, run.device, count, augmentations)
+            name: _compute_points(backbone, data, cfg, run.device, count, augmentations)
             for name, (backbone, _) in frozen.items()
         }
-        count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
-        protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE,
-                    "seed": cfg.SEED}  # fmt: skip
-        results = {"images": count, "augmentations": augmentations, "protocol": protocol,
-                   "sources": {name: source for name, (_, source) in frozen.items()},
-                   "runs": {name: _summary(p) for name, p in points.items()}}  # fmt: skip
+        results = {
+            "images": min(len(p) for p in points.values()),  # the last incomplete batch is dropped
+            "augmentations": augmentations,
+            "protocol": {
+                "data": cfg.DATA.TRAIN,
+                "view": cfg.VIEWS.KEY,
+                "image_size": cfg.VIEWS.IMAGE_SIZE,
+                "seed": cfg.SEED,
+            },
+            "sources": {name: source for name, (_, source) in frozen.items()},
+            "runs": {name: _summarize(p) for name, p in points.items()},
+        }
         for name, row in results["runs"].items():
-            run.log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
+            log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
         rows = [[name, f"{s:.8g}", f"{v:.8g}"] for name, p in points.items() for s, v in p]
         return run.finish(results, [["run", "similarity", "variance"], *rows], draw(points))
 
 
 @torch.no_grad()
-def _points(
+def _compute_points(
     backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, count: int, augmentations: int
 ) -> np.ndarray:
-    """(count, 2) float64: similarity and variance of each image's views."""
+    """Return similarity and variance of each image's views, (count, 2) float64."""
     batch_size = min(16, count)
     recipes = [RECIPES[cfg.VIEWS.KEY]] * augmentations
     loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
@@ -81,7 +90,9 @@ def _points(
 
 
 def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cosine similarity of all A x A pairs and mean diagonal of the covariance, per image (JCL suppl., Sec. 5).
+    """Return mean cosine similarity of all A x A pairs and mean diagonal of the covariance, per image.
+
+    These are the measures of JCL's supplement, Sec. 5.
 
     With unit vectors u_a and their mean m, the first is |m|^2 (self-pairs included, as in the paper) and the second
     (1 - |m|^2) / F with the covariance divided by A: the two histograms are mirror images of one another.
@@ -95,7 +106,7 @@ def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(points: Mapping[str, np.ndarray]) -> Any:
-    """A figure of two histograms: similarity on the left, variance on the right, one color per run."""
+    """Draw two histograms: similarity on the left, variance on the right, one color per run."""
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -112,7 +123,12 @@ def draw(points: Mapping[str, np.ndarray]) -> Any:
     return figure
 
 
-def _summary(points_N2: np.ndarray) -> dict[str, float]:
-    (similarity, variance), (similarity_std, variance_std) = points_N2.mean(axis=0), points_N2.std(axis=0)
-    return {"similarity_mean": float(similarity), "similarity_std": float(similarity_std),
-            "variance_mean": float(variance), "variance_std": float(variance_std)}  # fmt: skip
+def _summarize(points_N2: np.ndarray) -> dict[str, float]:
+    means = points_N2.mean(axis=0).tolist()
+    deviations = points_N2.std(axis=0).tolist()
+    return {
+        "similarity_mean": means[0],
+        "similarity_std": deviations[0],
+        "variance_mean": means[1],
+        "variance_std": deviations[1],
+    }

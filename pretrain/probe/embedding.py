@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
@@ -11,14 +12,15 @@ from torch.nn import functional as F
 
 from ..common.errors import UserError, figure_text
 from .features import extract, load_frozen
-from .protocol import protocol
+from .protocol import build_protocol
 from .stage import probe_run
 
-_MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be distinguished in a picture
+log = logging.getLogger(__name__)
+_MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a figure
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """Writes embedding.png and embedding.csv (x, y, label) to OUTPUT_DIR for a run folder, checkpoint or ``random``.
+    """Write embedding.png and embedding.csv (x, y, label) to OUTPUT_DIR for a run folder, checkpoint or ``random``.
 
     Features are L2-normalized, as for kNN; at most 5,000 images, evenly spaced. Returns the content of results.json.
     """
@@ -26,33 +28,35 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
 
     with probe_run(cfg, "embedding") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        data = run.open_data()
+        data = run.load_data()
         run.start()
         features = extract(backbone, data.val, cfg, run.device, max_images=_MAX_POINTS)
-        labels, classes = features.labels_N.cpu().numpy(), data.val.classes
+        labels = features.labels_N.cpu().numpy()
+        classes = data.val.classes
         if len(labels) < 4:
             raise UserError(f"a map needs at least 4 labeled validation images; there are {len(labels)}")
         unit = F.normalize(features.features_NF, dim=1).cpu().numpy()
         perplexity = min(30.0, (len(unit) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
-        results = {"source": source, "images": len(points), "protocol": protocol(cfg, data=data)}
-        run.log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
+        results = {"source": source, "images": len(points), "protocol": build_protocol(cfg, data=data)}
+        log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
         rows = [[f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True)]
         return run.finish(results, [["x", "y", "label"], *rows], draw(points, labels, classes))
 
 
 def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any:
-    """The map as a figure; with a legend for at most 20 classes."""
+    """Draw the map as a figure, with a legend for at most 20 classes."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     warnings.filterwarnings("ignore", "Glyph")  # one for each character of another script than the font's
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-    axis, colors = figure.subplots(), colormaps["tab20" if len(classes) > 10 else "tab10"]
+    axis = figure.subplots()
+    colors = colormaps["tab20" if len(classes) > 10 else "tab10"]
     for label in np.unique(labels_N):
-        of_label = points_N2[labels_N == label]
+        class_points = points_N2[labels_N == label]
         name = figure_text(classes[label])
-        axis.scatter(of_label[:, 0], of_label[:, 1], s=9, color=colors(int(label) % colors.N), label=name)
+        axis.scatter(class_points[:, 0], class_points[:, 1], s=9, color=colors(int(label) % colors.N), label=name)
     if len(classes) <= 20:
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axis.set_xticks([])

@@ -1,4 +1,4 @@
-"""Frozen features of a whole data set, on one process or several."""
+"""Frozen features of a whole data set, computed by one process or several."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _BATCH = 256  # images
 
 
 class Features(NamedTuple):
-    """features_NF: float32, not normalized; labels_N: int64; num_classes: C."""
+    """Features of labeled images."""
 
-    features_NF: Tensor
-    labels_N: Tensor
+    features_NF: Tensor  # float32, not normalized
+    labels_N: Tensor  # int64
     num_classes: int
 
 
 def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict[str, Any]]:
-    """The backbone of a run folder or checkpoint in eval mode, and where it came from; the same on every rank.
+    """Load the backbone of a run folder or checkpoint, in eval mode and the same on every rank, and its provenance.
 
     Args:
         weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
 
     Raises:
-        UserError: the file is missing or damaged, or holds no backbone.
+        UserError: the file is missing or damaged, or contains no backbone.
     """
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
@@ -65,21 +65,25 @@ def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:
 def extract(
     backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0
 ) -> Features:
-    """Features of all labeled images, gathered from every rank.
-
-    The backbone runs in the mode it is in; pass it in eval mode.
+    """Compute the features of all labeled images on all ranks and gather them.
 
     Args:
-        max_images: use at most this many images, evenly spaced; 0: all.
+        backbone: in eval mode.
+        max_images: use at most this many images, evenly spaced; 0 means all.
     """
     positions = _positions_of_rank(data, max_images)
     index_N = [torch.empty(0, dtype=torch.long)]
     features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
     batches = loader.eval_batches(
-        data, positions, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT,
+        data,
+        positions,
+        *evaluation_size(cfg),
+        _BATCH,
+        cfg.DATALOADER.NUM_WORKERS,
+        cfg.DATALOADER.ON_CORRUPT,
         device.type == "cuda",
-    )  # fmt: skip
+    )
     stop = AgreedStop(device)
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
@@ -96,7 +100,7 @@ def extract(
 
 
 def _positions_of_rank(data: datasets.ImageData, max_images: int) -> np.ndarray:
-    """Positions of this rank's share of the labeled images, of which there are at most ``max_images`` (0: all)."""
+    """Return the positions of this rank's labeled images, of at most ``max_images`` on all ranks (0 means all)."""
     assert data.labels is not None
     labeled = np.flatnonzero(data.labels >= 0)
     if max_images and len(labeled) > max_images:

@@ -1,4 +1,4 @@
-"""Linear classifiers, trained side by side on frozen features."""
+"""Linear classifiers, trained in parallel on frozen features."""
 
 from __future__ import annotations
 
@@ -16,28 +16,36 @@ from .features import Features
 
 
 class Heads(nn.Module):
-    """Linear classifiers side by side, one per rate of ``settings`` (LINEAR); SGD, gradients averaged over ranks."""
+    """One linear classifier per learning rate of ``settings`` (LINEAR); SGD, gradients averaged over ranks."""
 
     def __init__(self, features: int, classes: int, settings: CfgNode) -> None:
         super().__init__()
         self.settings = settings
-        self.rates = [float(lr) for lr in settings.LRS] or [settings.BASE_LR]
-        heads = [nn.Linear(features, classes) for _ in self.rates]
+        self.learning_rates = [float(lr) for lr in settings.LRS] or [settings.BASE_LR]
+        heads = [nn.Linear(features, classes) for _ in self.learning_rates]
         for head in heads:  # as in MoCo's protocol
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
         self.heads = nn.ModuleList(heads)
-        groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
+        groups = [
+            {"params": list(head.parameters()), "lr": lr}
+            for head, lr in zip(self.heads, self.learning_rates, strict=True)
+        ]
         self.optimizer = torch.optim.SGD(groups, momentum=settings.MOMENTUM, weight_decay=settings.WEIGHT_DECAY)
 
-    def set_rates(self, epoch: int) -> float:
-        """Sets every head's learning rate for ``epoch``; returns the factor by which it differs from ``rates``."""
+    def set_learning_rates(self, epoch: int) -> float:
+        """Set every head's learning rate for ``epoch``; return the factor of ``learning_rates``."""
         factor = schedule.learning_rate(
-            epoch, 1, self.settings.EPOCHS, base_lr=1.0, kind=self.settings.LR_SCHEDULE,
-            milestones=self.settings.STEPS, gamma=self.settings.GAMMA,
-        )  # fmt: skip
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+            epoch,
+            1,
+            self.settings.EPOCHS,
+            base_lr=1.0,
+            kind=self.settings.LR_SCHEDULE,
+            milestones=self.settings.STEPS,
+            gamma=self.settings.GAMMA,
+        )
+        for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = lr * factor
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
@@ -56,20 +64,24 @@ class Heads(nn.Module):
 
     @torch.no_grad()
     def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
-        """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``.
+        """Return top-1 and top-5 (0 to 100) of each head, by learning rate; with ``held_out`` also ``held_out_top1``.
 
-        A head that has diverged scores 0; if every head has, that is a UserError.
+        Diverged heads score 0.
+
+        Raises:
+            UserError: all heads have diverged.
         """
         scores: dict[str, dict[str, float]] = {}
-        for head, rate in zip(self.heads, self.rates, strict=True):
-            name = str(rate).removesuffix(".0")  # exact: the rate is read back from it
+        for head, lr in zip(self.heads, self.learning_rates, strict=True):
+            name = str(lr).removesuffix(".0")  # exact: the learning rate is read back from it
             if not next(head.parameters()).norm().isfinite():
                 scores[name] = {"top1": 0.0, "top5": 0.0, "diverged": True}
                 continue
             top1, top5 = _accuracy(head, val)
-            unseen = {"held_out_top1": _accuracy(head, held_out)[0]} if held_out else {}
-            scores[name] = {"top1": top1, "top5": top5, **unseen}
-        if all("diverged" in of_rate for of_rate in scores.values()):
+            scores[name] = {"top1": top1, "top5": top5}
+            if held_out:
+                scores[name]["held_out_top1"] = _accuracy(head, held_out)[0]
+        if all("diverged" in score for score in scores.values()):
             raise UserError("the classifier's weights are not finite; lower LINEAR.BASE_LR or LINEAR.LRS")
         return scores
 
@@ -82,8 +94,8 @@ class Heads(nn.Module):
 
 
 def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:
-    """Top-1 and top-5, 0 to 100."""
+    """Return top-1 and top-5, 0 to 100."""
     top = min(5, features.num_classes)
     ranked = torch.cat([head(part).topk(top).indices for part in features.features_NF.split(4096)])
-    right = (ranked == features.labels_N[:, None]).float()
-    return 100 * float(right[:, 0].mean()), 100 * float(right.sum(1).mean())
+    correct = (ranked == features.labels_N[:, None]).float()
+    return 100 * float(correct[:, 0].mean()), 100 * float(correct.sum(1).mean())

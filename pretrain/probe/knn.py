@@ -15,72 +15,73 @@ from torchvision.models import ResNet
 from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
 from ..common.run.stage import translate_torch_errors
 from ..data import datasets
-from .data import MissingLabels, ProbeData, probe_data
+from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
-from .protocol import protocol
+from .protocol import build_protocol
 from .stage import probe_run
 
 log = logging.getLogger(__name__)
-_USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
+_REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns the content of results.json."""
+    """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
     with probe_run(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        data = run.open_data()
+        data = run.load_data()
         _warn_if_all_vote(cfg, data)
         run.start()
         score = _score(backbone, data, cfg, run.device)
-        results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
-        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
+        results = {"source": source, "protocol": build_protocol(cfg, "knn", data), "metrics": score}
+        log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
         return run.finish(results)
 
 
 def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
-    """Opens kNN's data before the first step of pretraining, so that a mistake in it costs nothing.
+    """Open kNN's data before the first step of pretraining, so that a mistake in it costs nothing.
 
     Args:
         train: the open train split of DATA.TRAIN.
 
     Returns:
-        The data for `evaluate`; None (the log has the reason) where they have no labels or no val split, unless
-        DATA.PROBE_TRAIN or DATA.VAL names them: that is a UserError.
+        The data for `evaluate`; None (the log has the reason) if they have no labels or no val split.
+
+    Raises:
+        UserError: DATA.PROBE_TRAIN or DATA.VAL names data without labels or val split, or data are missing.
     """
-
-    def load() -> tuple[ProbeData | None, str]:
-        try:
-            return probe_data(cfg, train), ""
-        except (MissingLabels, datasets.MissingSplit) as reason:
-            if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
-                raise
-            return None, str(reason)
-
-    data, reason = on_every_rank(load)
-    if data is None:
-        log.info(f"kNN will not be run, which changes nothing in the training: {reason}")
+    data = on_every_rank(_load_if_labeled, cfg, train)
     check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     if data:
         _warn_if_all_vote(cfg, data)
     return data
 
 
+def _load_if_labeled(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
+    try:
+        return load_probe_data(cfg, train)
+    except (MissingLabels, datasets.MissingSplit) as reason:
+        if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
+            raise
+        log.info(f"kNN evaluation is disabled; training is unaffected: {reason}")
+        return None
+
+
 def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
-    if is_main() and protocol(cfg, "knn", data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
+    if is_main() and build_protocol(cfg, "knn", data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
         log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 
 def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:
-    """kNN of an encoder in training, returned to the mode it was in; empty where `open_data` found no data for it."""
+    """Evaluate an encoder in training and restore its mode; return {} if `open_data` returned None."""
     if data is None:
         return {}
-    training = encoder.training
+    is_training = encoder.training
     encoder.eval()
     try:
         with translate_torch_errors("knn"):
             return _score(encoder, data, cfg, device)
     finally:
-        encoder.train(training)
+        encoder.train(is_training)
 
 
 def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device) -> dict[str, float]:
@@ -90,7 +91,7 @@ def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device)
 
 
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
-    """The protocol of a ``score``, to be printed next to it."""
+    """Return the settings of a ``score`` as text to print next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     k = min(cfg.PROBE.KNN_K, score["train_images"])
     return (
@@ -101,7 +102,7 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
 
 @torch.no_grad()
 def classify(train: Features, val: Features, *, k: int, temperature: float, chunk: int = 1024) -> dict[str, float]:
-    """Top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for the usual k that the bank has images for.
+    """Return top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for each of _REPORTED_K up to the images.
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
     exp(s / temperature). k above the number of training images means all of them. The features of ``train`` are
@@ -111,30 +112,36 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
         Stopped: a rank was asked to stop.
     """
     stop = AgreedStop(val.features_NF.device)
-    bank_TF, classes = F.normalize(train.features_NF, dim=1, out=train.features_NF), train.num_classes
+    bank_TF = F.normalize(train.features_NF, dim=1, out=train.features_NF)
+    classes = train.num_classes
     k = min(k, len(bank_TF))
-    usual = [other for other in _USUAL_K if other <= len(bank_TF)]
-    top = min(5, classes)
-    hits1, hits5, hits_of = 0, 0, dict.fromkeys(usual, 0)
+    reported_k = [reported for reported in _REPORTED_K if reported <= len(bank_TF)]
+    hits1 = 0
+    hits5 = 0
+    hits_at = dict.fromkeys(reported_k, 0)
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
         stop.raise_if_requested()
-        nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *usual, 0), dim=1)
+        nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *reported_k, 0), dim=1)
         labels_QK = train.labels_N[nearest.indices]
         votes = vote(nearest.values[:, :k], labels_QK[:, :k], temperature, classes)
-        right = votes.topk(top).indices == labels[:, None]
-        hits1 += int(right[:, 0].sum())
-        hits5 += int(right.sum())
-        for other in usual:
-            votes = vote(nearest.values[:, :other], labels_QK[:, :other], temperature, classes)
-            hits_of[other] += int((votes.argmax(dim=1) == labels).sum())
+        correct = votes.topk(min(5, classes)).indices == labels[:, None]
+        hits1 += int(correct[:, 0].sum())
+        hits5 += int(correct.sum())
+        for reported in reported_k:
+            votes = vote(nearest.values[:, :reported], labels_QK[:, :reported], temperature, classes)
+            hits_at[reported] += int((votes.argmax(dim=1) == labels).sum())
     count = len(val.labels_N)
-    scores = {f"top1_k{other}": 100 * hits / count for other, hits in hits_of.items()}
-    return {"top1": 100 * hits1 / count, "top5": 100 * hits5 / count, **scores, "train_images": len(bank_TF),
-            "val_images": count}  # fmt: skip
+    return {
+        "top1": 100 * hits1 / count,
+        "top5": 100 * hits5 / count,
+        **{f"top1_k{reported}": 100 * hits / count for reported, hits in hits_at.items()},
+        "train_images": len(bank_TF),
+        "val_images": count,
+    }
 
 
 def vote(similarity_QK: Tensor, labels_QK: Tensor, temperature: float, classes: int) -> Tensor:
-    """(Q, C) sums of exp(s / temperature) over each query's neighbors, the nearest first, by class."""
+    """Sum exp(s / temperature) over each query's neighbors, the nearest first, by class: (Q, C)."""
     # The largest similarity is subtracted first: exp(1 / 0.01) does not fit float32.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]) / temperature).exp()
     votes_QC = weights_QK.new_zeros(len(weights_QK), classes)

@@ -17,10 +17,10 @@ import pretrain
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.probe.heads import Heads
-from pretrain.probe.linear import restored
-from pretrain.state import from_checkpoint
+from pretrain.probe.linear import restore_heads
+from pretrain.state import restore_checkpoint
 from tests import tiny
-from tests.pretrain.runs import training
+from tests.pretrain.runs import build_state
 from tests.transfer import tiny_coco
 from transfer import checkpoints
 from transfer.torchvision_engine.model import build_model
@@ -60,8 +60,8 @@ def test_pretraining_resumes():
         "METHOD.NAME", "mocov2", "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
         "MODEL.QUEUE_SIZE", "16", "SOLVER.IMS_PER_BATCH", "8", "DEVICE", "cpu",
     ])  # fmt: skip
-    run = training(cfg)
-    assert from_checkpoint(run, checkpoint.read(GOLDEN / "pretraining.pth"), print) == 2
+    run = build_state(cfg)
+    assert restore_checkpoint(run, checkpoint.read(GOLDEN / "pretraining.pth")) == 2
     state = run.objective.model.state_dict()
     assert state["encoder_q.conv1.weight"].sum().item() == pytest.approx(13.416725, abs=1e-5)
     assert len(run.optimizer.state) == len(list(run.objective.encoder.parameters()))
@@ -69,7 +69,7 @@ def test_pretraining_resumes():
 
 def test_a_linear_probe_resumes():
     heads = Heads(16, 2, load_config(None, ["LINEAR.STEPS", "[]", "LINEAR.EPOCHS", "1"]).LINEAR)
-    step, losses = restored(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1))
+    step, losses = restore_heads(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1))
     assert (step, losses.tolist()) == (2, [0.0])
     assert heads.state()["state_dict"]["0.bias"].tolist() == pytest.approx([8.412827, -8.412827])
 

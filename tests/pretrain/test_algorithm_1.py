@@ -18,17 +18,16 @@ from pretrain.config import load_config
 from pretrain.data import views
 from pretrain.data.loader import Batch
 from pretrain.steps import training_step
-from tests.pretrain.runs import training
+from tests.pretrain.runs import build_state
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 N, D, K, GROUPS, RATE, MOMENTUM, EMA, DECAY, TAU = 8, 16, 20, 2, 0.1, 0.9, 0.9, 1e-4, 0.2
-COMMON = {
-    "MODEL.ARCH": "resnet18", "MODEL.STEM": "cifar", "MODEL.HEAD_HIDDEN_DIMS": "[32]", "MODEL.EMBEDDING_DIM": D,
-    "MODEL.QUEUE_SIZE": K, "MODEL.BN_GROUPS": GROUPS, "MODEL.EMA_MOMENTUM": EMA, "SOLVER.IMS_PER_BATCH": N,
-    "SOLVER.BASE_LR": RATE, "SOLVER.MOMENTUM": MOMENTUM, "SOLVER.WEIGHT_DECAY": DECAY, "METHOD.TEMPERATURE": TAU,
-    "SOLVER.EPOCHS": 2, "DEVICE": "cpu",
-}  # fmt: skip
+COMMON = (
+    f"MODEL.ARCH resnet18 MODEL.STEM cifar MODEL.HEAD_HIDDEN_DIMS [32] MODEL.EMBEDDING_DIM {D} MODEL.QUEUE_SIZE {K} "
+    f"MODEL.BN_GROUPS {GROUPS} MODEL.EMA_MOMENTUM {EMA} SOLVER.IMS_PER_BATCH {N} SOLVER.BASE_LR {RATE} "
+    f"SOLVER.MOMENTUM {MOMENTUM} SOLVER.WEIGHT_DECAY {DECAY} METHOD.TEMPERATURE {TAU} SOLVER.EPOCHS 2 DEVICE cpu"
+)
 JCL = {"METHOD.NAME": "jcl", "METHOD.NUM_KEYS": 3, "METHOD.JCL_LAMBDA": 4.0}
 SCE = {"METHOD.NAME": "sce", "METHOD.KEY_TEMPERATURE": 0.05, "METHOD.SCE_LAMBDA": 0.5, "MODEL.EMA_UPDATE": "after_step"}
 
@@ -67,8 +66,8 @@ def _update(target: nn.Module, source: nn.Module) -> None:
     ("method", "loss_fn", "atol"), [(JCL, _jcl_loss, 1e-4), (SCE, _sce_loss, 1e-3)], ids=["jcl", "sce"]
 )
 def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
-    cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
-    run = training(cfg)
+    cfg = load_config(None, [*COMMON.split(), *(str(word) for item in method.items() for word in item)])
+    run = build_state(cfg)
     objective = run.objective
     f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0

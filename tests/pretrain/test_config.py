@@ -39,26 +39,36 @@ def test_overrides_come_last_and_the_text_round_trips():
     assert from_yaml_text(cfg.dump()) == cfg
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "SOLVER.BASE_LR fast", "SOLVER 3", "SOLVER.BASE_LRR 1", "METHOD.NAME jlc", "MODEL.STEM cfar",
-        "VIEWS.QUERY moco_v3", "MODEL.EMA_MOMENTUM 1.5", "MODEL.QUEUE_SIZE 0", "METHOD.TEMPERATURE 0.0",
-        "SEED 4294967296",
-        "LINEAR.GAMMA -0.1", "METHOD.NAME sce METHOD.SCE_LAMBDA 4.0", "METHOD.NAME mocov2 METHOD.NUM_KEYS 5",
-        "METHOD.NAME sce METHOD.JCL_LAMBDA 4.0", "METHOD.NAME simclr METHOD.LABELS class",
-        "METHOD.NAME simclr MODEL.QUEUE_SIZE 256", "METHOD.NAME simclr METHOD.DENSE_WEIGHT 0.5",
-        "METHOD.DENSE_WARMUP_STEPS 5", "METHOD.NAME tcl MODEL.EMA_SCHEDULE cosine",
-        "METHOD.NAME sce METHOD.LAMBDA_SCHEDULE linear", "SOLVER.LARS_TRUST 0.02", "SOLVER.STEPS [9]",
-        "SOLVER.EPOCHS 5 SOLVER.WARMUP_EPOCHS 10", "SOLVER.EPOCHS 100 SOLVER.LR_SCHEDULE step", "PROBE.RESIZE 15",
-        "PROBE.CROP none PROBE.RESIZE 256", "MODEL.HEAD_HIDDEN_DIMS [16,0]", "VIEWS.MEAN [0.5,0.5]",
-        "MODEL.HEAD_HIDDEN_DIMS [2.5]", "METHOD.NAME simclr SOLVER.IMS_PER_BATCH 1", "SOLVER.AMP fp8",
-        "VIEWS.STD [0.2,0.2,0.0]", "LINEAR.LRS [1e999]", "LINEAR.STEPS [-1]",
-    ],
-)  # fmt: skip
+BAD_VALUES = (
+    "SOLVER.BASE_LR fast; SOLVER 3; SOLVER.BASE_LRR 1; METHOD.NAME jlc; MODEL.STEM cfar; VIEWS.QUERY moco_v3; "
+    "MODEL.EMA_MOMENTUM 1.5; MODEL.QUEUE_SIZE 0; METHOD.TEMPERATURE 0.0; SEED 4294967296; LINEAR.GAMMA -0.1; "
+    "METHOD.NAME sce METHOD.SCE_LAMBDA 4.0; METHOD.NAME mocov2 METHOD.NUM_KEYS 5; "
+    "METHOD.NAME sce METHOD.JCL_LAMBDA 4.0; METHOD.NAME simclr METHOD.LABELS class; "
+    "METHOD.NAME simclr MODEL.QUEUE_SIZE 256; METHOD.NAME simclr METHOD.DENSE_WEIGHT 0.5; "
+    "METHOD.DENSE_WARMUP_STEPS 5; METHOD.NAME tcl MODEL.EMA_SCHEDULE cosine; "
+    "METHOD.NAME sce METHOD.LAMBDA_SCHEDULE linear; SOLVER.LARS_TRUST 0.02; SOLVER.STEPS [9]; "
+    "SOLVER.EPOCHS 5 SOLVER.WARMUP_EPOCHS 10; SOLVER.EPOCHS 100 SOLVER.LR_SCHEDULE step; PROBE.RESIZE 15; "
+    "PROBE.CROP none PROBE.RESIZE 256; MODEL.HEAD_HIDDEN_DIMS [16,0]; VIEWS.MEAN [0.5,0.5]; "
+    "MODEL.HEAD_HIDDEN_DIMS [2.5]; METHOD.NAME simclr SOLVER.IMS_PER_BATCH 1; SOLVER.AMP fp8; "
+    "VIEWS.STD [0.2,0.2,0.0]; LINEAR.LRS [1e999]; LINEAR.STEPS [-1]"
+)
+
+
+@pytest.mark.parametrize("words", BAD_VALUES.split("; "))
 def test_values_that_cannot_work_are_refused_with_the_key(words: str):
     key = words.split()[-2].replace("LR_SCHEDULE", "STEPS" if "step" in words else "LR_SCHEDULE")
     refused(lambda: load_config(None, words.split()), key.removesuffix("R") if key.endswith("LRR") else key)
+
+
+def test_values_follow_from_a_named_data_set_unless_they_are_set(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text("DATA: {TRAIN: cifar10}\nMODEL: {STEM: imagenet}\n")
+    cfg = load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "cifar100"])
+    assert cfg.VIEWS.MEAN == [0.5071, 0.4865, 0.4409]
+    assert cfg.VIEWS.IMAGE_SIZE == 32
+    assert cfg.MODEL.STEM == "imagenet"
+    assert from_yaml_text(cfg.dump()) == cfg
+    defaults = default_config().VIEWS
+    assert defaults == load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "folder:/photos"]).VIEWS
 
 
 @pytest.mark.parametrize("key", ["DATA.TRAIN", "DATA.PROBE_TRAIN", "DATA.VAL"])

@@ -47,14 +47,15 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
 @pytest.mark.parametrize("trust", [0.02, 0.5])  # below the learning rate, and above it
 def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust, clip, decay):
     """A layer's rate is the product of lr and trust ratio (You et al. 2017), with LARS_CLIP their minimum (LARC)."""
-    model, lr = _model(), 0.4
-    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    lars = build_optimizer(model, _solver(
-        "SOLVER.OPTIMIZER", "lars", "SOLVER.BASE_LR", str(lr), "SOLVER.WEIGHT_DECAY", str(decay),
-        "SOLVER.LARS_TRUST", str(trust), "SOLVER.LARS_CLIP", str(clip),
-    ))  # fmt: skip
+    model = _model()
+    lr = 0.4
+    weight = model.weight.detach().clone()
+    bias = model.bias.detach().clone()
+    words = f"SOLVER.OPTIMIZER lars SOLVER.BASE_LR {lr} SOLVER.WEIGHT_DECAY {decay} SOLVER.LARS_TRUST {trust}"
+    lars = build_optimizer(model, _solver(*words.split(), "SOLVER.LARS_CLIP", str(clip)))
     gradient = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]) / 10
-    model.weight.grad, model.bias.grad = gradient.clone(), torch.ones(2)
+    model.weight.grad = gradient.clone()
+    model.bias.grad = torch.ones(2)
     lars.step()
     ratio = trust * weight.norm() / (gradient.norm() + decay * weight.norm())
     rate = min(ratio, lr) if clip else lr * ratio

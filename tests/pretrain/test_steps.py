@@ -14,34 +14,37 @@ from pretrain.model.momentum_encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import training
+from tests.pretrain.runs import build_state
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-N, V = 8, 4
+N = 8  # images
+V = 4  # views
 DENSE = ("METHOD.DENSE_WEIGHT", "0.5")
-QUEUE = ("MODEL.QUEUE_SIZE", "20", "MODEL.EMA_MOMENTUM", "0.9")
 
 
 def config(method: str, *more: str):
-    keys = str(V - 1) if method in ("jcl", "multikey") else "1"
-    return load_config(None, [
-        "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar",
-        "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16",
-        "SOLVER.IMS_PER_BATCH", str(N), "SOLVER.BASE_LR", "0.1", "SOLVER.EPOCHS", "2", "MODEL.BN_GROUPS", "2",
-        *(QUEUE if METHODS[method].kind == "queue" else ()), "DEVICE", "cpu", *more,
-    ])  # fmt: skip
+    words = (
+        f"METHOD.NAME {method} MODEL.ARCH resnet18 MODEL.STEM cifar MODEL.HEAD_HIDDEN_DIMS [32] MODEL.EMBEDDING_DIM 16 "
+        f"SOLVER.IMS_PER_BATCH {N} SOLVER.BASE_LR 0.1 SOLVER.EPOCHS 2 MODEL.BN_GROUPS 2 DEVICE cpu"
+    )
+    if method in ("jcl", "multikey"):
+        words += f" METHOD.NUM_KEYS {V - 1}"
+    if METHODS[method].kind == "queue":
+        words += " MODEL.QUEUE_SIZE 20 MODEL.EMA_MOMENTUM 0.9"
+    return load_config(None, [*words.split(), *more])
 
 
-def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lambda index: index % 3) -> Batch:
-    generator, index = torch.Generator().manual_seed(seed), torch.arange(share.stop)[share]
-    images = torch.randint(0, 256, (num_views, share.stop, 3, 16, 16), generator=generator).to(torch.uint8)
-    return Batch(images[:, share], index, labels(index), {})
+def batch_of(num_views: int, seed: int = 1, rows: slice = slice(N), labels=lambda index: index % 3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.arange(rows.stop)[rows]
+    images = torch.randint(0, 256, (num_views, rows.stop, 3, 16, 16), generator=generator).to(torch.uint8)
+    return Batch(images[:, rows], index, labels(index), {})
 
 
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
     cfg = config(method, *more)
-    run = training(cfg)
+    run = build_state(cfg)
     total = cfg.SOLVER.IMS_PER_BATCH
     rows = distributed.rank_slice(total)
     out = {}
@@ -57,9 +60,9 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
 
 def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
     for number, case in enumerate(cases):
-        got = _two_steps(*case)
+        values = _two_steps(*case)
         if distributed.is_main():
-            torch.save(got, folder / f"{number}.pth")
+            torch.save(values, folder / f"{number}.pth")
 
 
 def _assert_same_steps(
@@ -86,15 +89,7 @@ def _assert_same_steps(
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (
-            2,
-            [
-                ("mocov2",),
-                ("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "1"),
-                ("simclr",),
-                ("supcon",),
-            ],
-        ),
+        (2, [("mocov2",), ("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "1"), ("simclr",), ("supcon",)]),
         (4, [("jcl", *DENSE, "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "24")]),
         (2, [(*case, "SOLVER.IMS_PER_BATCH", "16", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
@@ -123,17 +118,18 @@ def test_groups_follow_the_parts():
 def test_micro_batches_compile_to_one_graph_per_encoder():
     """Dynamo guards on what an encoder's modules hold; its limit of 8 graphs would leave the rest uncompiled."""
     words = ("SOLVER.ACCUMULATE", "8", "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "16")
-    graphs, run = [], training(config("mocov2", *words))
-    for encoder in run.objective.model.children():
+    graphs: list = []
+    state = build_state(config("mocov2", *words))
+    for encoder in state.objective.model.children():
         if isinstance(encoder, ResNet):
             encoder.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
-    training_step(run, batch_of(2, share=slice(16)), 0)
+    training_step(state, batch_of(2, rows=slice(16)), 0)
     assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("method", ["jcl", "simclr"])
 def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
-    run = training(config(method, "SOLVER.ACCUMULATE", "2"))
+    run = build_state(config(method, "SOLVER.ACCUMULATE", "2"))
     seen: list[int] = []
     for encoder in run.objective.model.children():
         encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
@@ -148,13 +144,14 @@ def test_batch_norm_of_one_image_is_refused():
 
 
 def _loss(method: str, batch: Batch, *more: str) -> float:
-    return float(training_step(training(config(method, *more)), batch, 0)[0])
+    return float(training_step(build_state(config(method, *more)), batch, 0)[0])
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_mixed_precision_is_near_full_precision(amp):
     batch = batch_of(V)
-    full, mixed = _loss("jcl", batch), _loss("jcl", batch, "SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
+    full = _loss("jcl", batch)
+    mixed = _loss("jcl", batch, "SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
     assert mixed == pytest.approx(full, rel=0.05) and mixed != full
 
 
@@ -166,12 +163,12 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 def test_jcls_lambda_rises_where_its_schedule_is_linear():
     """Of 2 epochs of 4 steps the first has half of lambda."""
     for step, constant in ((3, "4.0"), (4, "8.0")):
-        rising = training(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
-        other = training(config("jcl", "METHOD.JCL_LAMBDA", constant))
+        rising = build_state(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
+        other = build_state(config("jcl", "METHOD.JCL_LAMBDA", constant))
         results = [training_step(run, batch_of(V), step)[0] for run in (rising, other)]
         assert torch.equal(*results)
 
 
 def test_sync_bn_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    refused(lambda: training(config("simclr", "MODEL.BN_GROUPS", "1")), "MODEL.BN_GROUPS is 1", "GPUs only")
+    refused(lambda: build_state(config("simclr", "MODEL.BN_GROUPS", "1")), "MODEL.BN_GROUPS is 1", "GPUs only")

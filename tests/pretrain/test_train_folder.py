@@ -9,9 +9,9 @@ from pretrain.common.errors import UserError
 from pretrain.common.run.state import update_state
 from pretrain.common.weights.file import tensor_digest
 from pretrain.model import objectives
-from pretrain.state import from_checkpoint, to_checkpoint
+from pretrain.state import build_checkpoint, restore_checkpoint
 from tests.errors import refused
-from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run, training
+from tests.pretrain.runs import STEPS_PER_EPOCH, build_state, lines, run
 from tests.pretrain.test_steps import config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -50,11 +50,11 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
     done, real_embed, real_step = [0], objectives.embed, train.training_step
 
-    def training_step(training, batch, step):
-        weight = training.objective.encoder.conv1.weight
+    def training_step(state, batch, step):
+        weight = state.objective.encoder.conv1.weight
         hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
         done[0] += 1
-        return real_step(training, batch, step)
+        return real_step(state, batch, step)
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(
@@ -75,28 +75,28 @@ def digest(model: torch.nn.Module) -> str:
     return tensor_digest(*model.state_dict().values())
 
 
-def test_a_state_round_trips_and_other_bn_groups_are_reported():
-    logged: list[str] = []
-    first, cfg = training(config("jcl")), config("jcl", "MODEL.BN_GROUPS", "4")
+def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
+    first = build_state(config("jcl"))
     with torch.no_grad():
         first.objective.encoder.conv1.weight += 1
-    second = training(cfg)
+    second = build_state(config("jcl", "MODEL.BN_GROUPS", "4"))
     assert digest(first.objective.model) != digest(second.objective.model)
-    assert from_checkpoint(second, to_checkpoint(first, config("jcl"), 3, 9, 0), logged.append) == 3
+    assert restore_checkpoint(second, build_checkpoint(first, config("jcl"), 3, 9, 0)) == 3
     assert digest(first.objective.model) == digest(second.objective.model)
-    assert len(logged) == 1 and "batch-norm statistics over 2 parts of the batch and continues with 4" in logged[0]
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert "batch-norm statistics over 2 parts of the batch and continues with 4" in warning
 
 
 def test_weights_that_are_not_finite_are_not_saved():
-    poisoned = training(config("mocov2"))
+    poisoned = build_state(config("mocov2"))
     with torch.no_grad():
         poisoned.objective.encoder.conv1.weight[0] = float("nan")
-    refused(lambda: to_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
+    refused(lambda: build_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
 
 
 @pytest.mark.parametrize(("changes", "name"), [({"optimizer": None}, "'optimizer'"), ({"state_dict": [1]}, "fit")])
 def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, name):
-    one = training(config("mocov2"))
-    state = {**to_checkpoint(one, config("mocov2"), 1, 9, 0), **changes}
-    state = {key: value for key, value in state.items() if value is not None}
-    refused(lambda: from_checkpoint(one, state, lambda _: None), "the checkpoint", name, "choose another OUTPUT_DIR")
+    state = build_state(config("mocov2"))
+    saved = {**build_checkpoint(state, config("mocov2"), 1, 9, 0), **changes}
+    saved = {key: value for key, value in saved.items() if value is not None}
+    refused(lambda: restore_checkpoint(state, saved), "the checkpoint", name, "choose another OUTPUT_DIR")

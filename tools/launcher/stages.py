@@ -153,13 +153,13 @@ def pretrain_config(run: str) -> str:
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
-    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config()
+    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config_for(config_file, overrides)
     cfg.defrost()
     cfg.OUTPUT_DIR = ""  # that of ``base`` is another stage's
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
-    pretraining.validate(cfg)
+    pretraining.check_config(cfg)
     if not base:
         pretraining.record_modules(cfg)
     return cfg

@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten, merge_file
-from pretrain.probe.protocol import protocol
+from pretrain.probe.protocol import build_protocol
 from tools.launcher.spec import ROOT
 from transfer.config import OWN, keys, load_config
 
@@ -146,7 +146,7 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
     if linear != "own":
         cfg.defrost()
         merge_file(cfg, ROOT / linear)
-    return normalize_protocol("linear", protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
+    return normalize_protocol("linear", build_protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
 
 
 @functools.cache

@@ -15,13 +15,15 @@ from . import wandb
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again.
 
-    A run that starts at 0 is a new one to every logger, too.
+    So it does with kNN after the step before. A run that starts at 0 is a new one to every logger, too.
     """
     if start_iteration == 0:
         remove(Path(output_dir) / wandb.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
-        lines = [line for line in read_metrics(output_dir) if line["iteration"] < start_iteration]
+        lines = [
+            line for line in read_metrics(output_dir) if line["iteration"] < start_iteration - ("knn_top1" in line)
+        ]
         atomic_write(path, "".join(json_text(line) + "\n" for line in lines))
 
 
@@ -60,10 +62,6 @@ class MetricsWriter:
         """Write an RGB image (3, height, width) for TensorBoard."""
         with self._writing():
             self._events.add_image(name, image, iteration)
-
-    def holds(self, iteration: int, name: str) -> bool:
-        """True if a line of ``iteration`` has ``name``."""
-        return any(line["iteration"] == iteration and name in line for line in read_metrics(self._path.parent))
 
     def _writing(self) -> AbstractContextManager[None]:
         """Translate errors; TensorBoard's occur in its own thread, and its next call raises them."""

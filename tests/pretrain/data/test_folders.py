@@ -161,10 +161,11 @@ def test_links_are_followed(tmp_path: Path):
         (["images/val2017/1.png", "images/test2017/2.png"], "images", "test2017"),
         (["bottle/train/good/1.png", "bottle/test/broken/2.png", "cable/train/good/3.png"], "bottle", "train"),
         (["train_images/1.png", "test_images/2.png"], "", "train_images"),
-        (["seg_Train/a/1.png", "seg_Test/a/2.png"], "", "seg_Train"), (["trainA/1.png", "testA/2.png"], "", "trainA"),
+        (["seg_Train/a/1.png", "seg_Test/a/2.png"], "", "seg_Train"),
+        (["trainA/1.png", "testA/2.png"], "", "trainA"),
         (["flat.png", "Training_set/1.png", "VALIDATION_set/2.png"], "", "Training_set"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_splits_below_the_folder_are_not_read_as_one(
     tmp_path: Path, paths: list[str], holder: str, to_name: str, split: str
@@ -182,16 +183,24 @@ def test_classes_whose_names_resemble_splits(tmp_path: Path, classes: str):
 
 
 LAYOUTS = {  # folders of the root -> the folder of each split, or what the error names
-    "train val": ("train", "val"), "train test": ("train", "test"), "train val test": ("train", "val"),
-    "train test valid": ("train", "valid"), "Training validation extra": ("Training", "validation"),
-    "train": ("train", ["val"]), "val test": (["train"], "val"), "test": (["train"], "test"),
+    "train val": ("train", "val"),
+    "train test": ("train", "test"),
+    "train val test": ("train", "val"),
+    "train test valid": ("train", "valid"),
+    "Training validation extra": ("Training", "validation"),
+    "train": ("train", ["val"]),
+    "val test": (["train"], "val"),
+    "test": (["train"], "test"),
     "train2017 val2017 test2017 annotations": ("train2017", "val2017"),
     "Train_1 Val": (["Train_1/", "Val/"],) * 2,
     "train2014 train2017 val2017": (["train2014/", "train2017/"], "val2017"),
-    "train training val": (["train/", "training/"], "val"), "train val valid": ("train", ["val/", "valid/"]),
-    "extra train": (["train/", "extra/"],) * 2, "cat dog test": (["test/", "cat/"],) * 2,
-    "cat dog": ("", ""), "trainer tests": ("", ""),
-}  # fmt: skip
+    "train training val": (["train/", "training/"], "val"),
+    "train val valid": ("train", ["val/", "valid/"]),
+    "extra train": (["train/", "extra/"],) * 2,
+    "cat dog test": (["test/", "cat/"],) * 2,
+    "cat dog": ("", ""),
+    "trainer tests": ("", ""),
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -228,15 +237,24 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "split", "named"),
     [
-        ("folder:{}/none", "train", "/none"), ("folder:{}", "train", ".jpg"),
-        ("imagenet", "train", "/imagenet/train/n########"), ("imagenet100", "val", "/imagenet/val"),
-        ("cifar10", "train", "/cifar-10-batches-py"), ("cifar100", "val", "/cifar-100-python"),
-        ("fashion_mnist", "val", "/FashionMNIST/raw"), ("stl10", "train", "/stl10_binary"),
-        ("tiny_imagenet", "val", "/tiny-imagenet-200"), (".", "train", "folder:."), ("cifra10", "train", "'cifar10'"),
-        ("cifar10", "test", "'test'"), ("folder:", "train", "'folder:'"), ("folder: ", "val", "'folder: '"),
-        ("imagenet", "train", "DATA.ROOT {}"), ("imagenet", "train", "folder:/path"),
+        ("folder:{}/none", "train", "/none"),
+        ("folder:{}", "train", ".jpg"),
+        ("imagenet", "train", "/imagenet/train/n########"),
+        ("imagenet100", "val", "/imagenet/val"),
+        ("cifar10", "train", "/cifar-10-batches-py"),
+        ("cifar100", "val", "/cifar-100-python"),
+        ("fashion_mnist", "val", "/FashionMNIST/raw"),
+        ("stl10", "train", "/stl10_binary"),
+        ("tiny_imagenet", "val", "/tiny-imagenet-200"),
+        (".", "train", "folder:."),
+        ("cifra10", "train", "'cifar10'"),
+        ("cifar10", "test", "'test'"),
+        ("folder:", "train", "'folder:'"),
+        ("folder: ", "val", "'folder: '"),
+        ("imagenet", "train", "DATA.ROOT {}"),
+        ("imagenet", "train", "folder:/path"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
     refused(lambda: load(name.format(tmp_path), split, tmp_path), named.format(tmp_path))
     if split == "train":

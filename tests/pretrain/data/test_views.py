@@ -14,8 +14,10 @@ from PIL import Image, ImageFilter
 from scipy.stats import ks_2samp
 
 from pretrain.data import views
-from pretrain.data.recipes import RECIPES, PadCrop, RandomResizedCrop, Recipe
-from pretrain.data.views import blur, brightness, contrast, draw, gray, hue, make_views, normalize, saturation
+from pretrain.data.color import blur, brightness, contrast, gray, hue, saturation
+from pretrain.data.recipes import RECIPES, CenterCrop, PadCrop, RandomResizedCrop, Recipe
+from pretrain.data.views import make_views, normalize, sample_params
+from tests.errors import refused
 from tests.pretrain.images import picture
 
 SIZE = 64
@@ -28,10 +30,13 @@ OPERATIONS = [
     *((blur, value) for value in (0.1, 0.5, 0.9, 2.0)),
 ]
 REFERENCES = {  # torchvision's, and Pillow's blur: its filter has no kernel that a small view cuts off
-    brightness: TF.adjust_brightness, contrast: TF.adjust_contrast, saturation: TF.adjust_saturation,
-    hue: TF.adjust_hue, gray: lambda x, _: TF.rgb_to_grayscale(x, 3),
+    brightness: TF.adjust_brightness,
+    contrast: TF.adjust_contrast,
+    saturation: TF.adjust_saturation,
+    hue: TF.adjust_hue,
+    gray: lambda x, _: TF.rgb_to_grayscale(x, 3),
     blur: lambda x, sigma: x.filter(ImageFilter.GaussianBlur(sigma)),
-}  # fmt: skip
+}
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -71,7 +76,7 @@ def test_boxes_are_distributed_as_torchvisions():
     reference = T.RandomResizedCrop(SIZE, scale=crop.scale)
     image = torch.from_numpy(PICTURE).permute(2, 0, 1)
     for _ in range(1500):
-        boxes.append(draw(Recipe(crop), *PICTURE.shape[:2], generator).box)
+        boxes.append(sample_params(Recipe(crop), *PICTURE.shape[:2], generator).box)
         params = reference.make_params([image])
         expected.append((params["top"], params["left"], params["height"], params["width"]))
     ours, theirs = np.array(boxes), np.array(expected)
@@ -83,8 +88,8 @@ def test_boxes_are_distributed_as_torchvisions():
 
 @pytest.mark.parametrize(("height", "width", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
 def test_a_strip_of_an_image_gives_its_middle(height: int, width: int, box: tuple[int, ...]):
-    assert draw(RECIPES["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
-    assert draw(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
+    assert sample_params(RECIPES["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
+    assert sample_params(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
 
 
 def statistics(view: np.ndarray) -> list[float]:
@@ -135,16 +140,16 @@ def test_the_comparison_tells_recipes_apart():
 
 
 def test_flips_and_probabilities():
-    drawn = [draw(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
-    operations = [[op for op, _ in d.colors] for d in drawn]
+    params = [sample_params(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
+    operations = [[op for op, _ in p.colors] for p in params]
     done = np.array([[op in ops for op in (brightness, gray, blur)] for ops in operations]).mean(axis=0)
-    np.testing.assert_allclose([*done, np.mean([d.flip for d in drawn])], [0.8, 0.2, 0.5, 0.5], atol=0.04)
+    np.testing.assert_allclose([*done, np.mean([p.flip for p in params])], [0.8, 0.2, 0.5, 0.5], atol=0.04)
     firsts = [ops[0] for ops in operations if brightness in ops]
     shares = [firsts.count(op) / len(firsts) for op in (brightness, contrast, saturation, hue)]
     np.testing.assert_allclose(shares, 0.25, atol=0.04)
-    sigmas = [value for d in drawn for op, value in d.colors if op is blur]
+    sigmas = [value for p in params for op, value in p.colors if op is blur]
     assert 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
-    assert not any(draw(RECIPES["digits"], 50, 50, rng(i)).flip for i in range(50))
+    assert not any(sample_params(RECIPES["digits"], 50, 50, rng(i)).flip for i in range(50))
 
 
 def test_views_are_functions_of_their_streams():
@@ -177,10 +182,10 @@ def test_center_view_is_torchvisions(height: int, width: int):
 
 def test_pad_crop_moves_by_up_to_its_padding():
     image = picture(8, 16, 16)
-    offsets = {draw(Recipe(PadCrop(2)), 16, 16, rng(i)).offset for i in range(400)}
+    offsets = {sample_params(Recipe(PadCrop(2)), 16, 16, rng(i)).offset for i in range(400)}
     assert offsets == {(top, left) for top in range(5) for left in range(5)}
     view = make_views(image, [Recipe(PadCrop(16), flip=0.0)], 16, lambda _: rng(0))[0]
-    top, left = draw(Recipe(PadCrop(16), flip=0.0), 16, 16, rng(0)).offset or (0, 0)
+    top, left = sample_params(Recipe(PadCrop(16), flip=0.0), 16, 16, rng(0)).offset or (0, 0)
     padded = np.pad(image, ((16, 16), (16, 16), (0, 0)))
     np.testing.assert_array_equal(view, padded[top : top + 16, left : left + 16])
 
@@ -198,3 +203,16 @@ def test_every_recipe_makes_views_of_tiny_and_thin_images():
     for image in (picture(1, 8, 8), picture(2, 3, 60)):
         made = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
         assert made.shape == (len(RECIPES), 28, 28, 3)
+
+
+def test_an_own_color_operation_is_applied_and_another_object_is_refused():
+    class Black:
+        p = 1.0
+
+        def sample(self, rng: np.random.Generator) -> list:
+            return [(lambda image, value: image.fill(int(value)), 7.0)]
+
+    recipe = Recipe(CenterCrop(), flip=0.0, colors=(Black(),))
+    assert (make_views(PICTURE, [recipe], 16, lambda _: rng(0)) == 7).all()
+    refused(lambda: Recipe(CenterCrop(), colors=(object(),)), "no color operation", "sample(rng)")  # pyright: ignore
+    refused(lambda: Recipe("center"), "'center' is no crop")  # pyright: ignore

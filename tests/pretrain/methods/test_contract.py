@@ -136,9 +136,12 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
 
 
 BAD_VALUES = {
-    "temperature": (0.0, math.nan, math.inf), "key_temperature": (0.0,), "lambda_": (-0.1, math.nan), "k1": (-1.0,),
+    "temperature": (0.0, math.nan, math.inf),
+    "key_temperature": (0.0,),
+    "lambda_": (-0.1, math.nan),
+    "k1": (-1.0,),
     "k2": (-1.0,),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ALL)

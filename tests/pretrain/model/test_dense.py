@@ -15,7 +15,7 @@ from pretrain.methods import METHODS, LossOutput
 from pretrain.model.dense import DenseFeatures, add_dense_head, matched_keys, mix_dense_loss
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
-from tests.pretrain.runs import assert_same_end, run, training
+from tests.pretrain.runs import assert_same_end, build_state, run
 from tests.pretrain.test_steps import DENSE, batch_of, config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -49,7 +49,7 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
 
 
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
-    dense, plain = training(config("jcl", *DENSE)), training(config("jcl"))
+    dense, plain = build_state(config("jcl", *DENSE)), build_state(config("jcl"))
     queue = dense.objective.model.dense_negatives.queue.clone()
     loss, metrics = training_step(dense, batch_of(4), 0)
     alone, _ = training_step(plain, batch_of(4), 0)
@@ -61,7 +61,7 @@ def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
 
 
 def test_weight_0_is_the_method_to_the_last_bit_even_where_the_dense_loss_is_not_finite():
-    dense, plain = training(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), training(config("jcl"))
+    dense, plain = build_state(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), build_state(config("jcl"))
     with torch.no_grad():
         dense.objective.model.dense_negatives.queue.fill_(torch.nan)
     for step in range(2):

@@ -14,23 +14,23 @@ from pretrain.probe import features
 
 
 def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
-    return load_config(None, [
-        "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "DATA.TRAIN", f"folder:{data}", "VIEWS.IMAGE_SIZE", "16",
-        "PROBE.KNN_K", "5", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.EPOCHS", "4", "LINEAR.BASE_LR", "1.0",
-        "LINEAR.STEPS", "[2, 3]", "LINEAR.AUGMENT", "none", "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu",
-        "OUTPUT_DIR", str(output), *more,
-    ])  # fmt: skip
+    words = (
+        "MODEL.ARCH resnet18 PROBE.CROP none VIEWS.IMAGE_SIZE 16 PROBE.KNN_K 5 LINEAR.IMS_PER_BATCH 16 LINEAR.EPOCHS 4 "
+        "LINEAR.BASE_LR 1.0 LINEAR.STEPS [2,3] LINEAR.AUGMENT none DATALOADER.NUM_WORKERS 0 DEVICE cpu"
+    )
+    return load_config(None, [*words.split(), "DATA.TRAIN", f"folder:{data}", "OUTPUT_DIR", str(output), *more])
 
 
 def stop_in_batch(
     monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pooled_features"
 ) -> list[int]:
-    """Requests a stop in that batch of features of 4 images, as a signal would; returns a list with an entry per batch.
+    """Request a stop in that batch of features of 4 images, as a signal would; return a list with an entry per batch.
 
     Args:
         owner: whose function ``name`` is called once per batch.
     """
-    seen, real = [], getattr(owner, name)
+    seen: list[int] = []
+    real = getattr(owner, name)
 
     def counted(*args: Any) -> Any:
         seen.append(1)

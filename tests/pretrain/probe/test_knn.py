@@ -20,10 +20,11 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 def _config(images, output, *more):
     """Pretraining: two epochs of three steps, kNN after each."""
-    return probe_config(
-        images, output, "METHOD.NAME", "simclr", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
-        "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1", "PROBE.KNN_PERIOD", "1", *more,
-    )  # fmt: skip
+    words = (
+        "METHOD.NAME simclr MODEL.HEAD_HIDDEN_DIMS [16] MODEL.EMBEDDING_DIM 8 SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 2 "
+        "SOLVER.LOG_PERIOD 1 PROBE.KNN_PERIOD 1"
+    )
+    return probe_config(images, output, *words.split(), *more)
 
 
 def test_vote_equals_the_sum_over_neighbors():
@@ -148,7 +149,7 @@ def test_one_class_alone_is_not_scored_and_not_supervised(images, tmp_path):
     (tmp_path / "photos" / "train" / "empty").mkdir()
     cfg = _config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{tmp_path}/photos")
     with pytest.raises(knn.MissingLabels, match="photos has one class"):
-        knn.probe_data(cfg)
+        knn.load_probe_data(cfg)
     words = ("DATA.TRAIN", f"folder:{tmp_path}/photos", "METHOD.NAME", "supcon", "METHOD.LABELS", "class")
     refused(lambda: train.main(_config(images, tmp_path / "run", *words)), "METHOD.LABELS", "photos", "1 class")
 

@@ -12,7 +12,7 @@ from pretrain.common import distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.weights import checkpoint
 from pretrain.probe import features, linear
-from pretrain.probe.data import probe_data
+from pretrain.probe.data import load_probe_data
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config
 from tests.pretrain.ranks import run_ranks
@@ -24,19 +24,26 @@ STEPS_PER_EPOCH = 3
 
 
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
-    learned, real = set(), linear.Heads.step
-    train = probe_data(probe_config(images, tmp_path / "run")).train
+    learned: set[float] = set()
+    real = linear.Heads.step
+    train = load_probe_data(probe_config(images, tmp_path / "run")).train
     monkeypatch.setattr(linear, "extract", lambda _, data, *__, **___: _positions(train, data))
     monkeypatch.setattr(linear.Heads, "step", lambda self, x, y: learned.update(x[:, 0].tolist()) or real(self, x, y))
-    scores = [{"held_out_top1": 50.0, "top1": 70.0, "top5": 1.0}, {"held_out_top1": 60.0, "top1": 65.0, "top5": 2.0}]
-    monkeypatch.setattr(linear.Heads, "score", lambda self, val, held_out: (
-        seen.append(held_out.features_NF[:, 0].tolist()) or dict(zip(("0.1", "1"), scores, strict=True))
-    ))  # fmt: skip
+    scores = {
+        "0.1": {"held_out_top1": 50.0, "top1": 70.0, "top5": 1.0},
+        "1": {"held_out_top1": 60.0, "top1": 65.0, "top5": 2.0},
+    }
     seen: list[list[float]] = []
+
+    def score(heads, val, held_out):
+        seen.append(held_out.features_NF[:, 0].tolist())
+        return scores
+
+    monkeypatch.setattr(linear.Heads, "score", score)
     cfg = probe_config(images, tmp_path / "run", "LINEAR.LRS", "[0.1, 1.0]")
     results = linear.main(cfg, "random")
     assert seen[0] == [9, 19, 29, 39] and learned.isdisjoint(seen[0]) and learned <= set(range(48))
-    assert results["metrics"] == {**scores[1], "learning_rate": 1.0}
+    assert results["metrics"] == {**scores["1"], "learning_rate": 1.0}
     assert results["protocol"]["chosen_on"] == "a tenth of the training images"
 
 
@@ -58,7 +65,7 @@ def _assert_same_end(one, two):
     read = [json.loads((folder / "results.json").read_text()) for folder in (one, two)]
     assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
     assert (one / "metrics.json").read_text() == (two / "metrics.json").read_text()
-    a, b = _heads(one), _heads(two)
+    a, b = (checkpoint.read(checkpoint.resolve(folder)) for folder in (one, two))
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name in ("state_dict", "optimizer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged
@@ -66,7 +73,8 @@ def _assert_same_end(one, two):
 
 def _after_steps(monkeypatch, steps, event):
     """Calls ``event`` in step number ``steps`` of this attempt."""
-    real, done = linear.Heads.step, []
+    real = linear.Heads.step
+    done = []
 
     def step(self, *batch):
         done.append(1)
@@ -90,7 +98,8 @@ def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(i
     """Killed in its second epoch of three steps, then asked to stop in the second step of each attempt."""
     more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]", "LINEAR.IMS_PER_BATCH", "14")
     linear.main(probe_config(images, tmp_path / "whole", *more), "random")
-    cfg, reached = probe_config(images, tmp_path / "stopped", *more), []
+    cfg = probe_config(images, tmp_path / "stopped", *more)
+    reached = []
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         _after_steps(patch, 5, _die)
         linear.main(cfg, "random")

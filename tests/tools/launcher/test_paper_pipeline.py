@@ -9,7 +9,7 @@ import pytest
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.config import from_yaml_text
-from pretrain.probe.protocol import protocol
+from pretrain.probe.protocol import build_protocol
 from tests.tools.launcher.helpers import CONFIGS
 from tools import launch
 from tools.launcher import pipeline
@@ -30,7 +30,7 @@ def published_top1(config: str) -> float | None:
     """That of a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
-    probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", protocol(cfg, "linear")))
+    probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", build_protocol(cfg, "linear")))
     return (paper_tables.find_linear_result(probe).numbers or {}).get("top1")
 
 

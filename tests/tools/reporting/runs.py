@@ -13,7 +13,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import merge_file
 from pretrain.common.run.state import update_state
 from pretrain.config import from_yaml_text, load_config
-from pretrain.probe.protocol import protocol as probe_protocol
+from pretrain.probe.protocol import build_protocol
 from tools import report
 from tools.reporting.document import render_markdown
 from transfer import config as transfer_config
@@ -44,7 +44,7 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
 
 def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
     """What a probe under ``cfg`` records of how it scores."""
-    return {**probe_protocol(cfg, stage), "train_images": 300, "val_images": 100}
+    return {**build_protocol(cfg, stage), "train_images": 300, "val_images": 100}
 
 
 def provenance(config: str, **change: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ FORMS = [
 @pytest.mark.parametrize(("recipe", "engine"), FORMS)
 def test_smoke_form_trains(tmp_path: Path, recipe: str, engine: str) -> None:
     words = ["--config-file", str(CONFIGS / recipe), "--engine", engine, *smoke_words(tmp_path, recipe)]
-    results: dict[str, Any] = train_net.work(train_net.parse(words))
+    results: dict[str, Any] = tiny_coco.fine_tune(words)
     second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe.lower()]
     assert results["engine"]["name"] == engine and list(results["metrics"]) == ["bbox", *second]
     assert results["metrics"]["bbox"]["AP"] is not None

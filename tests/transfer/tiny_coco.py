@@ -11,6 +11,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
+from transfer import train_net
 from transfer.config import load_config
 
 NAMES = [
@@ -116,6 +117,12 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[s
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
     keys = words(MODEL_KEYS | own | short | given)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
+
+
+def fine_tune(argv: list[str]) -> dict[str, Any]:
+    """Runs a command line of train_net in this process; returns the content of results.json."""
+    args = train_net.parse(argv)
+    return dict(train_net.run_rank(args, *train_net.resolve_config(args)))
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:

@@ -243,7 +243,7 @@ def content_of(weights: str) -> str:
         if len(checkpoints) > 1:  # which is the newest good one is in the files; reading them takes torch
             from transfer.weights.convert import open_source
 
-            checkpoints = [open_source(path, warn=lambda _: None).path]
+            checkpoints = [open_source(path).path]
         path = checkpoints[0] if checkpoints else path
     if not os.path.isfile(path):
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,6 +60,15 @@ def parse_yaml(text: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ValueError(f"holds a {type(loaded).__name__}, not KEY: value lines")
     return loaded
+
+
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
+    """List the keys whose values differ, as ``SOLVER.AMP 'none' -> 'bf16'``; skip keys with a prefix in ``ignore``."""
+    return [
+        f"{key} {before.get(key)!r} -> {now.get(key)!r}"
+        for key in {**now, **before}
+        if before.get(key) != now.get(key) and not key.startswith(ignore)
+    ]
 
 
 def get(cfg: CfgNode, key: str) -> Any:

@@ -5,7 +5,7 @@ import pytest
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco.data import prepare
-from transfer.coco.keypoints import flip_pairs, is_flippable, keypoint_names, mirror
+from transfer.coco.keypoints import flip_indices, flip_pairs, is_flippable, keypoint_names
 
 
 def content(names, **category):
@@ -19,7 +19,7 @@ def content(names, **category):
 def test_pairs_are_found_by_name(words):
     names = words.split()
     pairs = flip_pairs(content(names))
-    assert pairs == [(names[1], names[2])] and mirror(names, pairs) == [0, 2, 1]
+    assert pairs == [(names[1], names[2])] and flip_indices(names, pairs) == [0, 2, 1]
 
 
 def test_pairs_of_the_file_come_first():

@@ -14,7 +14,7 @@ from pretrain.common.errors import UserError
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import assert_equal_states, saved
-from transfer.train_net import launch, main, parse
+from transfer.train_net import launch, main, parse, resolve_config
 from transfer.weights.convert import convert
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")

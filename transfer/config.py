@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides, parse_yaml
-from pretrain.common.errors import UserError, one_line
+from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides
+from pretrain.common.errors import UserError
 
 HONORED = """
 MODEL: {MASK_ON: false, KEYPOINT_ON: false, DEVICE: cuda, WEIGHTS: "",
@@ -133,17 +133,12 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     """Check that ``cfg`` resumes the run that ``recorded``, its config.yaml if it has one yet, describes.
 
     Raises:
-        UserError: names each key that has another value, or the file is damaged.
+        UserError: names each key that has another value.
     """
     if not recorded.is_file():
         return
     current = flatten_table(cfg.dump())
-    try:
-        earlier = current | flatten_table(OWN) | dict(flatten(parse_yaml(recorded.read_text())))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{recorded} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
-        ) from error
+    earlier = current | flatten_table(OWN) | flatten_table(recorded.read_text())
     changed = changed_values(earlier, current, FREE_ON_RESUME)
     if changed:
         raise UserError(

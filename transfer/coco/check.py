@@ -101,8 +101,6 @@ class _RecordChecker:
         width, height, name = image["width"], image["height"], image["file_name"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
-        if not isinstance(name, str):
-            return f"file_name {short(name)} is not text"
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:
@@ -283,9 +281,6 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
     box, area = record["bbox"], record.get("area", 0)
     if not are_numbers(box) or len(box) != 4:
         return f"box {short(box)} is not [x, y, width, height]"
-    for name in ("iscrowd", "ignore"):
-        if record.get(name, 0) not in (0, 1):
-            return f"{name} {record[name]!r} is not 0 or 1"
     if not are_numbers([area]):
         return f"area {short(area)} is not a number"
     x, y, w, h = box

@@ -50,11 +50,10 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
     predictions_by_image = _group_by_image(predictions)
     count = min(count, len(images))
     for image in (images[i * len(images) // count] for i in range(count)):
-        photo = _load_image(os.path.join(image_dir, image["file_name"]))
+        path = os.path.join(image_dir, image["file_name"])
         confident = _select_confident(predictions_by_image[image["id"]])
-        left = _render_panel(photo, "predictions", confident, categories)
-        right = _render_panel(photo, "ground truth", annotations_by_image[image["id"]], categories)
-        _write(picture_file(output_dir, image["file_name"]), torch.cat([left, right], dim=2))
+        columns = {"predictions": confident, "ground truth": annotations_by_image[image["id"]]}
+        _write(picture_file(output_dir, image["file_name"]), _render_row(path, columns, categories))
 
 
 def draw_predictions(
@@ -94,14 +93,13 @@ def compare(
     """
     categories = {c["id"]: c for c in content["categories"]}
     annotations_by_image = _group_by_image(content["annotations"])
-    columns = {title: _group_by_image(records) for title, records in predictions.items()}
+    predictions_by_image = {title: _group_by_image(records) for title, records in predictions.items()}
     rows = []
     for image in images:
-        photo = _load_image(os.path.join(image_dir, image["file_name"]))
-        panels = [_render_panel(photo, "ground truth", annotations_by_image[image["id"]], categories, _CELL)]
-        for title, by_image in columns.items():
-            panels.append(_render_panel(photo, title, _select_confident(by_image[image["id"]]), categories, _CELL))
-        rows.append(torch.cat(panels, dim=2))
+        columns: dict[str, Records] = {"ground truth": annotations_by_image[image["id"]]}
+        for title, groups in predictions_by_image.items():
+            columns[title] = _select_confident(groups[image["id"]])
+        rows.append(_render_row(os.path.join(image_dir, image["file_name"]), columns, categories, _CELL))
     _write(Path(output), torch.cat(rows, dim=1))
 
 
@@ -128,8 +126,15 @@ def _group_by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, li
     return groups
 
 
-def _render_panel(photo: Image.Image, title: str, items: Records, categories: Categories, cell: int = 0) -> Tensor:
-    """Render ``items`` under a title: uint8 (3, H, W); with ``cell``, in a square of this side with white margins."""
+def _render_row(path: str, columns: Mapping[str, Records], categories: Categories, cell: int = 0) -> Tensor:
+    """Render an image once per column, whose title is its key: uint8 (3, H, W)."""
+    photo = _load_image(path)
+    panels = [_render_panel(photo, title, items, categories, cell) for title, items in columns.items()]
+    return torch.cat(panels, dim=2)
+
+
+def _render_panel(photo: Image.Image, title: str, items: Records, categories: Categories, cell: int) -> Tensor:
+    """Render ``items`` under a title; with ``cell`` above 0, in a square of this side with white margins."""
     panel = _render(photo, items, categories, cell / max(photo.size))
     panel = F.pad(panel, [0, 0, max(0, cell - panel.shape[2]), max(0, cell - panel.shape[1])], fill=255)
     strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")

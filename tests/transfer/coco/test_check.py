@@ -36,7 +36,7 @@ def people(images: Path) -> dict[str, Any]:
     ("section", "change", "message"),
     [
         ("images", {"file_name": "gone.png"}, "image 1: cannot read image"),
-        ("images", {"file_name": None}, "image 1: file_name None is not text"),
+        ("images", {"file_name": None}, "image 1: malformed"),
         ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
         ("images", {"id": None}, "image None: id None is not a number"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
@@ -55,8 +55,6 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
         ("annotations", {"category_id": 99}, "unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
-        ("annotations", {"iscrowd": None}, "iscrowd None is not 0 or 1"),
-        ("annotations", {"ignore": "yes"}, "ignore 'yes' is not 0 or 1"),
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),

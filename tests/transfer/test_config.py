@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 from pathlib import Path
 
@@ -89,10 +88,6 @@ def test_values_that_cannot_train_are_refused(key, value, named):
 
 def test_a_name_that_is_no_list_is_shown_as_one():
     refused(lambda: config.load_config(tiny_coco.BASE, ["DATASETS.TRAIN", "coco:a:b"]), "write \"('coco:a:b',)\"")
-
-
-def test_not_a_number_is_refused(tmp_path):
-    refused(lambda: config_keys.check_ranges(changed(tiny_coco.config(tmp_path, ""), "SOLVER.GAMMA", math.nan)), "nan")
 
 
 def test_a_batch_is_divided_among_processes_and_micro_batches(tmp_path):

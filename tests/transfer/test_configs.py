@@ -25,9 +25,12 @@ BASES = [*(f"Base-{detector}RCNN-FPN-1x.yaml" for detector in ("", "Mask-", "Key
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 # A recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU.
 SMOKE = tiny_coco.MODEL_KEYS | {
-    "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": [],
+    "TEST.PRECISE_BN.ENABLED": True,
+    "TEST.PRECISE_BN.NUM_ITER": 1,
     "MODEL.WEIGHTS": "",
-}  # fmt: skip
+}
 
 
 def smoke_words(tmp_path: Path, recipe: str) -> list[str]:

@@ -63,7 +63,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
         ("annotations", {"keypoints": None}, "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_record_is_named_once_and_can_be_skipped(
     people: dict[str, Any], images: Path, section: str, change: Any, message: str
 ) -> None:

@@ -23,9 +23,13 @@ from transfer.weights.load import Weights, check_config, load_weights, read_weig
 from transfer.weights.verify import STAGES, sample_image
 
 MSRA = {
-    "MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256, "MODEL__RESNETS__STRIDE_IN_1X1": True,
-    "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675], "MODEL__PIXEL_STD": [1.0, 1.0, 1.0], "INPUT__FORMAT": "BGR",
-}  # fmt: skip
+    "MODEL__RESNETS__DEPTH": 50,
+    "MODEL__RESNETS__RES2_OUT_CHANNELS": 256,
+    "MODEL__RESNETS__STRIDE_IN_1X1": True,
+    "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675],
+    "MODEL__PIXEL_STD": [1.0, 1.0, 1.0],
+    "INPUT__FORMAT": "BGR",
+}
 
 
 class Case:

@@ -29,9 +29,11 @@ def in_detectron2s_names(arch: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def r50() -> Weights:
     provenance = {
-        "INPUT.FORMAT": "RGB", "MODEL.RESNETS.STRIDE_IN_1X1": False,
-        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53], "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
-    }  # fmt: skip
+        "INPUT.FORMAT": "RGB",
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+        "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    }
     return Weights("w.pth", "0", in_detectron2s_names("resnet50"), provenance)
 
 

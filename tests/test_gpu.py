@@ -16,7 +16,6 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests.pretrain.images import write_folder
 from tests.transfer import tiny_coco
-from transfer import train_net
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -121,7 +120,7 @@ def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
             f"MODEL.{kind.upper()}_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
         }  # fmt: skip
         words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
-        results = train_net.work(train_net.parse(words))
+        results = tiny_coco.fine_tune(words)
         assert "bbox" in results["metrics"]
         line = json.loads((tmp_path / f"{device}{amp}" / "metrics.json").read_text().splitlines()[-1])
         assert ("skipped_steps" in line) == ("loss_scale" in line) == amp

@@ -22,7 +22,6 @@ from tests.pretrain.runs import lines, overrides
 from tests.transfer import tiny_coco
 from transfer import distributed as transfer_distributed
 from transfer import train as transfer_train
-from transfer import train_net
 
 HEADS = {"faster": set(), "mask": {"mask"}, "keypoint": {"keypoint"}}
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
@@ -118,7 +117,7 @@ def _fine_tune(
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
         for owner in (transfer_train, transfer_distributed):
             patch.setattr(owner, "join", lambda name: torch.device(device))
-        train_net.work(train_net.parse(words))
+        tiny_coco.fine_tune(words)
     logged = lines(folder / "out", "iteration")
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in logged]
     return timeless, waits

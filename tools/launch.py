@@ -124,9 +124,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
     _add_resources(sub, config.describe_keys)
     sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
-    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file")
-    sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
-    convert_to_d2.add_source_options(sub)
+    convert_to_d2.add_options(sub)
     _add_resources(sub)
     sub = _command(commands, "transfer", "fine-tunes a detector")
     sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
@@ -165,7 +163,7 @@ def stage(args: argparse.Namespace) -> int:
             print(f"recipe: {recipe}", file=sys.stderr)
             spec = stages.pretrain(recipe, args.overrides)
         case "convert":
-            spec = stages.convert(args.weights, args.output, options=convert_to_d2.source_words(args))
+            spec = stages.convert(args.source, args.output, options=_conversion_words(args))
         case "transfer":
             how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
             spec = stages.transfer(args.config_file, args.overrides, **how)
@@ -179,6 +177,17 @@ def stage(args: argparse.Namespace) -> int:
         if value is not None and int(str(value).rpartition(":")[2]) > limit:
             raise UserError(f"--{name} is {value}, but {args.command} uses at most {limit}; leave --{name} out")
     return _start(spec, from_arguments(args), args)
+
+
+def _conversion_words(args: argparse.Namespace) -> list[str]:
+    """Return the options of convert_to_d2.py that differ from their defaults, as words of a command line."""
+    words = [f"--prefix={args.prefix}"] if args.prefix else []
+    words += ["--encoder=key"] if args.encoder == "key" else []
+    for name in ("pixel_mean", "pixel_std"):
+        if getattr(args, name):
+            words += [f"--{name.replace('_', '-')}", *map(str, getattr(args, name))]
+    flags = ("to_torchvision", "unsafe_pickle", "overwrite")
+    return words + [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
 
 
 def paper(args: argparse.Namespace) -> int:

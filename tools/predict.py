@@ -93,7 +93,7 @@ def predict(
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as logs, translate_torch_errors("prediction"), torch.no_grad():
         cfg.OUTPUT_DIR = logs  # Detectron2's
-        cfg, model = build(engine, cfg, device, weights, print)
+        cfg, model = build(engine, cfg, device, weights)
         batches = [[(index, index)] for index in range(len(records))]
         loader = SignalSafeDataLoader(
             engine.test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, collate_fn=list
@@ -207,14 +207,14 @@ def _categories(cfg: CfgNode) -> list[dict[str, Any]]:
         UserError: the data sets' classes are no longer the run's.
     """
     count, names = get(cfg, classes_key(cfg)), (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
-    recorded = preflight.recorded_classes(cfg, eval_only=True)
+    recorded = preflight.read_recorded_classes(cfg, eval_only=True)
     for name in names:
         known: list[dict[str, Any]] = []
         with contextlib.suppress(UserError):
             if files := data.find(name):
                 known = data.read(files.annotations)["categories"]
         with contextlib.suppress(UserError):
-            known = known or [{"id": i, "name": n} for i, n in enumerate(catalog.metadata(name).thing_classes, 1)]
+            known = known or [{"id": i, "name": n} for i, n in enumerate(catalog.read_metadata(name).thing_classes, 1)]
         if known and recorded:
             names_now = {name: data.category_names({"categories": known})}
             data.check_same_categories({**recorded, **names_now}, "restore it, or set DATASETS.TRAIN and TEST to '()'")

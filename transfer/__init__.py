@@ -1,6 +1,11 @@
-"""Fine-tuning of detectors on COCO from a pretrained backbone, on Detectron2 or on torchvision's detectors.
+"""Python interface to fine-tuning detectors on COCO, with Detectron2 or with torchvision's detectors.
 
-Modules that the user imports (`pretrain.common.config.extensions`) register here what a training uses:
+    from transfer import convert, fine_tune, load_detector
+
+    convert("runs/digits", "weights/digits.pth")  # the backbone of a pretraining, in Detectron2's names
+    results = fine_tune("configs/examples/own_faster_R18_FPN.yaml", {"MODEL.WEIGHTS": "weights/digits.pth"})
+
+User modules (`pretrain.common.config.extensions`) register here:
 
 - `MAPPERS`: the value of INPUT.MAPPER -> function of (config, is_train) that returns what maps a record of the data set
   to the model's input, as Detectron2's DatasetMapper does, for the Detectron2 engine. It draws from NumPy's global
@@ -8,11 +13,12 @@ Modules that the user imports (`pretrain.common.config.extensions`) register her
   uninterrupted one.
 - `HOOKS`: a name in SOLVER.HOOKS -> function of the config that returns a hook of Detectron2's (HookBase), or an object
   with some of its methods. It is called before checkpoints, evaluation and metrics.json, on every rank; its ``trainer``
-  is `transfer.state.State`.
+  is `transfer.trainer.Trainer`.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,8 +26,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+    from .train_net import fine_tune
+    from .weights.convert import convert
+
+__all__ = ["HOOKS", "MAPPERS", "convert", "fine_tune", "load_detector"]
 MAPPERS: dict[str, Callable[[CfgNode, bool], Callable[[dict[str, Any]], dict[str, Any]]]] = {}
 HOOKS: dict[str, Callable[[CfgNode], Any]] = {}
+_MODULES = {  # imported when they are used first, since command lines import this package first
+    "convert": "transfer.weights.convert",
+    "fine_tune": "transfer.train_net",
+    "load_detector": "transfer.predict",
+}
 
 # fvcore scripts two losses when it is imported; this package does not use them.
 warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function of the Python interface when it is used first."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,7 +1,7 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
 
-Every key of Detectron2 0.6 is in one of two tables: those that the torchvision engine honors, and those that it refuses
-unless they have their default. A third has this project's own keys.
+Every key of Detectron2 0.6 is in one of two tables: keys that the torchvision engine honors, and keys that it rejects
+unless they have their default. A third table contains this project's own keys.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.yaml_io import flatten, merge_file, merge_overrides, parse_yaml
-from pretrain.common.errors import UserError, one_line
+from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides
+from pretrain.common.errors import UserError
 
 HONORED = """
 MODEL: {MASK_ON: false, KEYPOINT_ON: false, DEVICE: cuda, WEIGHTS: "",
@@ -51,7 +51,7 @@ CUDNN_BENCHMARK: false
 FLOAT32_PRECISION: ""
 """
 
-REFUSED = """
+REJECTED = """
 VERSION: 2
 MODEL: {META_ARCHITECTURE: GeneralizedRCNN, LOAD_PROPOSALS: false}
 MODEL.PROPOSAL_GENERATOR: {NAME: RPN}
@@ -90,13 +90,12 @@ VIS_PERIOD: 0
 GLOBAL: {HACK: 1.0}
 """
 
-# A config has these only where it sets them, so that all others are plain Detectron2's.
+# A dumped config contains these only if they are set, so that all others are plain Detectron2 configs; see `dump`.
 OWN = """
 INPUT: {MAPPER: ""}
 SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0, ACCUMULATE: 1, BF16: false}
 TEST: {BEST: ""}
 """
-_DETECTRON2_ONLY = ("INPUT.MAPPER",)
 
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
 ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supports only some values
@@ -123,68 +122,53 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supp
 
 
 # Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
-FREE_ANYWHERE = (
-    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST",
-)  # fmt: skip
+FREE_ANYWHERE = ("OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS")
+FREE_ANYWHERE += ("SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST")
 
-# A resumed training may also change these: how long it runs, what it is evaluated on, what is read only at its start.
-FREE_ON_RESUME = (
-    *FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
-)  # fmt: skip
+# A resumed training may also change these: its length, its evaluations, and what is read only when it starts.
+FREE_ON_RESUME = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.")
 
 
 def check_same_training(cfg: CfgNode, recorded: Path) -> None:
-    """Refuses to resume a training under another config: the result would belong to neither.
-
-    Args:
-        recorded: the config.yaml of the run, if it has one yet.
+    """Check that ``cfg`` resumes the run that ``recorded``, its config.yaml if it has one yet, describes.
 
     Raises:
-        UserError: keys have other values, each of which is named, or the file is damaged.
+        UserError: names each key that has another value.
     """
     if not recorded.is_file():
         return
-    try:
-        earlier = keys(OWN) | dict(flatten(parse_yaml(recorded.read_text())))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{recorded} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
-        ) from error
-    changed = [
-        f"{key} {earlier[key]!r} -> {value!r}"
-        for key, value in (keys(OWN) | dict(flatten(yaml.safe_load(cfg.dump())))).items()
-        if earlier.get(key, value) != value and not key.startswith(FREE_ON_RESUME)
-    ]
+    current = flatten_table(cfg.dump())
+    earlier = current | flatten_table(OWN) | flatten_table(recorded.read_text())
+    changed = changed_values(earlier, current, FREE_ON_RESUME)
     if changed:
         raise UserError(
-            f"{recorded.parent} holds a training run with a different config ({'; '.join(changed)}); choose another "
+            f"{recorded.parent} contains a training run with a different config ({'; '.join(changed)}); choose another "
             "OUTPUT_DIR"
         )
 
 
 def default_config() -> CfgNode:
-    """Returns the tree of Detectron2's keys, and this project's own, with their defaults."""
+    """Return the tree of Detectron2's keys and this project's own, with their defaults."""
     cfg = CfgNode()
-    for table in (HONORED, REFUSED, OWN):
-        for dotted, value in yaml.safe_load(table).items():
+    for table in (HONORED, REJECTED, OWN):
+        for section, value in yaml.safe_load(table).items():
             if not isinstance(value, dict):
-                cfg[dotted] = value
+                cfg[section] = value
                 continue
             node = cfg
-            for part in dotted.split("."):
-                node = node.setdefault(part, CfgNode())
+            for name in section.split("."):
+                node = node.setdefault(name, CfgNode())
             node.update(value)
     return cfg
 
 
-def keys(table: str) -> dict[str, Any]:
-    """``{"MODEL.RPN.NMS_THRESH": 0.7, ...}``: the dotted keys of one of this module's tables and their defaults."""
+def flatten_table(table: str) -> dict[str, Any]:
+    """Return the keys of YAML text, such as one of this module's tables, as ``{"MODEL.RPN.NMS_THRESH": 0.7, ...}``."""
     return dict(flatten(yaml.safe_load(table)))
 
 
-def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> CfgNode:
-    """Reads a Detectron2 config: defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
+def load_config(config_file: str | Path | None, opts: Sequence[Any] = ()) -> CfgNode:
+    """Load a Detectron2 config: defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
 
     Raises:
         UserError: missing file, unknown key (the nearest known one is named), wrong type.
@@ -193,43 +177,54 @@ def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> Cfg
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, opts)
-    for key, default in keys(OWN).items():
-        section, leaf = key.split(".")
-        if cfg[section][leaf] == default:
-            del cfg[section][leaf]
     return cfg
 
 
+def dump(cfg: CfgNode) -> str:
+    """Return ``cfg`` as YAML. Detectron2 can read it unless this project's own keys are set."""
+    cfg = cfg.clone()
+    for key, default in flatten_table(OWN).items():
+        section, name = key.split(".")
+        if cfg[section].get(name) == default:
+            del cfg[section][name]
+    return cfg.dump()
+
+
 def classes_key(cfg: CfgNode) -> str:
-    """The key of the detector's number of classes."""
+    """Return the key of the detector's number of classes."""
     return f"MODEL.{'RETINANET' if cfg.MODEL.META_ARCHITECTURE == 'RetinaNet' else 'ROI_HEADS'}.NUM_CLASSES"
 
 
+def list_tasks(cfg: CfgNode) -> list[str]:
+    """Return COCO's tasks that the detector is evaluated on."""
+    return ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+
+
 def check_supported(cfg: CfgNode) -> None:
-    """Refuses a config that the torchvision engine cannot honor.
+    """Check that the torchvision engine can honor a config.
 
     Raises:
-        UserError: names every such key, its value and what the engine can do.
+        UserError: names every key that it cannot honor, its value and what the engine supports.
     """
-    values = keys(OWN) | {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
         f"{key} is {values[key]!r} (only {default!r} is supported)"
-        for key, default in (keys(REFUSED) | {key: keys(OWN)[key] for key in _DETECTRON2_ONLY}).items()
+        for key, default in {**flatten_table(REJECTED), "INPUT.MAPPER": ""}.items()
         if values[key] != default
     ]
     wrong += [
-        f"{key} is {values[key]!r} (supported: {', '.join(repr(v) for v in allowed)})"
+        f"{key} is {values[key]!r} (supported: {', '.join(map(repr, allowed))})"
         for key, allowed in ALLOWED.items()
         if values[key] not in allowed
     ]
-    depth, channels = cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+    depth = cfg.MODEL.RESNETS.DEPTH
+    channels = cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
     expected = 64 if depth in (18, 34) else 256
     if channels != expected:
         wrong.append(f"MODEL.RESNETS.RES2_OUT_CHANNELS is {channels} (a ResNet-{depth} has {expected})")
-    if len(cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS) != 1:
-        wrong.append(
-            f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS} (only one threshold is supported)"
-        )
+    thresholds = cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS
+    if len(thresholds) != 1:
+        wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {thresholds} (only one threshold is supported)")
     if wrong:
         raise UserError(
             f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values, or use Detectron2 (`make "
@@ -238,14 +233,16 @@ def check_supported(cfg: CfgNode) -> None:
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
-    """Returns the config for ``world`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
+    """Return the config for ``world`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE of them.
 
-    As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink.
+    As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink. A reference of
+    0 means that the config suits any number.
 
     Raises:
         UserError: the batch is not a multiple of the reference.
     """
-    cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
+    cfg = cfg.clone()
+    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
     if reference in (0, world):
         return cfg
     cfg.defrost()

@@ -34,6 +34,7 @@ from pretrain.common.weights import checkpoint
 from . import HOOKS, checkpoints
 from .batch_norm import pool_batch_norm
 from .coco.results import Metrics
+from .config import dump
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
 
@@ -180,7 +181,7 @@ class State(contextlib.ExitStack):
             "skipped_steps": self.skipped.total_after(self.scaler.get_scale()),
             "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},
             "engine": self.engine.NAME,
-            "config": self.cfg.dump(),
+            "config": dump(self.cfg),
         }
         checkpoints.save(out / name, content)
         if name not in (checkpoints.EVALUATING, checkpoints.BEST):

@@ -33,6 +33,7 @@ from pretrain.common.weights.resnet_names import from_c4
 from . import checkpoints
 from .batch_norm import estimate_frozen_bn, precise_bn
 from .coco.results import Metrics, flatten_metrics
+from .config import dump
 from .distributed import join
 from .samplers import mix
 from .state import LOG_PERIOD, Engine, State, find_checkpoint
@@ -70,13 +71,13 @@ def run(
     start = content["iteration"] + 1 if resumed else 0
     cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
     if distributed.is_main():
-        atomic_write(out / "config.yaml", cfg.dump())
+        atomic_write(out / "config.yaml", dump(cfg))
         write_environment(out)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if resumed:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     assert weights
-    cfg, model = build(engine, cfg, device, weights, log.info, check=not resumed, require_heads=eval_only or start > 0)
+    cfg, model = build(engine, cfg, device, weights, check=not resumed, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
@@ -96,7 +97,7 @@ def run(
 
 
 def build(
-    engine: Engine, cfg: CfgNode, device: torch.device, weights: Weights, log: Callable[[str], None], *,
+    engine: Engine, cfg: CfgNode, device: torch.device, weights: Weights, *,
     check: bool = True, require_heads: bool = True,
 ) -> tuple[CfgNode, Any]:  # fmt: skip
     """The engine's own config, and the model with ``weights``, which are cleared.
@@ -108,12 +109,12 @@ def build(
     if cfg.FLOAT32_PRECISION:
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
         torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
-    cfg = engine.prepare(cfg, log)
+    cfg = engine.prepare(cfg, logging.getLogger(__name__).info)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(cfg, device)
     if check:
-        check_config(weights, cfg, log)
-    load_weights(model.state_dict, weights, require_heads=require_heads, log=log)
+        check_config(weights, cfg)
+    load_weights(model.state_dict, weights, require_heads=require_heads)
     weights.state.clear()  # the model has them now
     return cfg, model
 

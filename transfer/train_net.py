@@ -8,9 +8,9 @@
 
 Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training, all output goes to its eval_only/, so
 that a training can be evaluated while it runs; --eval-only --resume evaluates the newest checkpoint in OUTPUT_DIR.
-Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. If the
-environment has RANK and WORLD_SIZE (from torchrun or the launcher, which serve several machines, too), this process is
-one rank and starts no others.
+Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. If the environment
+has RANK and WORLD_SIZE (from torchrun or the launcher, which also run on several machines), this process is one rank
+and starts no others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import logging
 import os
 import shlex
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +38,24 @@ from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
+from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import stage_of
 from transfer.config import load_config, scale_to_world
-from transfer.config_keys import check_parts, check_ranges, check_training, describe_keys
+from transfer.config_keys import check_batch_division, check_ranges, check_training, describe_keys
 
 if TYPE_CHECKING:
+    from transfer.coco.results import Results
     from transfer.weights.load import Weights
 
-_POLL_S = 1.0  # between two looks for a rank that has failed but does not exit
+_POLL_S = 1.0  # between two checks for a rank that has failed but does not exit
 _GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
+ENGINES = ("auto", "detectron2", "torchvision")
+log = logging.getLogger(__name__)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE words.
+    """Parse Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE words.
 
     Raises:
         UserError: an unknown option, or no process.
@@ -57,12 +63,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest good checkpoint, if any")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest undamaged checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
-    engines = ("auto", "detectron2", "torchvision")
-    parser.add_argument("--engine", choices=engines, default="auto", help="auto: Detectron2 if it is installed")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="auto", help="use this engine (default: Detectron2 if it is installed)"
+    )
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes; on the CPU if there is no GPU")
+    parser.add_argument("--num-gpus", type=int, default=1, help="start N processes, on the CPU if there is no GPU")
     extensions.add_option(parser)
     overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
@@ -73,52 +80,85 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line in this process or, with several GPUs, in ``--num-gpus`` new ones.
+    """Run the command line in this process or, with several GPUs, in ``--num-gpus`` new ones.
 
     Raises:
         UserError: a mistake in the arguments, the config, the data or the weights.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    from transfer import preflight
-
     args = parse(argv)
     extensions.add(args.extensions)
     wandb.is_enabled()
-    name, cfg = configure(args)
-    if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
-        if not args.eval_only:
-            preflight.check_output_dir(cfg, args.resume)
-        preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # which may be gone then
+    engine, cfg = resolve_config(args)
+    _check_inputs(args, cfg)
     if "WORLD_SIZE" not in os.environ and args.num_gpus > 1:
-        launch(args, (name, cfg))
+        launch(args, engine, cfg)
     else:
-        work(args, (name, cfg))
-    if "RANK" not in os.environ and not args.eval_only:  # the launcher has its own last line
+        run_rank(args, engine, cfg)
+    if "RANK" not in os.environ and not args.eval_only:  # the launcher prints its own last line
         print(f"next: python tools/launch.py report {shlex.quote(cfg.OUTPUT_DIR)}")
 
 
-def pick_engine(wanted: str) -> str:
-    """Returns the engine's name; ``auto`` is Detectron2 if it is installed.
+def fine_tune(
+    config_file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    engine: str = "auto",
+    resume: bool = False,
+    eval_only: bool = False,
+) -> Results:
+    """Fine-tune or evaluate a detector in this process, and return the content of results.json.
+
+    Ctrl-C (in a notebook: interrupting the cell) stops after the current step and writes a checkpoint.
+
+    Args:
+        config_file: a Detectron2 YAML file, as in configs/coco_*.yaml.
+        overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.01}``.
+        engine: detectron2, torchvision, or auto for Detectron2 if it is installed.
+        resume: continue from the newest checkpoint in OUTPUT_DIR, if any.
+        eval_only: evaluate MODEL.WEIGHTS, a fine-tuned detector.
 
     Raises:
-        UserError: Detectron2 is chosen but not installed.
+        pretrain.common.errors.UserError: bad input, in one line.
+        pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` says how to continue.
     """
-    installed = importlib.util.find_spec("detectron2") is not None
-    if wanted == "detectron2" and not installed:
+    args = argparse.Namespace(config_file=config_file, engine=engine, resume=resume, eval_only=eval_only)
+    args.opts = [word for pair in (overrides or {}).items() for word in pair]
+    args.visualize, args.num_gpus = 0, 1
+    with interrupt.handle_signals():
+        try:
+            name, cfg = resolve_config(args)
+            _check_inputs(args, cfg)
+            return run_rank(args, name, cfg)
+        except Stopped as stop:
+            stop.add_note(stop.remedy)  # a notebook shows only the exception
+            raise
+
+
+def pick_engine(name: str) -> str:
+    """Return the engine's name; ``auto`` is Detectron2 if it is installed.
+
+    Raises:
+        UserError: Detectron2 is requested but not installed, or the name is unknown.
+    """
+    if name not in ENGINES:
+        raise UserError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
+    is_installed = importlib.util.find_spec("detectron2") is not None
+    if name == "detectron2" and not is_installed:
         raise UserError("Detectron2 is not installed; run `make detectron2`, or use --engine torchvision")
-    return "detectron2" if installed and wanted != "torchvision" else "torchvision"
+    return "detectron2" if is_installed and name != "torchvision" else "torchvision"
 
 
-def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
-    """Returns the engine's name, and the config checked and scaled to the number of processes.
+def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
+    """Return the engine's name, and the config checked and scaled to the number of processes.
 
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
     from transfer import preflight
 
-    name = pick_engine(args.engine)
-    if (args.engine, name) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
+    engine = pick_engine(args.engine)
+    if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(
             "Detectron2 is not installed: the torchvision engine is used instead, and results.json says so; run `make "
             "detectron2` to install it, or choose this engine with --engine torchvision",
@@ -129,15 +169,26 @@ def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
-    preflight.check_engine(cfg, name, eval_only=args.eval_only)
+    preflight.check_engine(cfg, engine, eval_only=args.eval_only)
     cfg = scale_to_world(cfg, world)
     if not args.eval_only:
-        check_parts(cfg, world)
-    return name, cfg
+        check_batch_division(cfg, world)
+    return engine, cfg
 
 
-def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
-    """Starts the ranks, as Detectron2's `launch` does; raises a rank's mistake in one line.
+def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
+    """Check run folder, data and weights on rank 0 only: other ranks may start after it has written to the folder."""
+    from transfer import preflight
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if not args.eval_only:
+        preflight.check_output_dir(cfg, args.resume)
+    preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # a resumed run does not need them
+
+
+def launch(args: argparse.Namespace, engine: str, cfg: CfgNode) -> None:
+    """Start the ranks, as Detectron2's `launch` does; raise a rank's mistake in one line.
 
     A signal reaches every rank as a request to stop. torchrun also sends Ctrl-C on to ranks that have received it from
     the terminal already, which makes them stop immediately, without a checkpoint.
@@ -149,10 +200,11 @@ def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
         port = free.getsockname()[1]
     messages = mp.get_context("spawn").SimpleQueue()
     with interrupt.block_signals():  # the ranks start with signals blocked, which would kill them during their imports
-        ranks: Any = mp.start_processes(_enter, (port, args, configured, messages), args.num_gpus, join=False)
+        words = (port, messages, args, engine, cfg)
+        ranks: Any = mp.start_processes(_rank_main, words, args.num_gpus, join=False)
         for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
             signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
-    rank, mistake = None, None  # of the first failure, which may have caused the others
+    rank, mistake = None, None  # of the first failure: later errors may be consequences of it
     try:
         while not ranks.join(timeout=_POLL_S, grace_period=_GRACE_S):
             if rank is None and not messages.empty():
@@ -165,7 +217,7 @@ def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
         raise (mistake or error) from error
 
 
-def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str, CfgNode], messages: Any) -> None:
+def _rank_main(rank: int, port: int, messages: Any, args: argparse.Namespace, engine: str, cfg: CfgNode) -> None:
     import torch
 
     world = str(args.num_gpus)
@@ -176,7 +228,7 @@ def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str
     interrupt.install_handlers()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # see launch
     try:
-        work(args, configured)
+        run_rank(args, engine, cfg)
     except (UserError, Stopped, KeyboardInterrupt) as error:
         messages.put((rank, error))
         raise SystemExit(1) from error
@@ -185,99 +237,102 @@ def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str
         raise
 
 
-def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None) -> dict[str, Any]:
-    """Runs one rank's part; rank 0 writes results.json and returns its content, the other ranks return {}.
+def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
+    """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:
-        configured: what `configure` returned, if it was called before.
+        engine, cfg: what `resolve_config` returns.
     """
-    name, cfg = configured or configure(args)
-
-    from pretrain.common.distributed import is_main, on_every_rank, on_first_rank
+    from pretrain.common.distributed import on_every_rank, on_first_rank, rank
     from pretrain.common.run.stage import process_group, stage
     from transfer import preflight, train
     from transfer.coco import data
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
-    engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
+    engine_module: Any = importlib.import_module(f"transfer.{engine}_engine.engine")
     with process_group():
         device = join(cfg.MODEL.DEVICE)
         on_every_rank(extensions.load)
         if args.eval_only:
-            cfg = on_first_rank(lambda: _evaluation(cfg, args.resume))
-        out, check = Path(cfg.OUTPUT_DIR), lambda: preflight.check_output_dir(cfg, args.resume)
-        with stage("evaluation" if args.eval_only else "transfer", out, device, None if args.eval_only else check):
-            names = preflight.data_names(cfg, args.eval_only)
-            on_first_rank(lambda: _prepare_data(cfg, args.eval_only))
-            on_every_rank(lambda: [data.resolve(name, out) for name in names])
-            weights, summary = _initial_weights(cfg, args)
-            metrics = train.run(
-                engine, cfg, weights=weights, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize
-            )
-            if not is_main():
-                return {}
+            cfg = on_first_rank(_resolve_evaluation, cfg, args.resume)
+        output_dir = Path(cfg.OUTPUT_DIR)
+        check = None if args.eval_only else partial(preflight.check_output_dir, cfg, args.resume)
+        with stage("evaluation" if args.eval_only else "transfer", output_dir, device, check):
+            setup_logging(output_dir, rank())
+            on_first_rank(_prepare_data, cfg, args.eval_only)
+            for name in preflight.data_names(cfg, args.eval_only):
+                on_every_rank(data.resolve, name, output_dir)
+            weights, summary = _read_initial_weights(cfg, args)
+            options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
+            metrics = train.run(engine_module, cfg, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
-            return write_results(out / "results.json", cfg, metrics, engine=name, weights=summary, iteration=iteration)
+            file = output_dir / "results.json"
+            return on_first_rank(write_results, file, cfg, metrics, engine, summary, iteration)
 
 
 def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
-    """Checks the data sets, whose classes are those that the detector's run folder keeps; a training writes them."""
+    """Check the data sets and that their classes are those that the run folder records; a training records them."""
     from transfer import preflight
     from transfer.coco import data
 
-    recorded = preflight.recorded_classes(cfg, eval_only)
+    recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
-        print(f"{cfg.MODEL.WEIGHTS} has no {data.CLASSES} beside it: its classes are not compared with the data's")
-    classes = data.prepare(cfg, preflight.data_names(cfg, eval_only), recorded=recorded)
+        log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {data.CLASSES}: its classes are not compared with the data")
+    classes = data.prepare(cfg, preflight.data_names(cfg, eval_only), recorded)
     if not eval_only:
         write_json(Path(cfg.OUTPUT_DIR) / data.CLASSES, classes)
 
 
-def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
-    """The config of an evaluation: of the newest checkpoint if ``resume``, as in Detectron2, and in its own folder."""
+def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
+    """Return the config of an evaluation in its own folder: with ``resume``, of the newest checkpoint."""
     from transfer import checkpoints
     from transfer.weights.load import check_same_weights
 
-    cfg, began = cfg.clone(), Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-    if newest := checkpoints.newest(cfg.OUTPUT_DIR) if resume else None:
-        if began.is_file():
-            check_same_weights(cfg.MODEL.WEIGHTS, read_json(began), cfg.OUTPUT_DIR)
-            cfg.SOLVER = load_config(began.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
+    cfg = cfg.clone()
+    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    newest = checkpoints.newest(cfg.OUTPUT_DIR) if resume else None
+    if newest:
+        if record.is_file():
+            check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
+            cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-    if stage_of(cfg.OUTPUT_DIR) == "transfer":  # whose results are not overwritten
+    if stage_of(cfg.OUTPUT_DIR) == "transfer":  # the training's results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg
 
 
-def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | None, dict[str, Any]]:
-    """Reads the weights that the run begins with; returns them and their summary for results.json.
+def _read_initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | None, dict[str, Any]]:
+    """Read the weights that the run starts from; return them and their summary for results.json.
 
     A training saves the summary in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
     returned, and the summary is the saved one.
 
     Raises:
-        UserError: a resumed run is given weights other than those it began with.
+        UserError: a resumed run is given weights other than those it was started with.
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank
-    from transfer import checkpoints
-    from transfer.weights.load import check_same_weights, read_weights
+    from transfer.weights.load import read_weights
 
-    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-
-    def recorded() -> dict[str, Any]:
-        if args.eval_only or not (args.resume and any(checkpoints.all_in(cfg.OUTPUT_DIR, evaluating=True))):
-            return {}
-        summary = read_json(record)
-        check_same_weights(cfg.MODEL.WEIGHTS, summary, cfg.OUTPUT_DIR)
-        return summary
-
-    if summary := on_first_rank(recorded):
-        return None, summary
-    weights = on_every_rank(lambda: read_weights(cfg.MODEL.WEIGHTS))
+    saved_summary = {} if args.eval_only or not args.resume else on_first_rank(_read_saved_summary, cfg)
+    if saved_summary:
+        return None, saved_summary
+    weights = on_every_rank(read_weights, cfg.MODEL.WEIGHTS)
     if not args.eval_only:
-        on_first_rank(lambda: write_json(record, weights.summary()))
+        on_first_rank(write_json, Path(cfg.OUTPUT_DIR) / "initial_weights.json", weights.summary())
     return weights, weights.summary()
+
+
+def _read_saved_summary(cfg: CfgNode) -> dict[str, Any]:
+    """Read the summary of the weights that the run in OUTPUT_DIR was started with; {} if there is no checkpoint."""
+    from transfer import checkpoints
+    from transfer.weights.load import check_same_weights
+
+    if not checkpoints.all_in(cfg.OUTPUT_DIR, evaluating=True):
+        return {}
+    summary = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
+    check_same_weights(cfg.MODEL.WEIGHTS, summary, cfg.OUTPUT_DIR)
+    return summary
 
 
 if __name__ == "__main__":

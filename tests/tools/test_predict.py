@@ -16,7 +16,6 @@ from tests.errors import refused
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
 from tools import predict
-from transfer import train_net
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -31,7 +30,7 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     keys = {f"MODEL__{kind}_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": classes}
     keys["MODEL__ROI_HEADS__SCORE_THRESH_TEST"] = 0.0
     words = tiny_coco.command(tmp_path, name, engine, **keys)
-    run = train_net.work(train_net.parse(words))["predictions"][name]
+    run = tiny_coco.fine_tune(words)["predictions"][name]
     (data / "0.png").write_bytes((data / "1.png").read_bytes()[:300])
     (data / "more").mkdir()
     (data / "more" / "a.HEIC").touch()

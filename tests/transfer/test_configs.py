@@ -25,9 +25,12 @@ BASES = [*(f"Base-{detector}RCNN-FPN-1x.yaml" for detector in ("", "Mask-", "Key
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 # A recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU.
 SMOKE = tiny_coco.MODEL_KEYS | {
-    "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": [],
+    "TEST.PRECISE_BN.ENABLED": True,
+    "TEST.PRECISE_BN.NUM_ITER": 1,
     "MODEL.WEIGHTS": "",
-}  # fmt: skip
+}
 
 
 def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
@@ -77,7 +80,7 @@ FORMS = [
 @pytest.mark.parametrize(("recipe", "engine"), FORMS)
 def test_smoke_form_trains(tmp_path: Path, recipe: str, engine: str) -> None:
     words = ["--config-file", str(CONFIGS / recipe), "--engine", engine, *smoke_words(tmp_path, recipe)]
-    results: dict[str, Any] = train_net.work(train_net.parse(words))
+    results: dict[str, Any] = tiny_coco.fine_tune(words)
     second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe.lower()]
     assert results["engine"]["name"] == engine and list(results["metrics"]) == ["bbox", *second]
     assert results["metrics"]["bbox"]["AP"] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 from pretrain.common.config import extensions
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer import HOOKS, MAPPERS, preflight, train_net
+from transfer import HOOKS, MAPPERS, preflight
 from transfer.coco import data
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ needs_detectron2 = pytest.mark.detectron2
 
 
 def work(folder: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return train_net.work(train_net.parse(tiny_coco.command(folder, name, "detectron2", *flags, **keys)))
+    return tiny_coco.fine_tune(tiny_coco.command(folder, name, "detectron2", *flags, **keys))
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -95,9 +96,9 @@ def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, r
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     for task in ("AP", "AP50", "AP-c2"):
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
-    annotations, images = data.resolve(file, "")
-    name = register(json_file=str(annotations), image_root=str(images))
-    assert data.resolve(name, tmp_path) == (annotations, images)
+    data_set = data.resolve(file, "")
+    name = register(json_file=str(data_set.annotations), image_root=str(data_set.images))
+    assert data.resolve(name, tmp_path) == dataclasses.replace(data_set, name=name)
 
 
 @needs_detectron2
@@ -167,5 +168,5 @@ def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch:
 
     monkeypatch.setitem(HOOKS, "norm", lambda cfg: Norm())
     keys = {"SOLVER__HOOKS": ("norm",), "DATASETS__TEST": ()}
-    train_net.work(train_net.parse(tiny_coco.command(tmp_path, tiny_coco.write(tmp_path / "d"), "torchvision", **keys)))
+    tiny_coco.fine_tune(tiny_coco.command(tmp_path, tiny_coco.write(tmp_path / "d"), "torchvision", **keys))
     assert called == [(0, 0, 2), 0, 1] and lines(tmp_path / "out")[-1]["norm"] == 1.5

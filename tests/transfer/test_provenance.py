@@ -10,7 +10,6 @@ from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
 from tools import report
 from tools.reporting.document import render_markdown
-from transfer import train_net
 from transfer.weights.convert import convert
 from transfer.weights.load import read_weights
 
@@ -34,7 +33,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
     keys = {"MODEL__WEIGHTS": str(tmp_path / "w.pth"), "SOLVER__MAX_ITER": 1}
     words = tiny_coco.command(tmp_path, f"{name}:skip_bad", "torchvision", **keys)
-    results = train_net.work(train_net.parse(words))
+    results = tiny_coco.fine_tune(words)
     # Data are named as the user named them, wherever the run folder keeps the copy without the bad records.
     assert results["protocol"]["train"] == results["protocol"]["test"] == [f"{name}:skip_bad"]
     assert list(results["datasets"]) == [f"{name}:skip_bad"] and f"{tmp_path}/out/datasets" not in results["config"]
@@ -44,7 +43,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     assert evaluated["source_sha256"] == first["source_sha256"] and evaluated["method"] == "jcl"
     assert len(evaluated["fine_tuned_on"]) == 1
 
-    done = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)
+    done = convert(tmp_path / "out", tmp_path / "plain.pth", to_torchvision=True)
     found = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
     for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
         assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 1, first["config"])

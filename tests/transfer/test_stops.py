@@ -21,7 +21,7 @@ from torch import multiprocessing
 from pretrain.common import interrupt
 from tests.transfer.test_train_net import ENGINES, PLACES, stop_in, words, work
 from transfer import train_net
-from transfer.train_net import _enter as enter
+from transfer.train_net import _rank_main as rank_main
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -42,8 +42,12 @@ def recorded(out: Path) -> dict[int, dict[str, float]]:
 def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2, "TEST__PRECISE_BN__ENABLED": True,
-            "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+    keys = {
+        "SOLVER__MAX_ITER": 3,
+        "TEST__EVAL_PERIOD": 2,
+        "TEST__PRECISE_BN__ENABLED": True,
+        "TEST__PRECISE_BN__NUM_ITER": 2,
+    }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
@@ -98,17 +102,17 @@ def _fail_and_hang(rank: int, *arguments: Any) -> None:
         time.sleep(3600)
 
     atexit.register(time.sleep, 3600)
-    train_net.work = work
-    enter(rank, *arguments)
+    train_net.run_rank = work
+    rank_main(rank, *arguments)
 
 
 def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_net, "_enter", _fail_and_hang)
+    monkeypatch.setattr(train_net, "_rank_main", _fail_and_hang)
     monkeypatch.setattr(train_net, "_GRACE_S", 0.5)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(multiprocessing.ProcessRaisedException, match="rank 1 cannot go on"):
-            train_net.launch(argparse.Namespace(num_gpus=2), ("", CfgNode()))
+            train_net.launch(argparse.Namespace(num_gpus=2), "", CfgNode())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -19,7 +19,7 @@ from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
-from transfer.preflight import check_output_dir, recorded_classes
+from transfer.preflight import check_output_dir, read_recorded_classes
 from transfer.weights.convert import convert
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -42,7 +42,7 @@ def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
 
 
 def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return train_net.work(train_net.parse(words(folder, engine, *flags, **keys)))
+    return tiny_coco.fine_tune(words(folder, engine, *flags, **keys))
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
@@ -135,7 +135,7 @@ def test_a_run_keeps_its_classes(tmp_path: Path, engine: str, capsys: pytest.Cap
     capsys.readouterr()
     (out / "classes.json").unlink()
     go("--eval-only", **final, DATASETS__TEST=(data,))
-    assert "model_final.pth has no classes.json beside it" in capsys.readouterr().out
+    assert "model_final.pth has no classes.json" in capsys.readouterr().out
     go("--resume", SOLVER__MAX_ITER=2)
     assert json.loads((out / "classes.json").read_text()) == ["c2", "c1", "c3"]
 
@@ -144,9 +144,9 @@ def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "coco_2017_val", MODEL__WEIGHTS="")
     update_state(tmp_path, stage="transfer")
     (tmp_path / "classes.json").write_text('["a"]')
-    assert recorded_classes(cfg, eval_only=False) == {}
+    assert read_recorded_classes(cfg, eval_only=False) == {}
     (tmp_path / "model_0000001.pth").write_bytes(b"")
-    assert recorded_classes(cfg, eval_only=False) == {str(tmp_path / "classes.json"): ["a"]}
+    assert read_recorded_classes(cfg, eval_only=False) == {str(tmp_path / "classes.json"): ["a"]}
 
 
 def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:

@@ -27,7 +27,7 @@ from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
-from transfer import batch_norm, checkpoints, train, train_net
+from transfer import batch_norm, checkpoints, train
 from transfer.torchvision_engine import engine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
@@ -179,17 +179,17 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
 
 def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     """Data that one rank cannot use end both."""
-    args = train_net.parse(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
+    words = tiny_coco.command(folder, "coco:annotations.json:.", "torchvision")
     tiny_coco.write(folder / f"rank{rank}")
     os.chdir(folder / f"rank{rank}")  # each rank has its own disk
     annotations = Path("annotations.json")
     good = annotations.read_text()
     annotations.write_text("{" if rank == 0 else good)
-    refused(lambda: train_net.work(args), "annotations.json")
+    refused(lambda: tiny_coco.fine_tune(words), "annotations.json")
     annotations.write_text(good)
     if rank == 1:
         annotations.unlink()
-    refused(lambda: train_net.work(args), "rank 1 of 2", "annotations.json", "do all machines see")
+    refused(lambda: tiny_coco.fine_tune(words), "rank 1 of 2", "annotations.json", "do all machines see")
 
 
 def test_two_ranks_act_as_one(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
+from transfer import train_net
 from transfer.config import load_config
 
-NAMES = [
-    "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
-    "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
-    "right_ankle",
-]  # fmt: skip
+_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+NAMES = ["nose", *(f"{side}_{part}" for part in _PARTS for side in ("left", "right"))]
 SIZES = [(96, 64), (64, 96), (96, 64), (80, 70), (64, 96), (96, 64)]  # width, height
 
 
@@ -35,11 +33,10 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
             crowd = number == 2 and slot == 1
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": number, "category_id": category * 7,  # ids with gaps
-                "bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": int(crowd),
-                "segmentation": _rle(polygon, height, width) if rle or crowd else [polygon],
-            })  # fmt: skip
+            record = {"id": len(annotations) + 1, "image_id": number, "category_id": category * 7}  # ids with gaps
+            record |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": int(crowd)}
+            record["segmentation"] = _rle(polygon, height, width) if rle or crowd else [polygon]
+            annotations.append(record)
             if keypoints:
                 points = np.stack([rng.uniform(x, x + w, 17), rng.uniform(y, y + h, 17), rng.integers(0, 3, 17)], 1)
                 points[:, :2] = points[:, :2].round()
@@ -116,6 +113,12 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[s
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
     keys = words(MODEL_KEYS | own | short | given)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
+
+
+def fine_tune(argv: list[str]) -> dict[str, Any]:
+    """Runs a command line of train_net in this process; returns the content of results.json."""
+    args = train_net.parse(argv)
+    return dict(train_net.run_rank(args, *train_net.resolve_config(args)))
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:

@@ -19,7 +19,7 @@ from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import open_upright
 from pretrain.data.folders import images_below
-from transfer.coco.check import upright_size
+from transfer.coco.check import read_upright_size
 
 _Object = tuple[Any, list[float], dict[str, Any]]  # class (VOC: its name, YOLO: its number), [x, y, w, h], other fields
 
@@ -58,7 +58,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     bad: list[str] = []
     for name in sorted(photos if names else files):
         path = str(images / photos[name])
-        width, height = upright_size(path) or open_upright(path).size
+        width, height = read_upright_size(path) or open_upright(path).size
         records.append({"id": len(records) + 1, "file_name": photos[name], "width": width, "height": height})
         if name not in files:
             continue

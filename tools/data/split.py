@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, shorten_list
-from transfer.coco.check import box_format_problem, check, drop_bad
+from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems
 
 
 def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: int, images: str) -> None:
@@ -28,10 +28,10 @@ def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: i
             in train or val.
     """
     records = content["images"]
-    problems = list(check(content, images or None))
+    problems = find_problems(content, images or None, Rules())
     if bad := [problem.text for problem in problems if problem.section != "annotations"]:
         raise UserError(f"{shorten_list(bad)}; fix them, then split")
-    if reason := box_format_problem(drop_bad(content, problems)):
+    if reason := find_box_format_problem(drop_bad(content, problems)):
         raise UserError(reason)
     classes_of: dict[Any, set[Any]] = {image["id"]: set() for image in records}
     categories = {category["id"] for category in content["categories"]}

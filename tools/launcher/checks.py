@@ -16,7 +16,7 @@ from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_data_exists, check_divisible, check_same_run
 from transfer.config import load_config, scale_to_world
-from transfer.config_keys import check_parts
+from transfer.config_keys import check_batch_division
 from transfer.preflight import check_engine, check_inputs
 from transfer.train_net import pick_engine
 
@@ -95,7 +95,7 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
             weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
             check_inputs(cfg, eval_only=eval_only, weights=weights)
         if not eval_only:
-            check_parts(scale_to_world(cfg, world), world)
+            check_batch_division(scale_to_world(cfg, world), world)
     else:
         cfg = from_yaml_text(spec.config)
         if sees_data:

@@ -109,7 +109,7 @@ def transfer(
     words = ["--eval-only" if eval_only else "--resume", "--engine", engine]
     words += ["--visualize", str(visualize)] if visualize else []
     return StageSpec(
-        "transfer", output, ENTRIES["transfer"], config=cfg.dump(), args=([*words, "OUTPUT_DIR", output],),
+        "transfer", output, ENTRIES["transfer"], config=fine_tuning.dump(cfg), args=([*words, "OUTPUT_DIR", output],),
         inputs=_weights(cfg),
     )  # fmt: skip
 

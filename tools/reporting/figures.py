@@ -68,13 +68,13 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
     """
     from transfer.coco import data, visualize  # imports torch
 
-    annotations, folder = data.resolve(test, next(iter(branches.values())).folder)
-    content = data.read(annotations)
+    data_set = data.resolve(test, next(iter(branches.values())).folder)
+    content = data.read(data_set.annotations)
     images = visualize.first_annotated(content, _IMAGES)
     if not images:
-        raise UserError(f"no image of {annotations} has an object")
+        raise UserError(f"no image of {data_set.annotations} has an object")
     columns = {branch: read_json(run.predictions, list) for branch, run in branches.items()}
-    visualize.compare(content, images, folder, columns, file)
+    visualize.compare(content, images, data_set.images, columns, file)
     note = (
         f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
         f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."

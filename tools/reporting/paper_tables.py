@@ -16,7 +16,7 @@ from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten, merge_file
 from pretrain.probe.protocol import build_protocol
 from tools.launcher.spec import ROOT
-from transfer.config import OWN, keys, load_config
+from transfer.config import load_config
 
 from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, normalize_protocol
 
@@ -151,7 +151,7 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
 
 @functools.cache
 def _load_transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
-    recipe = keys(OWN) | _flatten_config(load_config(ROOT / path))
+    recipe = _flatten_config(load_config(ROOT / path))
     settings = {key: value for key, value in recipe.items() if not key.startswith(FREE_IN_TRANSFER)}
     return settings, recipe["DATASETS.TEST"][0]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config.yaml_io import flatten, parse_yaml
-from transfer.config import FREE_ANYWHERE, OWN, keys
+from transfer.config import FREE_ANYWHERE, OWN, flatten_table
 
 from .files import Run
 
@@ -222,7 +222,7 @@ def _parse_detections(run: Run) -> Iterable[Detection]:
         f"{summary['norm']}, {summary['heads']} box head{frozen}",
     )
     # A config contains this project's own keys only where it sets them.
-    config = keys(OWN) | dict(flatten(parse_yaml(results["config"])))
+    config = flatten_table(OWN) | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
     for test, tasks in results["datasets"].items():
         metrics = {

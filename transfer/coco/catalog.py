@@ -1,7 +1,8 @@
 """Data sets by their names in Detectron2's DatasetCatalog: built-in ones, and those that a user's module registers.
 
-The Detectron2 engine trains on the records that they return. It evaluates by the ``evaluator_type`` of their metadata:
-coco, against their ``json_file`` if they have one, and else against their own records; or one of `OTHER_EVALUATORS`.
+The Detectron2 engine trains on the records that they return. The ``evaluator_type`` of their metadata selects the
+evaluation: coco, which compares with their ``json_file`` if they have one and otherwise with their own records, or one
+of `OTHER_EVALUATORS`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pretrain.common.files import atomic_write, json_text
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
 
 
-def metadata(name: str) -> Any:
-    """Detectron2's metadata of a data set.
+def read_metadata(name: str) -> Any:
+    """Return Detectron2's metadata of a data set.
 
     Raises:
         UserError: no such name, or Detectron2 is not installed.
@@ -38,15 +39,19 @@ def metadata(name: str) -> Any:
     return MetadataCatalog.get(name)
 
 
-def files(name: str) -> tuple[Path, Path] | None:
-    """The annotation file in COCO's format and the image folder of a data set that has them; see `metadata`."""
-    data_set = metadata(name)
+def find_files(name: str) -> tuple[Path, Path] | None:
+    """Return the annotation file in COCO's format and the image folder of a data set that has them.
+
+    Raises:
+        UserError: as `read_metadata`, or files or packages that the data set needs are missing.
+    """
+    data_set = read_metadata(name)
     kind = data_set.get("evaluator_type", "")
     if kind == "coco" and data_set.get("json_file"):
         return Path(data_set.json_file), Path(data_set.get("image_root", ""))
     if kind == "lvis" and importlib.util.find_spec("lvis") is None:
         raise UserError(f"{name} needs: pip install --no-deps lvis (its requirements would bring a second OpenCV)")
-    needed = data_set.get("json_file") or data_set.get("dirname")  # of LVIS, and of Pascal VOC
+    needed = data_set.get("json_file") or data_set.get("dirname")  # LVIS has the former, Pascal VOC the latter
     if needed and not os.path.exists(needed):
         raise UserError(
             f"no {needed} of {name}; Detectron2's data sets belong in datasets/, or in the folder that "
@@ -56,8 +61,9 @@ def files(name: str) -> tuple[Path, Path] | None:
 
 
 def check_evaluator(name: str) -> None:
-    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute."""
-    if (kind := metadata(name).get("evaluator_type", "")) not in ("coco", *OTHER_EVALUATORS):
+    """Raise UserError for a data set whose metrics the Detectron2 engine does not compute."""
+    kind = read_metadata(name).get("evaluator_type", "")
+    if kind not in ("coco", *OTHER_EVALUATORS):
         raise UserError(
             f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
             f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
@@ -65,10 +71,10 @@ def check_evaluator(name: str) -> None:
 
 
 def prepare(name: str, copy: Path | None) -> list[str]:
-    """Reads a data set without files, before the first iteration does.
+    """Read a data set that has no files in COCO's format, as a check before the first iteration does.
 
     Args:
-        copy: where to write it in COCO's format, for the evaluation.
+        copy: the path to write its records to in COCO's format, for the evaluation. If None, nothing is written.
 
     Returns:
         The categories' names in the order of their labels.
@@ -81,9 +87,9 @@ def prepare(name: str, copy: Path | None) -> list[str]:
 
     try:
         DatasetCatalog.get(name)
-    except (OSError, ValueError, LookupError, AttributeError, SyntaxError) as error:  # also of a damaged XML file
+    except (OSError, ValueError, LookupError, AttributeError, SyntaxError) as error:  # SyntaxError: a damaged XML file
         raise UserError(f"data set {name} cannot be read ({one_line(error)}); restore its files") from error
-    classes: list[str] = list(metadata(name).get("thing_classes") or ())
+    classes: list[str] = list(read_metadata(name).get("thing_classes") or ())
     if not classes:
         raise UserError(f"data set {name} has no categories; set MetadataCatalog.get({name!r}).thing_classes")
     if copy:

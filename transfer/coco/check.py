@@ -1,4 +1,4 @@
-"""Finds the bad records of a data set in COCO's format, drops them, and brings the good ones into one form."""
+"""Finds the bad records of a data set in COCO's format, drops them, and normalizes the good ones."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import contextlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
 from PIL import ExifTags, Image
+from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import one_line
 from pretrain.common.images import CorruptImage, open_upright
 
-from .masks import are_numbers, mask_problem, outlines
-
-SECTIONS = ("images", "annotations", "categories")
+SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 SMALL = 4  # pixels; a detector with FPN sees features of 4 x 4 pixels at best
-_BOXES = 10_000  # enough of them to tell their format
+_SAMPLE = 10_000  # boxes that are enough to recognize their format
 
 
 @dataclass(frozen=True)
@@ -34,91 +34,142 @@ class Problem:
     text: str
 
 
-def check(
-    content: Mapping[str, Any], images: str | Path | None = None, *, masks: bool = False, keypoints: int = 0,
-    strict: bool = True, decode: bool = False,
-) -> Iterator[Problem]:  # fmt: skip
-    """Every bad record of a data set, once, in the file's order; the annotations of a bad image or category, too.
+@dataclass(frozen=True)
+class Rules:
+    """What records must satisfy beyond COCO's format.
+
+    Attributes:
+        masks: every object needs a mask.
+        keypoints: number of keypoints that every object needs.
+        strict: every box needs an area inside its image, which a few of COCO's own boxes do not have.
+        decode: every image file is decoded; see `read_upright_size`.
+    """
+
+    masks: bool = False
+    keypoints: int = 0
+    strict: bool = True
+    decode: bool = False
+
+
+def find_problems(content: Mapping[str, Any], images: str | Path | None, rules: Rules) -> list[Problem]:
+    """Return the bad records in the file's order, each once; annotations of a bad image or category are bad, too.
 
     Args:
         content: what `data.read` returns.
-        images: folder that the images' ``file_name`` are relative to. None: the files need not exist.
-        masks: objects need a mask.
-        keypoints: objects need so many; 0: none.
-        strict: refuse boxes without an area in their image, which a few of COCO's own are.
-        decode: decode the images; see `upright_size`.
+        images: the folder that contains the images. If None, the image files are not checked.
     """
-    sizes: dict[Any, tuple[int, int]] = {}
-    categories: set[Any] = set()
-    of_image, of_category = _id_rule(content["images"]), _id_rule(content["categories"])
-    names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
-    paths = [] if images is None else [os.path.join(images, name) for name in names]
-    # Threads, since a network disk takes milliseconds to open a file; warnings are of odd EXIF data.
-    with warnings.catch_warnings(action="ignore"), ThreadPool(8) as pool:
-        files = dict(zip(paths, pool.map(lambda path: upright_size(path, decode=decode), paths), strict=True))
-
-    def image_problem(image: dict[str, Any]) -> str:
-        width, height, name = image["width"], image["height"], image["file_name"]
-        if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
-            return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
-        if not isinstance(name, str):
-            return f"file_name {short(name)} is not text"
-        if images is not None:
-            path = os.path.join(images, name)
-            try:
-                actual = files[path] or open_upright(path).size
-            except CorruptImage as error:
-                return str(error)
-            if actual != (width, height):
-                return f"{path} has {actual[0]} x {actual[1]} pixels (after any EXIF rotation), not {width} x {height}"
-        sizes[image["id"]] = (int(width), int(height))
-        return ""
-
-    def category_problem(category: dict[str, Any]) -> str:
-        names = category.get("keypoints") or []
-        if not category["name"]:
-            return "no name"
-        if keypoints and len(names) not in (0, keypoints):
-            return f"names {len(names)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {keypoints}"
-        categories.add(category["id"])
-        return ""
-
-    def annotation_problem(record: dict[str, Any]) -> str:
-        if record["image_id"] not in sizes:
-            return "unknown or bad image"
-        if record["category_id"] not in categories:
-            return f"unknown category {short(record['category_id'])}"
-        text = _box_problem(record, *sizes[record["image_id"]], strict)
-        text = text or (masks and mask_problem(record.get("segmentation"), *sizes[record["image_id"]]))
-        return text or (keypoints and _keypoint_problem(record, keypoints)) or ""
-
-    rules: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "images": ("image", lambda record: of_image(record["id"]) or image_problem(record)),
-        "categories": ("category", lambda record: of_category(record["id"]) or category_problem(record)),
-        "annotations": ("annotation", annotation_problem),
-    }
-    for section, (kind, rule) in rules.items():
+    checker = _RecordChecker(content, images, rules)
+    problems = []
+    for section, kind in SECTIONS.items():
         for index, record in enumerate(content[section]):
             try:
-                text = rule(record)
+                text = checker.find_problem(section, record)
             except KeyError as error:
                 text = f"no {error.args[0]}"
             except (ArithmeticError, AttributeError, TypeError, ValueError) as error:  # other types than COCO's
                 text = f"malformed ({one_line(error)})"
             if text:
-                yield Problem(section, index, f"{kind} {_name(record)}: {text}")
+                problems.append(Problem(section, index, f"{kind} {_describe(record)}: {text}"))
+    return problems
 
 
-def upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
-    """Read an image's width and height after its EXIF rotation; None if it looks damaged or unusual: `open_upright`
-    decides about it.
+class _RecordChecker:
+    """Says what is wrong with one record at a time: first images, then categories, then annotations.
+
+    Its methods return an empty string for a good record.
+    """
+
+    def __init__(self, content: Mapping[str, Any], images: str | Path | None, rules: Rules) -> None:
+        self.folder = images
+        self.rules = rules
+        self.image_ids = _Ids(content["images"])
+        self.category_ids = _Ids(content["categories"])
+        self.sizes: dict[Any, tuple[int, int]] = {}  # of the good images
+        self.categories: set[Any] = set()  # the good ones
+        names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
+        paths = [] if images is None else [os.path.join(images, name) for name in names]
+        self.files = _read_upright_sizes(paths, rules.decode)
+
+    def find_problem(self, section: str, record: Any) -> str:
+        if section == "images":
+            return self.image_ids.find_problem(record["id"]) or self._find_image_problem(record)
+        if section == "categories":
+            return self.category_ids.find_problem(record["id"]) or self._find_category_problem(record)
+        return self._find_annotation_problem(record)
+
+    def _find_image_problem(self, image: dict[str, Any]) -> str:
+        width, height, name = image["width"], image["height"], image["file_name"]
+        if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
+            return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
+        if self.folder is not None:
+            path = os.path.join(self.folder, name)
+            try:
+                actual = self.files[path] or open_upright(path).size
+            except CorruptImage as error:
+                return str(error)
+            if actual != (width, height):
+                return f"{path} has {actual[0]} x {actual[1]} pixels (after any EXIF rotation), not {width} x {height}"
+        self.sizes[image["id"]] = (int(width), int(height))
+        return ""
+
+    def _find_category_problem(self, category: dict[str, Any]) -> str:
+        names = category.get("keypoints") or []
+        if not category["name"]:
+            return "no name"
+        if self.rules.keypoints and len(names) not in (0, self.rules.keypoints):
+            return f"names {len(names)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {self.rules.keypoints}"
+        self.categories.add(category["id"])
+        return ""
+
+    def _find_annotation_problem(self, record: dict[str, Any]) -> str:
+        if record["image_id"] not in self.sizes:
+            return "unknown or bad image"
+        if record["category_id"] not in self.categories:
+            return f"unknown category {short(record['category_id'])}"
+        width, height = self.sizes[record["image_id"]]
+        text = _find_box_problem(record, width, height, self.rules.strict)
+        if self.rules.masks and not text:
+            text = find_mask_problem(record.get("segmentation"), width, height)
+        if self.rules.keypoints and not text:
+            text = _find_keypoint_problem(record, self.rules.keypoints)
+        return text
+
+
+class _Ids:
+    """The ids of a section, which are all numbers or all text, since ids of two types cannot be sorted.
+
+    All records that share an id are bad, because nobody knows which of them a box belongs to.
+    """
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        ids = [record.get("id") for record in records if isinstance(record, dict)]
+        self.counts = Counter(map(repr, ids))
+        self.are_text = sum(isinstance(value, str) for value in ids) > len(ids) / 2
+
+    def find_problem(self, value: Any) -> str:
+        if not isinstance(value, str if self.are_text else (int, float)):
+            return f"id {short(value)} is not {'text' if self.are_text else 'a number'} like most ids"
+        return "duplicate id" if self.counts[repr(value)] > 1 else ""
+
+
+def _read_upright_sizes(paths: Sequence[str], decode: bool) -> dict[str, tuple[int, int] | None]:
+    """Call `read_upright_size` in threads, because a network disk takes milliseconds to open a file."""
+    with warnings.catch_warnings(action="ignore"), ThreadPool(8) as pool:  # Pillow warns of odd EXIF data
+        return dict(zip(paths, pool.map(lambda path: read_upright_size(path, decode=decode), paths), strict=True))
+
+
+def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
+    """Read an image's width and height after its EXIF rotation.
+
+    Returns None if the file looks damaged or unusual: `open_upright` decides about it.
 
     Args:
-        decode: decode it. Otherwise the header and the end of a JPEG or PNG are read: 0.1 ms on a local disk.
+        decode: decode the image. Otherwise only the header and the end of a JPEG or PNG are read, which takes 0.1 ms
+            on a local disk.
     """
     with contextlib.suppress(Exception), open(path, "rb") as file:
         file.seek(-8, os.SEEK_END)
-        is_complete = file.read().endswith((b"\xff\xd9", b"IEND\xaeB`\x82"))  # of a JPEG, a PNG
+        is_complete = file.read().endswith((b"\xff\xd9", b"IEND\xaeB`\x82"))  # a JPEG's end, a PNG's
         image = Image.open(file)
         is_usual = image.width * image.height < 2**26 and image.mode not in ("F", "I")
         if is_usual and (decode or not is_complete):
@@ -129,33 +180,34 @@ def upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
 
 
 def drop_bad(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """``content`` without the bad records."""
+    """Return ``content`` without the bad records."""
     bad = {(problem.section, problem.index) for problem in problems}
-    return {**content, **{s: [r for i, r in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}}
+    good = {s: [record for i, record in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}
+    return {**content, **good}
 
 
-def unify(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> dict[str, Any]:
-    """Reduce good records to what the detector reads, in the form that both engines read alike."""
+def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> dict[str, Any]:
+    """Reduce good records to what the detector reads, in a form that both engines read alike."""
     unread = {"ignore", *(() if masks else ["segmentation"]), *(() if keypoints else ["keypoints", "num_keypoints"])}
-    records = []
-    for number, record in enumerate(content["annotations"], 1):  # the file's ids may begin anew in every image
+    annotations = []
+    for number, record in enumerate(content["annotations"], 1):  # the file's ids may start anew in every image
         is_crowd = bool(record.get("iscrowd") or record.get("ignore"))
-        unified = {**record, "id": number, "iscrowd": int(is_crowd)}
+        normalized = {**record, "id": number, "iscrowd": int(is_crowd)}
         if isinstance(record.get("segmentation"), list):
-            unified["segmentation"] = outlines(record["segmentation"])
-        records.append({key: value for key, value in unified.items() if key not in unread})
+            normalized["segmentation"] = select_outlines(record["segmentation"])
+        annotations.append({key: value for key, value in normalized.items() if key not in unread})
     images = [{**image, "width": int(image["width"]), "height": int(image["height"])} for image in content["images"]]
-    return {**content, "images": images, "annotations": records}
+    return {**content, "images": images, "annotations": annotations}
 
 
-def box_format_problem(content: Mapping[str, Any]) -> str:
-    """How most boxes show that they are not COCO's [x, y, width, height] in pixels, or an empty string.
+def find_box_format_problem(content: Mapping[str, Any]) -> str:
+    """Say how most boxes show that they are not COCO's [x, y, width, height] in pixels, or return an empty string.
 
     Args:
         content: without bad records.
     """
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in content["annotations"][:_BOXES]]
+    boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in content["annotations"][:_SAMPLE]]
     if boxes and all(max(box[:4]) <= 1 for box in boxes):
         return "its boxes lie between 0 and 1, but COCO's are in pixels; multiply them by the images' width and height"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
@@ -168,13 +220,13 @@ def box_format_problem(content: Mapping[str, Any]) -> str:
     return ""
 
 
-def share_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: int) -> float:
-    """The share, from 0 to 1, of boxes with a side below `SMALL` pixels in images as the detector sees them.
+def compute_fraction_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: int) -> float:
+    """Compute the fraction of boxes with a side below `SMALL` pixels in images as the detector sees them.
 
     Args:
         content: without bad records.
-        min_size: pixels that an image's shorter side is resized to; 0: none is.
-        max_size: pixels that its longer side is resized to at most.
+        min_size: pixels that an image's shorter side is resized to. 0 means that images are not resized.
+        max_size: limit of its longer side in pixels.
     """
     scale = {}
     for image in content["images"]:
@@ -185,37 +237,50 @@ def share_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: in
     return sum(side < SMALL for side in sides) / max(len(sides), 1)
 
 
-def _name(record: Any) -> str:
-    if not isinstance(record, dict):
-        return short(record)
-    image = f" of image {short(record['image_id'])}" if "image_id" in record else ""
-    return short(record.get("id", record.get("file_name"))) + image
+def are_numbers(values: Any) -> bool:
+    """Return whether this is a list of finite numbers."""
+    return isinstance(values, list) and all(isinstance(value, (int, float)) and isfinite(value) for value in values)
 
 
-def _id_rule(records: Sequence[Any]) -> Callable[[Any], str]:
-    """Return what says what is wrong with an id: its type is not that of most, or several records have it.
+def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Select the polygons that enclose something, as Detectron2 does: [x, y, ...] of at least three points."""
+    return [polygon for polygon in polygons if len(polygon) >= 6 and len(polygon) % 2 == 0]
 
-    All of these are bad, as nobody knows which of them a box belongs to. Ids of two types cannot be sorted.
+
+def find_mask_problem(mask: Any, width: int, height: int) -> str:
+    """Say what is wrong with an object's ``segmentation``, or return an empty string.
+
+    pycocotools does not return from some invalid masks, so they are checked before it reads them.
     """
-    ids = [record.get("id") for record in records if isinstance(record, dict)]
-    counts = Counter(map(repr, ids))
-    usual = str if sum(isinstance(value, str) for value in ids) > len(ids) / 2 else (int, float)
-
-    def problem(value: Any) -> str:
-        if not isinstance(value, usual):
-            return f"id {short(value)} is not {'text' if usual is str else 'a number'} like most ids"
-        return "duplicate id" if counts[repr(value)] > 1 else ""
-
-    return problem
+    if isinstance(mask, dict):
+        return _find_rle_problem(mask, width, height)
+    if not mask:
+        return "no mask (if none has one, set MODEL.MASK_ON False)"
+    if not isinstance(mask, list) or not all(map(are_numbers, mask)):
+        return f"segmentation {short(mask)} is neither RLE nor a list of polygons [x, y, x, y, ...]"
+    return "" if select_outlines(mask) else f"segmentation {short(mask)} has no polygon of 3 points (6 numbers)"
 
 
-def _box_problem(record: Mapping[str, Any], width: int, height: int, strict: bool) -> str:
+def _find_rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
+    size, pixels = mask.get("size"), height * width
+    if size != [height, width]:
+        return f"RLE mask of size {short(size)}, not {[height, width]}"
+    is_valid = _has_foreground(mask.get("counts"), pixels) and not _has_foreground(mask["counts"], pixels - 1)
+    return "" if is_valid else f"RLE mask whose counts {short(mask.get('counts'))} do not sum to {pixels}, or are empty"
+
+
+def _has_foreground(counts: Any, pixels: int) -> bool:
+    """Return whether run lengths fit into so many pixels and not all of these are background."""
+    rle: Any = {"size": [pixels, 1], "counts": counts}
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        return bool(coco_mask.decode(coco_mask.frPyObjects(rle, pixels, 1) if isinstance(counts, list) else rle).any())
+    return False
+
+
+def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict: bool) -> str:
     box, area = record["bbox"], record.get("area", 0)
     if not are_numbers(box) or len(box) != 4:
         return f"box {short(box)} is not [x, y, width, height]"
-    for name in ("iscrowd", "ignore"):
-        if record.get(name, 0) not in (0, 1):
-            return f"{name} {record[name]!r} is not 0 or 1"
     if not are_numbers([area]):
         return f"area {short(area)} is not a number"
     x, y, w, h = box
@@ -225,7 +290,7 @@ def _box_problem(record: Mapping[str, Any], width: int, height: int, strict: boo
     return f"box {short(box)} lies outside its image, {width} x {height}" if is_outside else ""
 
 
-def _keypoint_problem(record: Mapping[str, Any], count: int) -> str:
+def _find_keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points = record.get("keypoints")
     if points is None:
         return "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"
@@ -237,3 +302,10 @@ def _keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     if record.get("num_keypoints", labeled) != labeled:
         return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labeled} are labeled"
     return ""
+
+
+def _describe(record: Any) -> str:
+    if not isinstance(record, dict):
+        return short(record)
+    image = f" of image {short(record['image_id'])}" if "image_id" in record else ""
+    return short(record.get("id", record.get("file_name"))) + image

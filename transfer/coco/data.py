@@ -9,11 +9,13 @@ The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,7 @@ from pretrain.common.errors import UserError, did_you_mean, shorten_list
 from pretrain.common.files import atomic_write, existing_file, read_json
 
 from ..config import classes_key
-from . import catalog
-from .check import SECTIONS, SMALL, box_format_problem, check, drop_bad, share_of_small_boxes, unify
+from . import catalog, check
 from .keypoints import is_flippable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -43,25 +44,34 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
 }
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 CLASSES = "classes.json"  # in a run folder: the names of the detector's classes, in the order of its labels
-Classes = Mapping[str, Sequence[str]]  # a data set's name, or a run's `CLASSES` -> `category_names`
+Classes = Mapping[str, Sequence[str]]  # a data set's name, or the path of a run's `CLASSES` -> names of its categories
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CocoSet:
-    """Where a data set is, and whether its bad records are skipped."""
+    """A data set of DATASETS.TRAIN or DATASETS.TEST with its files.
 
+    Attributes:
+        name: as in the config.
+        annotations: the file that is read: the user's, or the checked copy (see `resolve`).
+        images: the folder that contains its images.
+        skip_bad: bad records are skipped rather than refused.
+    """
+
+    name: str
     annotations: Path
     images: Path
     skip_bad: bool = False
 
 
 def in_catalog(name: str) -> bool:
-    """Whether only Detectron2's DatasetCatalog can know a name in DATASETS.TRAIN or DATASETS.TEST."""
+    """Return whether only Detectron2's DatasetCatalog can know a name in DATASETS.TRAIN or DATASETS.TEST."""
     return not name.startswith("coco:") and name not in _SPLITS
 
 
 def check_not_in_catalog(names: Iterable[str]) -> None:
-    """Raises UserError for a name that the torchvision engine does not know."""
+    """Raise UserError for a name that the torchvision engine does not know."""
     for name in filter(in_catalog, names):
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
@@ -70,26 +80,30 @@ def check_not_in_catalog(names: Iterable[str]) -> None:
 
 
 def find(name: str) -> CocoSet | None:
-    """The data set of a name in DATASETS.TRAIN or DATASETS.TEST; None: one of Detectron2's catalog without files.
+    """Find the files of a data set in DATASETS.TRAIN or DATASETS.TEST.
+
+    Returns None for a data set in Detectron2's catalog that has no files in COCO's format.
 
     Raises:
         UserError: unknown name, or files that are not where they are expected.
     """
     if name.startswith("coco:"):
-        parts = name.split(":")
-        if len(parts) not in (3, 4) or not all(parts) or parts[3:] not in ([], ["skip_bad"]):
+        fields = name.split(":")
+        if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        data_set = CocoSet(Path(parts[1]), Path(parts[2]), skip_bad=len(parts) == 4)
+        data_set = CocoSet(name, Path(fields[1]), Path(fields[2]), skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
-        root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
+        root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
         images, annotations = _SPLITS[name]
-        data_set = CocoSet(root / "coco" / annotations, root / "coco" / images)
-        hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
+        data_set = CocoSet(name, root / annotations, root / images)
+        hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root}; or set DETECTRON2_DATASETS"
     else:
-        if (files := catalog.files(name)) is None:
+        files = catalog.find_files(name)
+        if files is None:
             return None
-        data_set, hint = CocoSet(*files), f" of {name}"
+        data_set = CocoSet(name, *files)
+        hint = f" of {name}"
     if not os.path.isfile(data_set.annotations):
         raise UserError(f"no annotation file at {data_set.annotations}{hint}")
     if not os.path.isdir(data_set.images):
@@ -97,26 +111,28 @@ def find(name: str) -> CocoSet | None:
     return data_set
 
 
-def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a data set that `prepare` has checked: the file is the copy in
-    OUTPUT_DIR, if there is one.
+def resolve(name: str, output_dir: str | Path) -> CocoSet:
+    """Find a data set that `prepare` has checked; its annotation file is the copy in OUTPUT_DIR if there is one.
 
     Raises:
         UserError: as `find`, or this machine does not see the copy.
     """
-    data_set, copy = find(name), checked_copy(name, output_dir)
+    data_set = find(name)
+    copy = checked_copy(name, output_dir)
     if data_set is None:
-        return copy, Path()
-    has_copy = data_set.skip_bad or copy.is_file()
-    return existing_file(copy, f"copy of {name}") if has_copy else data_set.annotations, data_set.images
+        return CocoSet(name, copy, Path())
+    if data_set.skip_bad or copy.is_file():
+        return dataclasses.replace(data_set, annotations=existing_file(copy, f"copy of {name}"))
+    return data_set
 
 
 def checked_copy(name: str, output_dir: str | Path) -> Path:
+    """Return the path of the copy that contains a data set's good records."""
     return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
 
 
 def folder_name(name: str) -> str:
-    """A short and unique name for files about a data set: two annotation files may have the same base name."""
+    """Return a short and unique name for files about a data set: two annotation files may have the same base name."""
     if not name.startswith("coco:"):
         return name
     _, annotations, images, *_ = name.split(":")
@@ -124,13 +140,11 @@ def folder_name(name: str) -> str:
     return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def prepare(
-    cfg: CfgNode, names: Sequence[str], log: Callable[[str], None] = print, recorded: Classes | None = None
-) -> list[str]:
-    """Finds and checks data sets before the first iteration, and writes the copies that `resolve` names.
+def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None) -> list[str]:
+    """Check data sets before the first iteration, and write the copies that `resolve` returns.
 
     Args:
-        recorded: of `preflight.recorded_classes`.
+        recorded: what `preflight.read_recorded_classes` returns.
 
     Returns:
         The names of the detector's classes, in the order of its labels.
@@ -138,159 +152,189 @@ def prepare(
     Raises:
         UserError: no such data set, bad records (unless they may be skipped), or as `check_classes`.
     """
-    prepared = {name: _prepare_one(name, cfg, log) for name in dict.fromkeys(names)}
-    classes = {**(recorded or {}), **{name: labels for name, (labels, _) in prepared.items()}}
+    classes = dict(recorded or {})
+    images: dict[str, set[str]] = {}
+    for name in dict.fromkeys(names):
+        data_set = find(name)
+        if data_set is None:
+            is_scored_by_coco = catalog.read_metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
+            copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
+            classes[name] = catalog.prepare(name, copy)
+        elif data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
+            classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else _read_coco_names()
+        else:
+            content = _prepare_records(data_set, cfg)
+            classes[name] = category_names(content)
+            folder = os.path.realpath(data_set.images)
+            images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
     check_classes(cfg, classes)
     train, test = (
-        {image for name in split if name in prepared for image in prepared[name][1]}
+        set().union(*(images.get(name, {name}) for name in split if name in names))
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     )
-    if shared := sorted(train & test):
-        log(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shorten_list(shared)}")
+    if train & test:
+        shared = shorten_list(sorted(train & test))
+        log.info(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
     return list(next(iter(classes.values()), ()))
 
 
 def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
-    """Checks those data sets that are small before a job is started or queued; arguments and errors of `prepare`."""
-    categories = dict(recorded or {})
+    """Check the small data sets before a job is started or queued; arguments and errors of `prepare`."""
+    classes = dict(recorded or {})
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content, _ = _checked(name, data_set, cfg, decode=False)
-            categories[name] = category_names(content)
-    check_classes(cfg, categories)
+            content, _ = _read_good_records(data_set, cfg, decode=False)
+            classes[name] = category_names(content)
+    check_classes(cfg, classes)
 
 
 def category_names(content: Mapping[str, Any]) -> list[str]:
-    """The categories' names in the order of their ids, which is the order of the detector's labels."""
+    """Return the categories' names in the order of their ids, which is the order of the detector's labels."""
     return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
 
 
-def check_same_categories(names: Classes, remedy: str = "give both the same categories in the same order") -> None:
-    """Raises UserError where two differ, and names the first difference: labels are matched by their order alone."""
-    (first, labels), *others = names.items() or [("", ())]
-    for name, given in others:
-        if len(labels) != len(given):
-            (small, few), (large, many) = sorted([(first, labels), (name, given)], key=lambda item: len(item[1]))
+def check_same_categories(classes: Classes, remedy: str = "give both the same categories in the same order") -> None:
+    """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
+    if not classes:
+        return
+    (first, expected), *others = classes.items()
+    for name, labels in others:
+        if len(labels) != len(expected):
+            (small, few), (large, many) = sorted([(first, expected), (name, labels)], key=lambda item: len(item[1]))
             extra = shorten_list([repr(label) for label in many if label not in few])
             raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
-        for n, (a, b) in enumerate(zip(labels, given, strict=True), 1):
+        for n, (a, b) in enumerate(zip(expected, labels, strict=True), 1):
             if a != b:
                 raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
 
 
-def check_classes(cfg: CfgNode, names: Classes) -> None:
-    """Checks that a label means the same in all data sets, and that the detector has as many.
+def check_classes(cfg: CfgNode, classes: Classes) -> None:
+    """Check that a label means the same in all data sets, and that the detector has as many classes.
 
     Raises:
         UserError: two data sets differ, or the number of classes does.
     """
     if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
         return
-    check_same_categories(names)
+    check_same_categories(classes)
     key = classes_key(cfg)
-    for name, labels in names.items():
+    for name, labels in classes.items():
         if len(labels) != get(cfg, key):
             raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
 
 
-def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[list[str], set[str]]:
-    """The names of the categories, and the paths of the images; a set whose files are not read is its own image."""
-    data_set = find(name)
-    copy = checked_copy(name, cfg.OUTPUT_DIR)
-    if data_set is None:
-        by_coco = catalog.metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
-        return catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None), {name}
-    if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
-        return ["person"] if "person_keypoints" in data_set.annotations.name else _coco_names(), {name}
-    content, notes = _checked(name, data_set, cfg, decode=name in cfg.DATASETS.TEST)
+def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
+    """Check a data set's records, write its copy, and log what the user should know; return the good records."""
+    name, path = data_set.name, data_set.annotations
+    content, notes = _read_good_records(data_set, cfg, decode=name in cfg.DATASETS.TEST)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files
-        atomic_write(copy, json.dumps(content))
+        atomic_write(checked_copy(name, cfg.OUTPUT_DIR), json.dumps(content))
     for note in notes:
-        log(f"{data_set.annotations}: {note}")
-    pixels, most, folder = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, os.path.realpath(data_set.images)
-    if (share := share_of_small_boxes(content, pixels, most)) >= 0.01:
-        log(
-            f"{data_set.annotations}: {share:.0%} of its boxes are narrower than {SMALL} pixels at INPUT.MIN_SIZE_TEST "
-            f"{pixels} and MAX_SIZE_TEST {most}, and will hardly be found; raise INPUT.MIN_SIZE_* and MAX_SIZE_*"
+        log.info(f"{path}: {note}")
+    min_size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    fraction = check.compute_fraction_of_small_boxes(content, min_size, max_size)
+    if fraction >= 0.01:
+        log.info(
+            f"{path}: {fraction:.0%} of its boxes are narrower than {check.SMALL} pixels at INPUT.MIN_SIZE_TEST "
+            f"{min_size} and MAX_SIZE_TEST {max_size}, so the detector will miss them; raise INPUT.MIN_SIZE_* and "
+            "MAX_SIZE_*"
         )
-    return category_names(content), {os.path.join(folder, image["file_name"]) for image in content["images"]}
+    return content
 
 
-def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tuple[dict[str, Any], list[str]]:
-    """A data set's good records as the engines read them (see `unify`), and what to log about the others.
+def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tuple[dict[str, Any], list[str]]:
+    """Read a data set's good records as the engines do (see `normalize`), and what to log about the data set.
 
     Raises:
         UserError: bad records that are not skipped, or data that are not for this detector.
     """
-    model, where = cfg.MODEL, str(data_set.annotations)
-    content = read(where)
+    model = cfg.MODEL
+    path = str(data_set.annotations)
+    content = read(path)
     if not content["categories"]:
-        raise UserError(f"{where} has no categories: the export is empty; export the data again, with their classes")
+        raise UserError(f"{path} has no categories: the export is empty; export the data again, with their classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
-    folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
-    strict = name not in _SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
-    needed = {"masks": model.MASK_ON and strict, "keypoints": keypoints, "strict": strict, "decode": decode}
-    problems = list(check(content, folder, **needed))
+    folder = None if in_catalog(data_set.name) else data_set.images  # Detectron2's catalog may map names to other files
+    strict = data_set.name not in _SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
+    problems = check.find_problems(content, folder, check.Rules(model.MASK_ON and strict, keypoints, strict, decode))
     texts = [problem.text for problem in problems]
     if problems and not data_set.skip_bad:
         raise UserError(
-            f"{where}: {shorten_list(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip them"
+            f"{path}: {shorten_list(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip them"
         )
-    content = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
-        raise UserError(f"{where} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
-    if text := box_format_problem(content):
-        raise UserError(f"{where}: {text}")
-    labels = category_names(content)
-    if repeated := next((label for label in labels if labels.count(label) > 1), ""):
-        ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
-        raise UserError(f"{where}: categories {ids} are all called {repeated!r}; make them one, or rename them")
-    if in_catalog(name):
-        known = catalog.metadata(name)
-        if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
-            check_same_categories({f"the thing_classes of {name}": known.thing_classes, where: labels})
-    is_flipped = model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN
-    if is_flipped and not in_catalog(name) and not is_flippable(content):
-        raise UserError(
-            f"{where}: its keypoint names do not distinguish left from right, alike in all categories; give each "
-            'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
-        )
+        raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
+    if text := check.find_box_format_problem(content):
+        raise UserError(f"{path}: {text}")
+    _check_categories(data_set, content, cfg)
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
     notes = [] if objects else ["it has no objects, or only crowds (iscrowd 1): nothing can be scored"]
-    if name in cfg.DATASETS.TRAIN:
-        if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-            crowds = " but crowds (iscrowd 1), which are not trained on; set iscrowd 0"
-            raise UserError(f"{where} has no objects{crowds if content['annotations'] else ': annotate its images'}")
-        least = keypoints and model.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
-        if least and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
-            raise UserError(f"{where}: no keypoint is labeled; give those that are a visibility of 1 or 2")
-        has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
-        if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
-            raise UserError(f"{where} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
+    if data_set.name in cfg.DATASETS.TRAIN:
+        _check_trainable(path, content, objects, cfg)
     if problems:
-        numbers = ", ".join(f"{n} {section}" for section, n in Counter(p.section for p in problems).items())
-        copy = checked_copy(name, cfg.OUTPUT_DIR)
-        notes += [f"skipped bad records: {numbers}; {copy} lists them under left_out", *texts[:20]]
-    return content | {"left_out": texts}, notes
+        notes += _describe_skipped(problems, checked_copy(data_set.name, cfg.OUTPUT_DIR))
+    return content | {"skipped_records": texts}, notes
+
+
+def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNode) -> None:
+    """Raise UserError for names that occur twice, that a catalog orders otherwise, or keypoints that cannot flip."""
+    path = str(data_set.annotations)
+    labels = category_names(content)
+    repeated = next((label for label in labels if labels.count(label) > 1), "")
+    if repeated:
+        ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
+        raise UserError(f"{path}: categories {ids} are all called {repeated!r}; make them one, or rename them")
+    if in_catalog(data_set.name):
+        known = catalog.read_metadata(data_set.name)
+        if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
+            check_same_categories({f"the thing_classes of {data_set.name}": known.thing_classes, path: labels})
+        return
+    flips = cfg.INPUT.RANDOM_FLIP == "horizontal" and data_set.name in cfg.DATASETS.TRAIN
+    if cfg.MODEL.KEYPOINT_ON and flips and not is_flippable(content):
+        raise UserError(
+            f"{path}: its keypoint names do not distinguish left from right, alike in all categories; give each "
+            'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
+        )
+
+
+def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Mapping[str, Any]], cfg: CfgNode) -> None:
+    """Raise UserError if nothing can be learned from the objects, or their masks are in the wrong format."""
+    if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+        crowds = " but crowds (iscrowd 1), which are not trained on; set iscrowd 0"
+        raise UserError(f"{path} has no objects{crowds if content['annotations'] else ': annotate its images'}")
+    needs_keypoints = cfg.MODEL.KEYPOINT_ON and cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
+    if needs_keypoints and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
+        raise UserError(f"{path}: no keypoint is labeled; give those that are a visibility of 1 or 2")
+    has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
+    if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
+        raise UserError(f"{path} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
+
+
+def _describe_skipped(problems: Sequence[check.Problem], copy: Path) -> list[str]:
+    counts = Counter(problem.section for problem in problems)
+    numbers = ", ".join(f"{count} {section}" for section, count in counts.items())
+    texts = [problem.text for problem in problems[:20]]
+    return [f"skipped bad records: {numbers}; {copy} lists them under skipped_records", *texts]
 
 
 def read(annotations: str | Path) -> dict[str, Any]:
-    """The content of a COCO annotation file, whose records `prepare` checks.
+    """Read a COCO annotation file, whose records `prepare` checks.
 
     Raises:
         UserError: missing, not JSON, or without images, annotations and categories.
     """
     content = read_json(annotations)
-    for section in SECTIONS:
+    for section in check.SECTIONS:
         if not isinstance(content.get(section), list):
-            raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(SECTIONS)}")
+            raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(check.SECTIONS)}")
     return content
 
 
-def _coco_names() -> list[str]:
-    """The names of COCO's 80 categories, without reading its large files."""
+def _read_coco_names() -> list[str]:
+    """Return the names of COCO's 80 categories, without reading its large files."""
     from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # slow to import
 
-    unused = ("__background__", "N/A")
-    return [name for name in FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"] if name not in unused]
+    names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    return [name for name in names if name not in ("__background__", "N/A")]

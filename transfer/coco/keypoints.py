@@ -1,4 +1,4 @@
-"""Which keypoints change places when an image is flipped: one rule for both engines."""
+"""Left/right keypoint pairs for horizontal flips: one rule for both engines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 
 
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:
-    """The keypoints' names in a COCO file; their numbers where its categories do not name them."""
-    if names := next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), []):
+    """Return the keypoints' names in a COCO file, or their numbers if its categories do not name them."""
+    names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), [])
+    if names:
         return [str(name) for name in names]
     points = next((a["keypoints"] for a in content["annotations"] if a.get("keypoints")), [])
     return [str(index) for index in range(len(points) // 3)]
 
 
 def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """Pairs of names that change places: of the category's `flip`, or by name (left_eye, LeftEye, L_eye, l_eye).
+    """Find the pairs of keypoint names that a flip exchanges.
+
+    They are the category's `flip`, or follow from the names (left_eye, LeftEye, L_eye, l_eye).
 
     Returns:
-        None: unknown, as no name has a side, one has a side without its counterpart, or `flip` is not pairs of names.
+        The pairs, or None if they are unknown: no name has a side, one has a side without its counterpart, or `flip`
+        is not pairs of names.
     """
     names = keypoint_names(content)
-    given = next((c["flip"] for c in content["categories"] if c.get("keypoints") and "flip" in c), None)
-    if given is not None:
-        is_valid = all(isinstance(pair, list) and len(pair) == 2 and {*map(str, pair)} <= {*names} for pair in given)
-        return [(str(left), str(right)) for left, right in given] if is_valid else None
+    flip = next((c["flip"] for c in content["categories"] if c.get("keypoints") and "flip" in c), None)
+    if flip is not None:
+        is_valid = all(isinstance(pair, list) and len(pair) == 2 and {*map(str, pair)} <= {*names} for pair in flip)
+        return [(str(left), str(right)) for left, right in flip] if is_valid else None
     by_words = {tuple(word.lower() for word in _WORDS.findall(name)): name for name in names}
     pairs = []
     for words, name in by_words.items():
@@ -43,13 +47,18 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def is_flippable(content: Mapping[str, Any]) -> bool:
-    """Whether `flip_pairs` are known and lie at the same places in all categories that name their keypoints."""
-    named = [{**content, "categories": [c]} for c in content["categories"] if c.get("keypoints")]
-    mirrored = [(pairs := flip_pairs(one)) and mirror(keypoint_names(one), pairs) for one in named or [content]]
-    return None not in mirrored and all(order == mirrored[0] for order in mirrored)
+    """Return whether the pairs are known, and are at the same positions in all categories that name their keypoints."""
+    contents = [{**content, "categories": [c]} for c in content["categories"] if c.get("keypoints")] or [content]
+    orders = []
+    for single in contents:
+        pairs = flip_pairs(single)
+        if pairs is None:
+            return False
+        orders.append(flip_indices(keypoint_names(single), pairs))
+    return all(order == orders[0] for order in orders)
 
 
-def mirror(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int]:
-    """The index of every keypoint's mirror image."""
+def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the index of every keypoint's mirror image."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
     return [names.index(other.get(name, name)) for name in names]

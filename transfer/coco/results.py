@@ -1,13 +1,14 @@
-"""Computes either engine's COCO metrics by pycocotools, in one schema: Detectron2's names, 0 to 100 or null."""
+"""Computes either engine's COCO metrics with pycocotools, in one schema: Detectron2's names, from 0 to 100 or null."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -17,9 +18,11 @@ from tabulate import tabulate
 
 from pretrain.common.files import atomic_write, json_text, write_json
 
+from ..config import dump, list_tasks
 from .data import folder_name, read, resolve
 from .visualize import draw
 
+log = logging.getLogger(__name__)
 TASKS = ("bbox", "segm", "keypoints")
 _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "ARs": 9, "ARm": 10, "ARl": 11}
 _STATS = {  # name: position in COCOeval.stats
@@ -27,56 +30,80 @@ _STATS = {  # name: position in COCOeval.stats
     "segm": _BOX,
     "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9},
 }
-Metrics = dict[str, dict[str, float | None]]
+Metrics = dict[str, dict[str, float | None]]  # task -> name -> value
 
 
-def score(
-    cfg: CfgNode, name: str, predictions: Sequence[Mapping[str, Any]], log: Callable[[str], None], pictures: int = 0,
-    *, keep: bool = True,
-) -> Metrics:  # fmt: skip
-    """The metrics of the predictions on one set of DATASETS.TEST.
+class Detection(TypedDict):
+    """A detection in COCO's result format."""
 
-    Keeps the predictions in OUTPUT_DIR if ``keep`` (see `predictions_file`), and draws them on ``pictures`` images in
-    OUTPUT_DIR/visualizations, with one folder per data set where there are several.
+    image_id: Any
+    category_id: Any  # the annotation file's
+    bbox: list[float]  # x, y, width, height
+    score: float
+    segmentation: NotRequired[dict[str, Any]]  # RLE
+    keypoints: NotRequired[list[float]]
+
+
+class Results(TypedDict):
+    """The content of results.json."""
+
+    stage: str
+    engine: dict[str, str]
+    metrics: Metrics  # of the first data set
+    datasets: dict[str, Metrics]
+    predictions: dict[str, str]  # data set -> file, relative to the run folder
+    iteration: int | None
+    protocol: dict[str, Any]
+    schedule: dict[str, Any]
+    weights: dict[str, Any]
+    config: str
+
+
+def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True) -> Metrics:
+    """Compute the metrics of the predictions on one data set of DATASETS.TEST.
+
+    Args:
+        figures: draw the predictions on that many images, in OUTPUT_DIR/visualizations, with one folder per data set
+            if there are several.
+        keep: write the predictions into OUTPUT_DIR; see `predictions_file`.
     """
-    out, (annotations, images) = Path(cfg.OUTPUT_DIR), resolve(name, cfg.OUTPUT_DIR)
+    output_dir = Path(cfg.OUTPUT_DIR)
+    data_set = resolve(name, output_dir)
     if keep:
-        atomic_write(out / predictions_file(name), json_text(list(predictions)))
-    tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
-    content = read(annotations)
-    metrics = evaluate(content, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
-    log(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
-    if pictures:
+        atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
+    content = read(data_set.annotations)
+    metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    log.info(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
+    if figures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
-        draw(content, images, predictions, out / "visualizations" / folder, count=pictures)
+        draw(content, data_set.images, predictions, output_dir / "visualizations" / folder, count=figures)
     return metrics
 
 
 def predictions_file(name: str) -> str:
-    """Where the predictions on a set of DATASETS.TEST are kept, relative to OUTPUT_DIR; in COCO's result format."""
+    """Return the file of the predictions on a set of DATASETS.TEST, in COCO's result format, relative to OUTPUT_DIR."""
     return f"inference/{folder_name(name)}/coco_instances_results.json"
 
 
 def evaluate(
     content: Mapping[str, Any],
-    predictions: Sequence[Mapping[str, Any]],
+    predictions: Sequence[Detection],
     tasks: Sequence[str],
     oks_sigmas: Sequence[float] = (),
 ) -> Metrics:
-    """COCO's metrics.
+    """Compute COCO's metrics.
 
     Args:
-        content: of the annotation file.
-        predictions: COCO's result format: image_id, category_id (the file's), bbox [x, y, w, h], score and, where the
-            task needs it, segmentation (RLE) or keypoints. May be empty: every metric is then 0.
-        tasks: of bbox, segm, keypoints.
-        oks_sigmas: one per keypoint, for other keypoints than COCO's 17.
+        content: the annotation file's.
+        predictions: If empty, every metric is 0.
+        tasks: some of `TASKS`; a prediction needs a segmentation for segm and keypoints for keypoints.
+        oks_sigmas: one per keypoint, for keypoints other than COCO's 17.
 
     Returns:
-        {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}}, 0 to 100 (no APs and ARs for
-        keypoints); None where the ground truth has no such object.
+        {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}} from 0 to 100 (no APs and ARs for
+        keypoints), or None if the ground truth has no such object.
     """
-    truth = _ground_truth(content)
+    truth = _build_ground_truth(content)
     results: Metrics = {}
     for task in tasks:
         # Without its box, pycocotools takes a prediction's area from its mask: it is small, medium or large by that.
@@ -101,9 +128,9 @@ def evaluate(
 
 
 def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
-    """Data set -> its metrics as ``{"bbox/AP": 38.1, ...}`` without the empty ones, for metrics.json.
+    """Flatten each data set's metrics into ``{"bbox/AP": 38.1, ...}`` without the empty ones, for metrics.json.
 
-    Where there are several data sets, the set's name comes first, as in Detectron2.
+    If there are several data sets, the set's name comes first, as in Detectron2.
     """
     return {
         f"{name}/{task}/{key}" if len(results) > 1 else f"{task}/{key}": value
@@ -115,7 +142,7 @@ def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
 
 
 def table(metrics: Metrics) -> str:
-    """A row per task, for the log."""
+    """Format the metrics for the log, with one row per task."""
     shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     rows = [[task, *(row.get(name) for name in shown)] for task, row in metrics.items()]
     return tabulate(rows, ["task", *shown], floatfmt=".2f", missingval="-")
@@ -125,21 +152,20 @@ def write_results(
     path: Path,
     cfg: CfgNode,
     metrics: Mapping[str, Metrics],
-    *,
     engine: str,
     weights: Mapping[str, Any],
     iteration: int | None,
-) -> dict[str, Any]:
-    """Writes the results.json of a transfer run to ``path`` and returns its content.
+) -> Results:
+    """Write the results.json of a transfer run to ``path``, and return its content.
 
     Args:
-        metrics: data set name -> what `evaluate` returned.
-        weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
-        iteration: optimizer steps done; None where nothing was trained.
+        metrics: what `evaluate` returned for each data set.
+        weights: `Weights.summary()` of the initial weights, or of the detector that was evaluated.
+        iteration: optimizer steps done, or None if nothing was trained.
     """
     depth = cfg.MODEL.RESNETS.DEPTH
     predictions = {name: predictions_file(name) for name in metrics}  # relative, since the run folder may be moved
-    content = {
+    content: Results = {
         "stage": "transfer",
         "engine": {"name": engine, "version": metadata.version(engine)},
         "metrics": next(iter(metrics.values()), {}),
@@ -164,7 +190,7 @@ def write_results(
             "name": _schedule_name(cfg),
         },
         "weights": dict(weights),
-        "config": cfg.dump(),
+        "config": dump(cfg),
     }
     write_json(path, content)
     return content
@@ -178,37 +204,38 @@ def _heads(cfg: CfgNode) -> str:
 
 
 def _schedule_name(cfg: CfgNode) -> str:
-    """1x is 90,000 iterations of 16 images."""
+    """Name the length of the schedule: 1x is 90,000 iterations of 16 images."""
     times = cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / (90_000 * 16)
     return f"{times:g}x" if times * 100 == round(times * 100) else f"{cfg.SOLVER.MAX_ITER} iterations"
 
 
-def _ground_truth(content: Mapping[str, Any]) -> Any:
-    """pycocotools' COCO, with ids from 1, as COCOeval takes id 0 for no match, and with the fields that it needs."""
+def _build_ground_truth(content: Mapping[str, Any]) -> Any:
+    """Build pycocotools' COCO with the fields that COCOeval needs, and ids from 1, since it takes 0 for no match."""
     records: list[dict[str, Any]] = []
     for number, record in enumerate(content["annotations"], start=1):
-        new = {"iscrowd": 0, **record, "area": _area(record), "id": number}
-        if new.get("keypoints") is not None:  # null means none
-            new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
-        records.append(new)
+        completed = {"iscrowd": 0, **record, "area": _area(record), "id": number}
+        if completed.get("keypoints") is not None:  # null means none
+            completed.setdefault("num_keypoints", sum(v > 0 for v in completed["keypoints"][2::3]))
+        records.append(completed)
     return _index(content, records)
 
 
 def _area(record: Mapping[str, Any]) -> float:
-    """Return an object's area in pixels: that of its box where the record has none, or one that cannot be."""
-    area, box = record.get("area", 0), record["bbox"][2] * record["bbox"][3]
-    return area if area > 0 and area >= min(1, box / 100) else box
+    """Return an object's area in pixels, or its box's if the record has no plausible one."""
+    area = record.get("area", 0)
+    box_area = record["bbox"][2] * record["bbox"][3]
+    return area if area > 0 and area >= min(1, box_area / 100) else box_area
 
 
 def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
     coco: Any = COCO()
-    parts = {"images": content["images"], "categories": content["categories"], "annotations": records}
-    coco.dataset = {"info": {}, **parts}  # which loadRes of pycocotools 2.0.9 and 2.0.10 reads
+    sections = {"images": content["images"], "categories": content["categories"], "annotations": records}
+    coco.dataset = {"info": {}, **sections}  # loadRes of pycocotools 2.0.9 and 2.0.10 reads "info"
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
 
 
 def _percent(value: float) -> float | None:
-    """Converts a value from 0 to 1 (-1: none) to one from 0 to 100 (None: none)."""
+    """Convert a value from 0 to 1 (-1 if undefined) to one from 0 to 100 (None if undefined)."""
     return float(value) * 100 if value > -1 else None

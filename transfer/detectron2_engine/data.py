@@ -27,18 +27,18 @@ def register(name: str, cfg: CfgNode) -> None:
     """Registers a data set named by two paths with Detectron2, which already knows every other name."""
     if name in DatasetCatalog or find(name) is None:
         return
-    annotations, images = resolve(name, cfg.OUTPUT_DIR)
+    data_set = resolve(name, cfg.OUTPUT_DIR)
     metadata: dict[str, Any] = {}
     if cfg.MODEL.KEYPOINT_ON:
-        content = read(annotations)
+        content = read(data_set.annotations)
         pairs = tuple(flip_pairs(content) or ())
         metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
-    register_coco_instances(name, metadata, str(annotations), str(images))
+    register_coco_instances(name, metadata, str(data_set.annotations), str(data_set.images))
 
 
 def build_mapper(cfg: CfgNode, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What maps a record to the model's input: Detectron2's, or the user's that INPUT.MAPPER names."""
-    mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if "MAPPER" in cfg.INPUT else DatasetMapper
+    mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if cfg.INPUT.get("MAPPER") else DatasetMapper
     if not is_train:  # Detectron2's would look for the keypoints' names in the training set, to flip images
         cfg = cfg.clone()
         cfg.defrost()

@@ -88,8 +88,8 @@ def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *,
         return metrics
     labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
     if not labels:  # they are in the order of the file's ids
-        categories = read(resolve(name, cfg.OUTPUT_DIR)[0])["categories"]
+        categories = read(resolve(name, cfg.OUTPUT_DIR).annotations)["categories"]
         labels = {category["id"]: category["id"] for category in categories}
     detect = partial(results, model, category_ids=sorted(labels, key=labels.__getitem__))
     predictions = predict(model, batches, total, detect, log.info)
-    return score(cfg, name, predictions, log.info, pictures, keep=keep) if comm.is_main_process() else {}
+    return score(cfg, name, predictions, pictures, keep=keep) if comm.is_main_process() else {}

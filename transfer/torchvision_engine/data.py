@@ -22,8 +22,8 @@ from pretrain.common.distributed import rank, world_size
 from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
-from ..coco.keypoints import flip_pairs, keypoint_names, mirror
-from ..coco.masks import outlines
+from ..coco.check import select_outlines
+from ..coco.keypoints import flip_indices, flip_pairs, keypoint_names
 from ..samplers import MappedRecords, index_batches, load
 from .mapper import Mapper, build_mapper
 
@@ -64,9 +64,9 @@ def load_coco(
     Raises:
         UserError: unknown name or missing files; `coco_data.prepare` checks the records.
     """
-    annotations, image_dir = coco_data.resolve(name, output_dir)
-    data = coco_data.read(annotations)
-    flip = mirror(keypoint_names(data), flip_pairs(data) or ())
+    data_set = coco_data.resolve(name, output_dir)
+    data = coco_data.read(data_set.annotations)
+    flip = flip_indices(keypoint_names(data), flip_pairs(data) or ())
     categories = sorted(data["categories"], key=lambda c: c["id"])
     images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
@@ -77,7 +77,7 @@ def load_coco(
     def record(image: dict[str, Any]) -> dict[str, Any]:
         annotations = by_image.pop(image["id"])  # frees what is packed
         return {
-            "file_name": str(image_dir / image["file_name"]),
+            "file_name": str(data_set.images / image["file_name"]),
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
@@ -101,7 +101,7 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
             uncompressed: Any = segmentation  # which pycocotools' stubs lack
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         converted["segmentation"] = segmentation
-    elif polygons := outlines(segmentation or ()):
+    elif polygons := select_outlines(segmentation or ()):
         converted["segmentation"] = [np.asarray(polygon, np.float64) for polygon in polygons]
     if annotation.get("keypoints"):
         keypoints = np.asarray(annotation["keypoints"], np.float64).reshape(-1, 3)

@@ -33,7 +33,7 @@ def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> di
         detect = partial(results, model, category_ids=category_ids)
         predictions = predict(model, evaluation_batches(cfg, records, share), len(share), detect, log.info)
         if is_main():
-            metrics[name] = score(cfg, name, predictions, log.info, pictures)
+            metrics[name] = score(cfg, name, predictions, pictures)
     return metrics
 
 

@@ -1,1 +1,1 @@
-"""A weights file and what it becomes: where it is, how it is read and verified, and how a detector loads it."""
+"""Weights files: where they are, how they are converted and verified, and how a detector loads them."""

@@ -7,8 +7,8 @@ res_conv1_bn_beta (or _b)      stem.conv1.norm.bias
 res2_0_branch2a_w              res2.0.conv1.weight
 res3_0_branch1_bn_running_var  res3.0.shortcut.norm.running_var
 
-Detectron2's files hold a batch norm's four tensors (gamma, beta, running_mean, running_var). Those of Detectron, its
-predecessor, hold two (s, b), into which the statistics are folded: such a network is the same with FrozenBN only.
+Detectron2's files contain a batch norm's four tensors (gamma, beta, running_mean, running_var). Files of Detectron, its
+predecessor, contain two (s, b), into which the statistics are folded: such a network is the same with FrozenBN only.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NORM = {
 
 
 def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
-    """``file`` in Detectron2's names, and its provenance, with the config keys that it needs; empty if not Caffe2's.
+    """Rename the tensors to Detectron2's names; return the file with its provenance and the config keys that it needs.
 
-    The classifier, the optimizer's momentum and the convolutions' biases are dropped, as Detectron2 drops them. Other
-    unknown names stay, for the reader to refuse.
+    A file without Caffe2's names is returned unchanged, with {}. The classifier, the optimizer's momentum and the
+    convolutions' biases are dropped, as Detectron2 drops them. Other unknown names stay, for the reader to reject.
     """
     table, dropped = _names()
     prefix = next((name.removesuffix("conv1_w") for name in file.tensors if name.split(".")[-1] == "conv1_w"), None)
@@ -49,24 +49,24 @@ def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
         needs["MODEL.RESNETS.NORM"] = "FrozenBN"
         for name, scale in [item for item in state.items() if item[0].endswith(".norm.weight")]:
             norm = name.removesuffix("weight")
-            # Detectron2 loads these, too, where a file lacks them; with eps, FrozenBN then divides by sqrt(1 + 1e-5).
+            # Detectron2 also loads these if a file lacks them; with eps, FrozenBN then divides by sqrt(1 + 1e-5).
             state |= {f"{norm}running_mean": torch.zeros_like(scale), f"{norm}running_var": torch.ones_like(scale)}
     return dataclasses.replace(file, tensors=state), needs
 
 
 @cache
 def _names() -> tuple[dict[str, str], set[str]]:
-    """Caffe2's names -> Detectron2's, and the names of what is dropped."""
+    """Return a table of Caffe2's names -> Detectron2's, and the names of tensors that are dropped."""
     table: dict[str, str] = {}
     dropped = {"fc1000_w", "fc1000_b"}
-    for name in names("resnet101").values():  # a ResNet-50 has a part of them
-        layer, _, part = name.rpartition(".")
+    for name in names("resnet101").values():  # a ResNet-50 has some of them
+        layer, _, leaf = name.rpartition(".")
         *block, conv = layer.removesuffix(".norm").split(".")
         blob = conv if block == ["stem"] else "_".join([*block, _BRANCHES[conv]])
         if not layer.endswith(".norm"):
             table[f"{blob}_w"] = name
             dropped.add(f"{blob}_b")
-        elif part != COUNTER:
+        elif leaf != COUNTER:
             norm = "res_conv1_bn" if block == ["stem"] else f"{blob}_bn"
-            table.update({f"{norm}_{alias}": name for alias in _NORM[part]})
+            table.update({f"{norm}_{alias}": name for alias in _NORM[leaf]})
     return table, dropped

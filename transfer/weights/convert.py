@@ -1,10 +1,10 @@
 """A checkpoint's backbone -> a weights file for Detectron2 (or back to torchvision), verified, with provenance.
 
-    .pth          {"model": tensors under full names backbone.bottom_up.*, "provenance": ...}; read whole, no heuristics
-    .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics"; names without prefix
-    .safetensors  tensors under full names; provenance in the metadata
+    .pth          {"model": tensors under full names backbone.bottom_up.*, "provenance": ...}, read without heuristics
+    .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics", names without prefix
+    .safetensors  tensors under full names, and provenance in the metadata
 
-OUTPUT.json next to the file holds the provenance and the file's SHA-256, against which every later reader verifies it.
+OUTPUT.json next to the file contains the provenance and the file's SHA-256, which every later reader compares.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -34,11 +35,12 @@ if TYPE_CHECKING:  # torch is imported only after the paths are checked
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion: the file, its provenance, and the largest relative difference per stage."""
+    """A conversion: the file, its provenance, the largest relative difference per stage, and the modules not read."""
 
     output: Path
     provenance: dict[str, Any]
@@ -46,6 +48,7 @@ class Conversion:
     unread: str
 
     def summary(self) -> str:
+        """Describe source, output and verification in a few lines."""
         stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.errors.items())
         p = self.provenance
         origin = " ".join(str(p[key]) for key in ("method", "arch", "encoder") if p.get(key))
@@ -69,24 +72,26 @@ def convert(
     pixel_std: Sequence[float] = (),
     unsafe_pickle: bool = False,
     overwrite: bool = False,
-    back: bool = False,
+    to_torchvision: bool = False,
 ) -> Conversion:
-    """Converts ``source`` (a run folder or a file) to ``output``, whose suffix names the format.
+    """Convert a backbone to Detectron2's names, verify it, and record its provenance.
 
     Args:
-        encoder: query | key, where the source has two.
-        prefix: of the tensors to read, where the source has several networks; ``.``: none.
-        pixel_mean, pixel_std: of the RGB channels in its pretraining, 0 to 255, where the source does not record them.
-        unsafe_pickle: unpickle anything that a file holds; only for files from a source you trust.
+        source: a run folder or a file.
+        output: the file to write; its suffix is one of `FORMATS`.
+        encoder: query or key, if the source has two encoders.
+        prefix: of the tensors to read, if the source has several networks; ``.`` means no prefix.
+        pixel_mean, pixel_std: of the RGB channels in its pretraining, 0 to 255, if the source does not record them.
+        unsafe_pickle: unpickle anything that a file contains; only for files from a source you trust.
         overwrite: replace an output that differs.
-        back: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
+        to_torchvision: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
 
     Raises:
         UserError: unreadable or wrong source, stages that disagree, an output that exists and differs.
     """
     output = Path(output)
-    if output.suffix not in FORMATS or (back and output.suffix == ".pkl"):
-        raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if back else ' or .pkl'}")
+    if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
+        raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
 
@@ -96,22 +101,25 @@ def convert(
 
     file = open_source(source, unsafe_pickle)
     path = file.path
-    of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
-    if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
+    is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
+    is_checkpoint = is_in_run and output.name.startswith(("checkpoint_", "model_"))
+    if is_checkpoint or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _pixel_statistics(provenance, pixel_mean, pixel_std)
-    if backbone.stem == "cifar" and not back:
+    if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
-    if stride_in_1x1 and back:
+    if stride_in_1x1 and to_torchvision:
         raise UserError(
             f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, so these "
             "weights would compute wrong features in it; convert it to Detectron2's names, without --to-torchvision"
         )
     state = backbone.state_dict
-    tensors = state if back else {PREFIX + name: t for name, t in to_detectron2(state, backbone.arch).items()}
-    data = _encode(tensors, provenance, output.suffix, back)
+    tensors = state
+    if not to_torchvision:
+        tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(state, backbone.arch).items()}
+    data = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
     with claim(output.parent, "conversion", of=output.name):
         try:
@@ -122,7 +130,7 @@ def convert(
                 stream.flush()
                 written = read_weights_file(stream.name)
                 tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-                errors = verify(tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
+                errors = verify(tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
             raise write_error(output, error) from error
@@ -131,7 +139,7 @@ def convert(
 
 
 def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
-    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself; read once.
+    """Read a run folder's newest undamaged checkpoint (of pretraining or of a detector), or a file itself.
 
     Raises:
         UserError: nothing is there, no good checkpoint, or an unreadable file.
@@ -144,19 +152,20 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     if not os.path.isdir(source):
         return read_weights_file(source, unsafe_pickle)
     paths = checkpoints.all_in(source) or checkpoint.list_checkpoints(source)
-    if newest := checkpoint.load_first_undamaged(source, paths, read_weights_file):
+    newest = checkpoint.load_first_undamaged(source, paths, read_weights_file)
+    if newest:
         return newest[1]
     check_not_sharded(source)
     raise UserError(
-        f"{source} holds no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
+        f"{source} contains no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
         "training, or name another folder or file"
     )
 
 
 def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
-    """The backbone in a file, and its provenance with what a detector's config must agree with (Detectron2's keys).
+    """Read the backbone in a file, and its provenance with the values that a detector's config must have.
 
-    Mean and standard deviation of its pixels are among them only where the file records them.
+    Mean and standard deviation of its pixels are included only if the file records them.
 
     Raises:
         UserError: no backbone in it.
@@ -164,11 +173,12 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     from pretrain.common.weights.backbone import extract_backbone
 
     from .caffe2 import from_caffe2
-    from .load import detector_provenance
+    from .load import read_detector_provenance
 
     file, needs = from_caffe2(source)
     backbone = extract_backbone(file, encoder, prefix)
-    origin, known = backbone.provenance, needs or detector_provenance(source.path)
+    origin = backbone.provenance
+    known = needs or read_detector_provenance(source.path)
     fits: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
@@ -185,18 +195,21 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
 
 
 def _pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """What the user says of the pixels of a pretraining that does not record it, under Detectron2's keys."""
-    said = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)} if mean or std else {}
-    if known := [f"{key} {recorded[key]}" for key in said if key in recorded]:
-        raise UserError(f"the source records {', '.join(known)}; leave --pixel-mean and --pixel-std out")
-    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in said.values()) or 0 in std:
+    """Return the pixel statistics that the user gives because the source lacks them, under Detectron2's keys."""
+    if not (mean or std):
+        return {}
+    statistics = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)}
+    known = [f"{key} {recorded[key]}" for key in statistics if key in recorded]
+    if known:
+        raise UserError(f"the source records {', '.join(known)}; omit --pixel-mean and --pixel-std")
+    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in statistics.values()) or 0 in std:
         raise UserError(
             f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be three numbers from 0 to 255, std above 0"
         )
-    return said
+    return statistics
 
 
-def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:
+def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, to_torchvision: bool) -> bytes:
     if suffix == ".safetensors":
         from safetensors.torch import save
 
@@ -208,6 +221,6 @@ def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix
     import torch
 
     buffer = io.BytesIO()
-    # A plain state dict, as torchvision's own files are; Detectron2's checkpointer reads "model" and leaves the rest.
-    torch.save(dict(tensors) if back else {"model": dict(tensors), "provenance": dict(provenance)}, buffer)
+    # A plain state dict, as torchvision's own files are; Detectron2's checkpointer reads "model" and ignores the rest.
+    torch.save(dict(tensors) if to_torchvision else {"model": dict(tensors), "provenance": dict(provenance)}, buffer)
     return buffer.getvalue()

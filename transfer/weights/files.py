@@ -1,4 +1,4 @@
-"""The file of MODEL.WEIGHTS, without reading it; an address is downloaded once into iopath's cache ($FVCORE_CACHE)."""
+"""Finds the file of MODEL.WEIGHTS without reading it; downloads an address once into iopath's cache ($FVCORE_CACHE)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pretrain.common.run.folder import stage_of
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
 
 
-def weights_file(path: str) -> str:
-    """The file of MODEL.WEIGHTS, which is downloaded if it is an address; empty means random values.
+def find_weights(path: str) -> str:
+    """Return the file of MODEL.WEIGHTS, and download it if it is an address; empty means random values.
 
     Raises:
         UserError: a folder, nothing at all, or an address that cannot be downloaded.
@@ -23,17 +23,17 @@ def weights_file(path: str) -> str:
     if not path:
         return ""
     if "://" in path:
-        return local_file(path)
+        return download(path)
     stage = stage_of(path) if os.path.isdir(path) else ""
     if stage == "pretrain":
-        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
+        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion_hint(path)}")
     if stage == "transfer":
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
     return str(existing_file(path, "file of MODEL.WEIGHTS", "*.p*"))
 
 
-def local_file(address: str) -> str:
-    """The file of an ``address``, which iopath downloads unless an earlier process did so.
+def download(address: str) -> str:
+    """Return the file of an ``address``, which iopath downloads unless an earlier process did so.
 
     Raises:
         UserError: another kind of address, or it cannot be downloaded.
@@ -43,9 +43,12 @@ def local_file(address: str) -> str:
     kind, _, name = address.partition("://")
     if kind not in ("detectron2", "https", "http"):
         raise UserError(f"MODEL.WEIGHTS {address} is neither a file nor a detectron2://, https:// or http:// URL")
-    url, folder = DETECTRON2 + name, None
-    if kind != "detectron2":  # a folder per host: paths of two hosts may be the same
-        url, folder = address, os.path.join(get_cache_dir(), urlsplit(address).netloc)
+    if kind == "detectron2":
+        url = DETECTRON2 + name
+        folder = None
+    else:
+        url = address
+        folder = os.path.join(get_cache_dir(), urlsplit(address).netloc)  # paths of two hosts may be the same
     paths = PathManager()
     paths.register_handler(HTTPURLHandler())
     try:
@@ -57,8 +60,8 @@ def local_file(address: str) -> str:
         ) from error
 
 
-def conversion(source: str) -> str:
-    """The remedy for a ``source`` that is not in Detectron2's names, as the command to type."""
+def conversion_hint(source: str) -> str:
+    """Return the command that converts a ``source`` to Detectron2's names, for an error."""
     path = Path(source)
     name = path.parent.name if path.name.startswith("checkpoint_") else path.stem
     return f"convert it first: python tools/convert_to_d2.py {source} weights/{name or 'backbone'}_d2.pth"

@@ -1,12 +1,13 @@
-"""Loads weights into a detector of either engine, and refuses what does not fit before the first iteration.
+"""Loads weights into a detector of either engine, and rejects what does not fit before the first iteration.
 
-Both engines hand over their tensors under Detectron2's names (the live storage, which is written in place), so there is
-one loader. Detectron2's own prints the same warnings for a good file and for one from which it loads nothing.
+Both engines pass their tensors under Detectron2's names (the live storage, which is written in place), so there is one
+loader. Detectron2's own prints the same warnings for a good file and for a file from which it loads nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -28,16 +29,17 @@ from pretrain.common.weights.resnet_names import PREFIX, from_c4, to_torchvision
 
 from ..config import load_config
 from .caffe2 import from_caffe2
-from .files import conversion, weights_file
+from .files import conversion_hint, find_weights
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
-# Not loaded: they follow from the config. Model-zoo files hold the anchors, which the torchvision engine does not save.
+# Not loaded, since they follow from the config. Model-zoo files contain the anchors; the torchvision engine saves none.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
-_TO_EVALUATE = (
+_NAME_A_DETECTOR = (
     "name a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
 )
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class Weights:
 
     Attributes:
         path: a file or an address; empty for random initialization.
-        sha256: of the file.
+        sha256: the file's hash.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py recorded; for a detector, what its run folder records (`detector_provenance`).
+        provenance: what convert.py recorded, or for a detector what its run folder records
+            (`read_detector_provenance`).
     """
 
     path: str
@@ -57,44 +60,45 @@ class Weights:
     provenance: dict[str, Any]
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for results.json: path, sha256 and provenance."""
+        """Return plain values for results.json: path, sha256 and provenance."""
         return {"path": self.path, "sha256": self.sha256, "provenance": self.provenance}
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Reads a `.pth`, `.pkl` or `.safetensors` file of a backbone or a whole detector in Detectron2's names.
+    """Read a `.pth`, `.pkl` or `.safetensors` file of a backbone or a whole detector in Detectron2's names.
 
-    MSRA's backbones (`detectron2://ImageNetPretrained/MSRA/R-50.pkl`), in Caffe2's names, are renamed.
+    The tensors of MSRA's backbones (`detectron2://ImageNetPretrained/MSRA/R-50.pkl`), in Caffe2's names, are renamed.
 
     Args:
-        path: of a file, or an address to download it from.
+        path: a file, or an address to download it from.
 
     Raises:
         UserError: a missing, damaged or changed file, other names, or values that no network can use.
     """
-    given, path = str(path), weights_file(str(path))
+    address = str(path)
+    path = find_weights(address)
     if not path:
         return Weights("", "", {}, {})
     try:
         file, needs = from_caffe2(read_weights_file(path))
     except Damaged as error:
-        if path == given:
+        if path == address:
             raise
-        raise UserError(f"{given}: {error}; check the address, and delete that file to download it again") from error
+        raise UserError(f"{address}: {error}; check the address, and delete that file to download it again") from error
     state = _without_prefix(file.tensors, path)
     if needs or file.content.get("matching_heuristics"):  # no prefix, as in Detectron2's own backbones
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     state = from_c4(state)
     if not any(name.startswith(PREFIX) for name in state):
         shown = ", ".join(list(state)[:3]) or "nothing"
-        raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {conversion(path)}")
+        raise UserError(f"{path} contains no {PREFIX}* (it contains {shown}, ...); {conversion_hint(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
-    return Weights(given, file.sha256, state, file.provenance or needs or detector_provenance(file.path))
+    return Weights(address, file.sha256, state, file.provenance or needs or read_detector_provenance(file.path))
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
-    """The tensors of the only network in Detectron2's names, without what precedes these (`model.`); or all."""
+    """Return the tensors of the only network in Detectron2's names, without a prefix such as `model.`; or all."""
     anchor = re.compile(r"((?:.*?\.)??)(?:backbone\.)?(?:bottom_up\.)?stem\.conv1\.weight")
     prefixes = list(dict.fromkeys(match[1] for match in map(anchor.fullmatch, tensors) if match))
     if len(prefixes) > 1:
@@ -104,29 +108,31 @@ def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def detector_provenance(path: Path) -> dict[str, Any]:
-    """What a run folder records about its detector ``path``; {} for other files.
+def read_detector_provenance(path: Path) -> dict[str, Any]:
+    """Read the provenance of the detector ``path`` from its run folder; return {} for other files.
 
-    - from the config.yaml next to it: the keys of INPUT and STRIDE_IN_1X1,
-    - from initial_weights.json: where its backbone came from before its fine-tuning, with ``fine_tuned_on``.
+    - config.yaml records the keys of INPUT and STRIDE_IN_1X1.
+    - initial_weights.json records where its backbone came from before its fine-tuning; ``fine_tuned_on`` is added.
 
     Raises:
         UserError: initial_weights.json is damaged.
     """
-    start_file, recorded = path.parent / "initial_weights.json", {}
+    initial_weights = path.parent / "initial_weights.json"
+    recorded: dict[str, Any] = {}
     trained_on = ["data that are not recorded"]
     with contextlib.suppress(UserError):  # no such file, or pretraining's or another program's, with other keys
         cfg = load_config(path.parent / "config.yaml")
-        recorded, trained_on = {key: get(cfg, key) for key in _CHECKED}, list(cfg.DATASETS.TRAIN)
-    if not path.name.startswith("model_") or not start_file.is_file():
+        recorded = {key: get(cfg, key) for key in _CHECKED}
+        trained_on = list(cfg.DATASETS.TRAIN)
+    if not path.name.startswith("model_") or not initial_weights.is_file():
         return recorded
-    start = read_json(start_file)
-    before = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
+    summary = read_json(initial_weights)
+    before = (summary.get("provenance") or {}) if summary.get("path") else {"method": "random"}
     return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
 
 
-def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:
-    """Compares the network and the input that ``cfg`` describes with those of the weights' pretraining.
+def check_config(weights: Weights, cfg: CfgNode) -> None:
+    """Compare the network and the input that ``cfg`` describes with those of the weights' pretraining.
 
     Raises:
         UserError: a key of ``cfg`` under which the weights would load but compute other features.
@@ -137,96 +143,99 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
     backbone = {n.removeprefix(PREFIX): t for n, t in weights.state.items() if n.startswith(PREFIX)}
     arch = infer_arch(to_torchvision(backbone), weights.path)
     if arch != f"resnet{depth}":
-        raise UserError(f"{weights.path} holds a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
+        raise UserError(f"{weights.path} contains a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
     keys = [key for key in weights.provenance if key.startswith(("MODEL.", "INPUT."))]
     if unknown := [key for key in _CHECKED if key not in keys]:
-        log(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
+        log.info(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
     for key in keys:
-        value, wanted = get(cfg, key), weights.provenance[key]
+        value = get(cfg, key)
+        expected = weights.provenance[key]
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in
             continue
-        if not _close(value, wanted):
-            raise UserError(f"{key} is {value}, but {weights.path} was pretrained with {wanted}; set {key} to {wanted}")
+        if not _is_close(value, expected):
+            raise UserError(
+                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set {key} to {expected}"
+            )
 
 
-def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:
-    """Refuses to resume a run under weights other than those it began with: it would neither read nor record them.
+def check_same_weights(path: str, summary: Mapping[str, Any], output_dir: str) -> None:
+    """Check that a run is resumed with the weights that it was started with: it would ignore any others.
 
     The file's content is compared, because run and weights may have been moved. A file that no longer exists passes.
 
     Args:
-        path: MODEL.WEIGHTS; empty: whatever the run began with.
-        began: `Weights.summary` of what the run began with.
+        path: MODEL.WEIGHTS. If empty, nothing is compared.
+        summary: `Weights.summary` of the weights that the run was started with.
 
     Raises:
-        UserError: ``path`` is another file, or the run began with random values.
+        UserError: ``path`` is another file, or the run was started from random values.
     """
-    recorded = began.get("sha256")  # empty: it began with random values
-    if "://" in path and recorded and path != began.get("path"):
-        path = weights_file(path)
-    if not path or (recorded and (not os.path.isfile(path) or sha256(path) == recorded)):
+    digest = summary.get("sha256")  # empty for random values
+    if "://" in path and digest and path != summary.get("path"):
+        path = find_weights(path)
+    if not path or (digest and (not os.path.isfile(path) or sha256(path) == digest)):
         return
-    start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"
+    initial = f"{summary.get('path')!r} (SHA-256 {digest[:8]}...)" if digest else "random values"
     raise UserError(
-        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and --resume reads its checkpoint; set "
-        "MODEL.WEIGHTS '' to resume, or leave --resume out to use that file"
+        f"MODEL.WEIGHTS is {path!r}, but {output_dir} was started from {initial}, and --resume reads its checkpoint; "
+        "set MODEL.WEIGHTS '' to resume, or omit --resume to use that file"
     )
 
 
 def load_weights(
-    model_state: Callable[[], Mapping[str, Tensor]],
-    weights: Weights,
-    *,
-    require_heads: bool = False,
-    log: Callable[[str], None] = print,
+    model_state: Callable[[], Mapping[str, Tensor]], weights: Weights, *, require_heads: bool = False
 ) -> None:
-    """Copies ``weights`` into a detector.
+    """Copy ``weights`` into a detector; log what was loaded and which heads stay random.
 
     Args:
         model_state: returns the detector's tensors under Detectron2's names, in its storage (as ``state_dict`` does).
         require_heads: the heads must load too (to resume, or for evaluation only).
-        log: called with one line that says what was loaded and which heads stay random.
 
     Raises:
         UserError: a tensor of the stem or res2-res5 (with ``require_heads``, any tensor) is missing, has no place in
             the detector or has another shape; nothing was written.
     """
-    if not weights.path:
+    path = weights.path
+    if not path:
         if require_heads:
-            raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
-        log("MODEL.WEIGHTS is empty: the backbone starts from random values")
+            raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_A_DETECTOR}")
+        log.info("MODEL.WEIGHTS is empty: the backbone starts from random values")
         return
-    target, state = (
-        {name: tensor for name, tensor in tensors.items() if not any(part in name for part in _OF_CONFIG)}
-        for tensors in (from_c4(model_state()), weights.state)
-    )
-    path, backbone_remedy = weights.path, "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
-    remedy = "use the config it was trained with" if require_heads else backbone_remedy
-
-    def is_required(name: str) -> bool:
-        return (require_heads or name.startswith(PREFIX)) and not name.endswith(COUNTER)
-
-    missing = [name for name in target if name not in state and is_required(name)]
+    target = _select_learned(from_c4(model_state()))
+    state = _select_learned(weights.state)
+    required = {
+        name for name in (*target, *state) if (require_heads or name.startswith(PREFIX)) and not name.endswith(COUNTER)
+    }
+    remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
+    if require_heads:
+        remedy = "use the config it was trained with"
+    missing = [name for name in target if name not in state and name in required]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
-        raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
+        raise UserError(f"{path} contains a backbone only, no detector; {_NAME_A_DETECTOR}")
     if missing:
         raise UserError(f"{path} lacks {shorten_list(missing)} of this detector; {remedy}")
-    if extra := [name for name in state if name not in target and is_required(name)]:
-        raise UserError(f"{path} holds {shorten_list(extra)}, which this detector does not have; {remedy}")
-    copied = [name for name in target if name in state and target[name].shape == state[name].shape]
-    random = [name for name in target if name not in copied and not name.endswith(COUNTER)]
-    if name := next(filter(is_required, random), ""):
-        needed, shape = tuple(target[name].shape), tuple(state[name].shape)
-        turned = " (transposed?)" if sorted(needed) == sorted(shape) else ""
-        raise UserError(f"{path}: {name} has shape {shape}, the detector needs {needed}{turned}; {remedy}")
+    extra = [name for name in state if name not in target and name in required]
+    if extra:
+        raise UserError(f"{path} contains {shorten_list(extra)}, which this detector does not have; {remedy}")
+    loaded = [name for name in target if name in state and target[name].shape == state[name].shape]
+    random = [name for name in target if name not in loaded and not name.endswith(COUNTER)]
+    for name in random:
+        if name in required:
+            expected, actual = tuple(target[name].shape), tuple(state[name].shape)
+            hint = " (transposed?)" if sorted(expected) == sorted(actual) else ""
+            raise UserError(f"{path}: {name} has shape {actual}, the detector needs {expected}{hint}; {remedy}")
     with torch.no_grad():
-        for name in copied:
+        for name in loaded:
             target[name].copy_(state[name])
-    parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in random})
-    log(f"loaded {len(copied)} tensors from {path}; random: {', '.join(parts) or 'nothing'}")
+    modules = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in random})
+    log.info(f"loaded {len(loaded)} tensors from {path}; random: {', '.join(modules) or 'nothing'}")
 
 
-def _close(a: Any, b: Any) -> bool:
+def _select_learned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not any(part in name for part in _OF_CONFIG)}
+
+
+def _is_close(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_is_close(x, y) for x, y in zip(a, b, strict=True))
     return math.isclose(a, b, rel_tol=1e-4) if isinstance(a, (int, float)) and isinstance(b, float) else a == b

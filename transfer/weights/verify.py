@@ -6,6 +6,7 @@ Detectron2's stages are computed from its names with plain convolutions, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torchvision
@@ -23,19 +24,19 @@ TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
 def verify(
-    written: Mapping[str, Tensor], backbone: BackboneFile, *, back: bool, stride_in_1x1: bool
+    written: Mapping[str, Tensor], backbone: BackboneFile, *, to_torchvision: bool, stride_in_1x1: bool
 ) -> dict[str, float]:
-    """The largest relative difference per stage between ``backbone`` and the tensors of the file it was written to.
+    """Return the largest relative difference per stage between ``backbone`` and the tensors of the converted file.
 
     Args:
-        back: the file has torchvision's names.
+        to_torchvision: the file has torchvision's names.
         stride_in_1x1: bottlenecks downsample in their first convolution rather than in the 3x3.
 
     Raises:
         UserError: a stage differs.
     """
     image, arch = sample_image(), backbone.arch
-    if back:
+    if to_torchvision:
         source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image, stride_in_1x1)
         return compare(source, torchvision_stages(written, arch, image, stride_in_1x1))
     plain = {name.removeprefix(PREFIX): tensor for name, tensor in written.items()}
@@ -44,7 +45,7 @@ def verify(
 
 
 def sample_image() -> Tensor:
-    """(1, 3, 96, 128): a normalized image of smooth shapes and noise, always the same."""
+    """Return a normalized image of smooth shapes and noise, always the same: (1, 3, 96, 128)."""
     noise = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
     rows, columns = torch.meshgrid(torch.linspace(-3, 3, 96), torch.linspace(-4, 4, 128), indexing="ij")
     waves = torch.stack([torch.sin(rows + columns), torch.cos(2 * rows), torch.sin(3 * columns)])
@@ -55,7 +56,7 @@ def sample_image() -> Tensor:
 def torchvision_stages(
     state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
 ) -> dict[str, Tensor]:
-    """res2..res5 of torchvision's ResNet with the weights ``state`` (torchvision's names)."""
+    """Compute res2..res5 by torchvision's ResNet with the weights ``state`` (torchvision's names)."""
     resnet = getattr(torchvision.models, arch)(weights=None)
     resnet.fc = nn.Identity()
     kernel = state["conv1.weight"].shape[-1]  # 3 in the CIFAR stem
@@ -71,14 +72,8 @@ def torchvision_stages(
 def plain_stages(
     state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
 ) -> dict[str, Tensor]:
-    """res2..res5 computed from Detectron2's names (no prefix) with nothing but convolutions."""
-
-    def conv(x: Tensor, name: str, stride: int = 1) -> Tensor:
-        weight = state[f"{name}.weight"]
-        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-        mean, var = state[f"{name}.norm.running_mean"], state[f"{name}.norm.running_var"]
-        return F.batch_norm(x, mean, var, state[f"{name}.norm.weight"], state[f"{name}.norm.bias"])
-
+    """Compute res2..res5 from Detectron2's names (no prefix) with nothing but convolutions."""
+    conv = partial(_convolve, state)
     x = F.max_pool2d(F.relu(conv(image, "stem.conv1", 2)), 3, 2, 1)
     stages: dict[str, Tensor] = {}
     for stage, blocks in zip(STAGES, DEPTHS[arch], strict=True):
@@ -98,21 +93,28 @@ def plain_stages(
     return stages
 
 
+def _convolve(state: Mapping[str, Tensor], x: Tensor, name: str, stride: int = 1) -> Tensor:
+    weight = state[f"{name}.weight"]
+    x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+    mean, var = state[f"{name}.norm.running_mean"], state[f"{name}.norm.running_var"]
+    return F.batch_norm(x, mean, var, state[f"{name}.norm.weight"], state[f"{name}.norm.bias"])
+
+
 def compare(
     source: Mapping[str, Tensor], target: Mapping[str, Tensor], of: str = "the converted weights"
 ) -> dict[str, float]:
-    """Largest difference per name, relative to the largest absolute value in the source.
+    """Return the largest difference per name, relative to the largest absolute value in the source.
 
     Args:
-        of: what the target is, for the message.
+        of: a description of the target, for the error.
 
     Raises:
         UserError: one differs by more than TOLERANCE, or is not finite.
     """
     errors: dict[str, float] = {}
-    for name, wanted in source.items():
-        scale = wanted.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-        errors[name] = float((wanted - target[name]).abs().max() / scale)
+    for name, expected in source.items():
+        scale = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+        errors[name] = float((expected - target[name]).abs().max() / scale)
         if not errors[name] <= TOLERANCE:  # NaN fails, too
             raise UserError(
                 f"{name} of {of} differs by {errors[name]:.1e} relative, above {TOLERANCE:.0e}; nothing was written"

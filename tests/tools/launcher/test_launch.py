@@ -83,7 +83,7 @@ JCL = ["pretrain", "--method", "jcl"]
         ([*TORCHVISION, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         ([*TORCHVISION, *TRUTH, "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         ([*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
-         "is 12; it must be a multiple of the 8 processes"),
+         "is 12; it must be a multiple of 8"),
         (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "50% holds a '%'"),
     ],
 )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
 
 
 def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transfer.weights.files.local_file", lambda address: pytest.fail(address))
+    monkeypatch.setattr("transfer.weights.files.download", lambda address: pytest.fail(address))
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
     assert launch.main([*words, "--dry-run"]) == 0

@@ -20,7 +20,10 @@ UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
-def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_fails_or_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
@@ -30,14 +33,15 @@ def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
         data.check_early(cfg, [name])  # too slow to read here
-    logged: list[str] = []
     skipping, out = f"{name}:skip_bad", tmp_path / "with:colon"
-    data.prepare(tiny_coco.config(out, skipping, **keys), [skipping], logged.append)
+    data.prepare(tiny_coco.config(out, skipping, **keys), [skipping])
+    logged = caplog.messages
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
     assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
     out = out.rename(tmp_path / "moved")
-    checked, images = data.resolve(skipping, out)
-    assert len(data.read(checked)["annotations"]) == len(content["annotations"]) - 1 and images == tmp_path / "data"
+    checked = data.resolve(skipping, out)
+    assert checked.images == tmp_path / "data"
+    assert len(data.read(checked.annotations)["annotations"]) == len(content["annotations"]) - 1
     refused(lambda: data.resolve(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
     cfg = tiny_coco.config(tmp_path / "out", skipping, MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
@@ -57,13 +61,13 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
     def prepare(name: str) -> CfgNode:
         cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (name,)})
         data.check_early(cfg, [good, name])
-        data.prepare(cfg, [good, name], lambda _: None)
+        data.prepare(cfg, [good, name])
         return cfg
 
     refused(lambda: prepare(bad), bad.split(":")[1], "image 1: ", path, ":skip_bad")
-    content = data.read(data.resolve(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR)[0])
+    content = data.read(data.resolve(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR).annotations)
     assert [image["id"] for image in content["images"]] == [2, 3, 4, 5, 6]
-    assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["left_out"]) == 3
+    assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["skipped_records"]) == 3
 
 
 def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
@@ -100,8 +104,8 @@ def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(json.dumps(content, ensure_ascii=False), encoding=encoding)
         data.prepare(cfg, [name])
-    copy = data.read(data.resolve(name, cfg.OUTPUT_DIR)[0])
-    assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["left_out"] == []
+    copy = data.read(data.resolve(name, cfg.OUTPUT_DIR).annotations)
+    assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["skipped_records"] == []
     assert [record["iscrowd"] for record in copy["annotations"]].count(1) == 2
     path.write_text(json.dumps(content | {"info": "紅"}, ensure_ascii=False), encoding="gbk")
     refused(lambda: data.prepare(cfg, [name]), path, "UTF-8")
@@ -135,7 +139,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json").write_text("{}")
     refused(lambda: data.find("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
-    assert data.resolve("keypoints_coco_2017_train", "")[1] == tmp_path / "coco" / "train2017"
+    assert data.resolve("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
     refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.find(bad), bad, "coco:ANNOTATIONS")
@@ -143,23 +147,26 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
-def test_images_that_train_and_test_share_and_small_boxes_are_told(tmp_path: Path) -> None:
+def test_images_that_train_and_test_share_and_small_boxes_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     train = tiny_coco.write(tmp_path / "data")
     test = train.replace(".json", "_test.json")
     shutil.copy(train.split(":")[1], test.split(":")[1])
     tiny_coco.edit(test, lambda content: content.update(images=content["images"][:2], annotations=[]))
     (tmp_path / "link").symlink_to(tmp_path / "data")
     tiny_coco.edit(train, lambda content: content["annotations"][0].update(bbox=[10, 10, 30, 3]))
-    logged: list[str] = []
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
-    data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST], logged.append)
+    data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
+    logged = caplog.messages
     assert "11% of its boxes" in logged[0] and "MIN_SIZE_TEST" in logged[0]
     assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
     assert str(tmp_path / "data/1.png") in logged[2] and str(tmp_path / "data/3.png") not in logged[2]
-    logged.clear()
+    caplog.clear()
     cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", 500, "INPUT.MAX_SIZE_TEST", 1000])
-    data.prepare(cfg, cfg.DATASETS.TRAIN, logged.append)
-    assert logged == []
+    data.prepare(cfg, cfg.DATASETS.TRAIN)
+    assert caplog.messages == []
 
 
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
@@ -169,9 +176,9 @@ def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
     cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
     data.prepare(cfg, twins)
-    contents = [data.read(data.resolve(name, cfg.OUTPUT_DIR)[0]) for name in twins]
+    contents = [data.read(data.resolve(name, cfg.OUTPUT_DIR).annotations) for name in twins]
     assert [content["info"] for content in contents] == twins
-    assert all("box [0, 0, 0] is not" in content["left_out"][0] for content in contents)
+    assert all("box [0, 0, 0] is not" in content["skipped_records"][0] for content in contents)
     assert len({data.folder_name(name) for name in twins}) == 2
 
 
@@ -234,7 +241,7 @@ def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None
 def test_cocos_names_are_those_of_detectron2() -> None:
     from detectron2.data import MetadataCatalog
 
-    assert data._coco_names() == MetadataCatalog.get("coco_2017_train").thing_classes
+    assert data._read_coco_names() == MetadataCatalog.get("coco_2017_train").thing_classes
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +251,7 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))
     path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
     path.parent.mkdir()
-    content["categories"] = [{"id": i, "name": label} for i, label in enumerate(data._coco_names())]
+    content["categories"] = [{"id": i, "name": label} for i, label in enumerate(data._read_coco_names())]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg, ["coco_2017_val"]), "annotation 1 of image 1")

@@ -16,7 +16,7 @@ from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import CONFIGS
-from transfer import preflight, train_net
+from transfer import preflight
 from transfer.coco import catalog
 from transfer.config import load_config
 from transfer.weights.convert import convert
@@ -67,7 +67,7 @@ def command(recipe: str, *flags: str, **more: Any) -> list[str]:
 
 
 def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
-    return train_net.work(train_net.parse(command(recipe, *flags, **more)))
+    return tiny_coco.fine_tune(command(recipe, *flags, **more))
 
 
 @pytest.mark.detectron2
@@ -98,7 +98,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
 
 
 @pytest.mark.detectron2
-def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> None:
+def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from detectron2.modeling import build_model
 
     from transfer.detectron2_engine.engine import detectron2_config
@@ -106,13 +106,14 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
     torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
     convert(tmp_path / "r50.pth", tmp_path / "w.pth")
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml", ["MODEL.DEVICE", "cpu"])
-    model, lines = build_model(detectron2_config(cfg, print)), []
+    model = build_model(detectron2_config(cfg, print))
+    caplog.set_level("INFO")
     weights = read_weights(tmp_path / "w.pth")
-    load_weights(model.state_dict, weights, log=lines.append)
+    load_weights(model.state_dict, weights)
     own = from_c4(model.state_dict())
     loaded = [name for name in own if name in weights.state]
     assert len(loaded) == len(weights.state) and all(torch.equal(own[n], weights.state[n]) for n in loaded)
-    assert lines[0].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
+    assert caplog.messages[-1].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
 
 
 @pytest.mark.detectron2

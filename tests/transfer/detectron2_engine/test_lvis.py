@@ -77,4 +77,4 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cfg = load_config(CONFIGS / RECIPE)
     refused(lambda: preflight.check_inputs(cfg, eval_only=False, weights=False), "lvis/lvis_v1_train.json")
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda package: None if package == "lvis" else 1)
-    refused(lambda: catalog.files("lvis_v1_val"), "pip install --no-deps lvis")
+    refused(lambda: catalog.find_files("lvis_v1_val"), "pip install --no-deps lvis")

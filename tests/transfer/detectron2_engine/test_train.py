@@ -14,7 +14,7 @@ from pretrain.common.errors import UserError
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import assert_equal_states, saved
-from transfer.train_net import configure, launch, main, parse, work
+from transfer.train_net import launch, main, parse, resolve_config
 from transfer.weights.convert import convert
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
@@ -37,7 +37,7 @@ def command(tmp_path: Path, name: str, *flags: str, **keys: Any) -> list[str]:
 
 
 def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return work(parse(command(tmp_path, name, *flags, **keys)))
+    return tiny_coco.fine_tune(command(tmp_path, name, *flags, **keys))
 
 
 def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
@@ -102,8 +102,8 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
-    with pytest.raises(UserError, match="holds an earlier run"):  # raised by a rank, and again by its parent
-        launch(parse(words), configure(parse(words)))
+    with pytest.raises(UserError, match="contains an earlier run"):  # raised by a rank, and again by its parent
+        launch(parse(words), *resolve_config(parse(words)))
 
 
 def test_augmentation_at_test_time_is_added(

@@ -23,9 +23,13 @@ from transfer.weights.load import Weights, check_config, load_weights, read_weig
 from transfer.weights.verify import STAGES, sample_image
 
 MSRA = {
-    "MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256, "MODEL__RESNETS__STRIDE_IN_1X1": True,
-    "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675], "MODEL__PIXEL_STD": [1.0, 1.0, 1.0], "INPUT__FORMAT": "BGR",
-}  # fmt: skip
+    "MODEL__RESNETS__DEPTH": 50,
+    "MODEL__RESNETS__RES2_OUT_CHANNELS": 256,
+    "MODEL__RESNETS__STRIDE_IN_1X1": True,
+    "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675],
+    "MODEL__PIXEL_STD": [1.0, 1.0, 1.0],
+    "INPUT__FORMAT": "BGR",
+}
 
 
 class Case:
@@ -60,7 +64,7 @@ def in_torchvision(weights: Weights) -> list[Tensor]:
     """res2-res5 of the torchvision engine's backbone, in evaluation."""
     model = BottomUp("resnet50", nn.BatchNorm2d, stride_in_1x1=True, freeze_at=0)
     holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": model})})
-    load_weights(holder.state_dict, weights, log=lambda _: None)
+    load_weights(holder.state_dict, weights)
     with torch.no_grad():
         return model.eval()(sample_image()[..., :64, :64])
 
@@ -101,7 +105,7 @@ def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
 def test_it_does_not_become_torchvisions(case: Case, tmp_path: Path) -> None:
     refused(lambda: read_backbone(case.weights.path), case.weights.path)
     for source in (case.source, case.weights.path):
-        refused(lambda source=source: convert(source, tmp_path / "plain.pth", back=True), "STRIDE_IN_1X1")
+        refused(lambda source=source: convert(source, tmp_path / "plain.pth", to_torchvision=True), "STRIDE_IN_1X1")
     assert list(tmp_path.iterdir()) == []
 
 

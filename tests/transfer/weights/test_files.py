@@ -13,7 +13,7 @@ from tests.errors import refused
 from tests.resnets import resnet_state
 from transfer.weights import files
 from transfer.weights.convert import convert
-from transfer.weights.files import weights_file
+from transfer.weights.files import find_weights
 from transfer.weights.load import check_same_weights, read_weights
 
 ROOT = "https://example.org/models"
@@ -48,7 +48,7 @@ def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], ba
     shutil.copy(backbone, folder / "a.pth")
     began = read_weights(f"{ROOT}/a.pth").summary()
     assert began == {**read_weights(backbone).summary(), "path": f"{ROOT}/a.pth"}
-    assert Path(weights_file(f"{ROOT}/a.pth")).read_bytes() == backbone.read_bytes() and len(asked) == 1
+    assert Path(find_weights(f"{ROOT}/a.pth")).read_bytes() == backbone.read_bytes() and len(asked) == 1
     check_same_weights(f"{ROOT}/a.pth", began, "out")
     (folder / "b.pth").write_text("other")
     refused(lambda: check_same_weights(f"{ROOT}/b.pth", began, "out"), "b.pth", "a.pth", sha256(backbone)[:8])
@@ -61,12 +61,12 @@ def test_detectron2s_addresses(site: tuple[Path, list[str]], backbone: Path) -> 
     from detectron2.utils.file_io import PathManager
 
     shutil.copy(backbone, site[0] / "a.pth")
-    ours = weights_file("detectron2://a.pth")
+    ours = find_weights("detectron2://a.pth")
     assert PathManager.get_local_path("detectron2://a.pth") == ours and site[1] == [f"{files.DETECTRON2}a.pth"]
 
 
 def test_what_cannot_be_downloaded_or_read_is_named(site: tuple[Path, list[str]], tmp_path: Path) -> None:
     for address in (f"{ROOT}/lost.pth", "s3://bucket/a.pth"):
-        refused(lambda address=address: weights_file(address), address)
+        refused(lambda address=address: find_weights(address), address)
     (site[0] / "page.pth").write_text("<html>log in first</html>")
     refused(lambda: read_weights(f"{ROOT}/page.pth"), ROOT, tmp_path / "cache", "log in first", "delete that file")

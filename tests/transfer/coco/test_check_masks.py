@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from transfer.coco.masks import mask_problem
+from transfer.coco.check import find_mask_problem
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -21,10 +21,10 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     size, counts = [height, width], code["counts"].decode()
     runs = np.diff(np.flatnonzero(np.diff(pixels.ravel("F"), prepend=False, append=not pixels[-1, -1])), prepend=0)
     for good in (counts, runs.tolist()):
-        assert mask_problem({"size": size, "counts": good}, width, height) == ""
+        assert find_mask_problem({"size": size, "counts": good}, width, height) == ""
     shorter: Any = coco_mask.encode(np.asfortranarray(pixels[:-1], np.uint8))
     for bad in (shorter["counts"].decode(), runs[:-1].tolist(), [*runs.tolist()[:-1], 99999]):
-        text = mask_problem({"size": size, "counts": bad}, width, height)
+        text = find_mask_problem({"size": size, "counts": bad}, width, height)
         assert f"do not sum to {height * width}" in text
 
 
@@ -50,4 +50,4 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     ],
 )
 def test_an_invalid_mask_is_named(mask: Any, message: str) -> None:
-    assert message in mask_problem(mask, 6, 8)
+    assert message in find_mask_problem(mask, 6, 8)

@@ -8,7 +8,7 @@ Modules that the user imports (`pretrain.common.config.extensions`) register her
   uninterrupted one.
 - `HOOKS`: a name in SOLVER.HOOKS -> function of the config that returns a hook of Detectron2's (HookBase), or an object
   with some of its methods. It is called before checkpoints, evaluation and metrics.json, on every rank; its ``trainer``
-  is `transfer.state.State`.
+  is `transfer.trainer.Trainer`.
 """
 
 from __future__ import annotations

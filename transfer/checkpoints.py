@@ -5,8 +5,9 @@ The newest has the most iterations, which each file stores; file times change wh
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,21 @@ from pretrain.common.weights.file import load_torch
 
 from .preflight import EVALUATING
 
+log = logging.getLogger(__name__)
 BEST = "model_best.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint completely or not at all, and never weights that are not finite.
+    """Write a checkpoint completely or not at all, and never weights that are not finite.
 
     Args:
-        state: holds at least ``model`` (names -> tensors) and ``iteration`` (the last completed one, from 0).
+        state: contains at least ``model`` (names -> tensors) and ``iteration`` (the last completed one, from 0).
 
     Raises:
         UserError: training has diverged, or the disk is full.
     """
-    if name := _not_finite(state["model"]):
+    name = first_nonfinite(state["model"])
+    if name:
         raise UserError(
             f"training diverged: after iteration {state['iteration']} {name} has values that are not finite, so no "
             "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
@@ -40,18 +43,17 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
-    """The checkpoints to resume from, newest first; ``evaluating`` includes that of an unfinished evaluation."""
+    """Return the checkpoints to resume from, newest first; ``evaluating`` adds that of an unfinished evaluation."""
     folder = Path(output_dir)
-    periodic = [path for path in folder.glob("model_*.pth") if path.name != BEST]
-    unfinished = [folder / EVALUATING] if evaluating and (folder / EVALUATING).is_file() else []
+    paths = [path for path in folder.glob("model_*.pth") if path.name != BEST]
+    if evaluating and (folder / EVALUATING).is_file():
+        paths.append(folder / EVALUATING)
     # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
-    return sorted([*unfinished, *periodic], key=lambda p: (_iteration(p), p.name == EVALUATING, p.name), reverse=True)
+    return sorted(paths, key=lambda path: (_iteration(path), path.name == EVALUATING, path.name), reverse=True)
 
 
-def newest(
-    output_dir: str | Path, warn: Callable[[str], None] = print, *, evaluating: bool = False
-) -> tuple[Path, dict[str, Any]] | None:
-    """The newest good checkpoint and its content; None if the folder holds no checkpoint.
+def load_newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    """Load the newest good checkpoint; return None if the folder contains no checkpoint.
 
     One that is damaged, or whose weights are not finite, is skipped with a warning.
 
@@ -61,47 +63,54 @@ def newest(
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-
-    def read_finite(path: Path) -> dict[str, Any]:
-        state = checkpoint.read(path)
-        if name := _not_finite(state.get("model")):
-            raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
-        return state
-
-    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, warn, read_finite)
+    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, log.warning, _read_finite)
 
 
-def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start from the beginning.
+def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """Load the newest good checkpoint on every rank; rank 0 chooses it. Return None for a new run.
 
     Raises:
         UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen, or sees one where rank 0 sees
             none.
     """
-
-    def choose() -> str:
-        chosen = newest(output_dir, warn, evaluating=True)
-        return chosen[0].name if chosen else ""
-
-    name = on_first_rank(choose)
+    contents: dict[str, dict[str, Any]] = {}  # what rank 0 has read
+    name = on_first_rank(_choose, output_dir, contents)
     if not name:
         check_agreement(bool(all_in(output_dir, evaluating=True)), f"whether {output_dir} holds a checkpoint")
         return None
     path = Path(output_dir) / name
-    return path, on_every_rank(lambda: checkpoint.read(path))
+    return path, on_every_rank(lambda: contents.get(name) or checkpoint.read(path))
+
+
+def _choose(output_dir: str | Path, contents: dict[str, dict[str, Any]]) -> str:
+    """Return the name of the newest good checkpoint, whose content is put into ``contents``, or an empty string."""
+    newest = load_newest(output_dir, evaluating=True)
+    if newest is None:
+        return ""
+    path, content = newest
+    contents[path.name] = content
+    return path.name
+
+
+def _read_finite(path: Path) -> dict[str, Any]:
+    state = checkpoint.read(path)
+    name = first_nonfinite(state.get("model"))
+    if name:
+        raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
+    return state
 
 
 def _iteration(path: Path) -> int:
-    """The last completed iteration, read without the tensors; -1 where none is stored."""
+    """Return the last completed iteration, read without the tensors; -1 where none is stored."""
     try:
         return int(load_torch(path, mmap=True).get("iteration", -1))
     except Exception:  # damaged, or not plain: first in order, so that reading all of it says what is wrong
         return sys.maxsize
 
 
-def _not_finite(model: Any) -> str:
-    """The name of the first tensor that is not finite, or an empty string."""
-    tensors = model if isinstance(model, Mapping) else {}
-    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
-    finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist() if real else []
-    return next((name for name, is_finite in zip(real, finite, strict=True) if not is_finite), "")
+def first_nonfinite(state_dict: Any) -> str:
+    """Return the name of the first tensor that is not finite, or an empty string."""
+    tensors = state_dict if isinstance(state_dict, Mapping) else {}
+    floats = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    finite = torch.stack([tensor.isfinite().all() for tensor in floats.values()]).tolist() if floats else []
+    return next((name for name, is_finite in zip(floats, finite, strict=True) if not is_finite), "")

@@ -16,7 +16,6 @@ one rank and starts no others.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import os
 import shlex
@@ -200,7 +199,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
-    engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
+    engine = train.load_engine(name)
     with process_group():
         device = join(cfg.MODEL.DEVICE)
         on_every_rank(extensions.load)
@@ -213,7 +212,13 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
             on_every_rank(lambda: [data.resolve(name, out) for name in names])
             weights, summary = _initial_weights(cfg, args)
             metrics = train.run(
-                engine, cfg, weights=weights, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize
+                engine,
+                cfg,
+                device,
+                weights=weights,
+                resume=args.resume,
+                eval_only=args.eval_only,
+                visualize=args.visualize,
             )
             if not is_main():
                 return {}
@@ -240,7 +245,7 @@ def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     from transfer.weights.load import check_same_weights
 
     cfg, began = cfg.clone(), Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-    if newest := checkpoints.newest(cfg.OUTPUT_DIR) if resume else None:
+    if newest := checkpoints.load_newest(cfg.OUTPUT_DIR) if resume else None:
         if began.is_file():
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(began), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(began.with_name("config.yaml")).SOLVER.clone()  # the report shows its length

@@ -203,7 +203,7 @@ def average_gradients(module: nn.Module, when: bool) -> contextlib.AbstractConte
     return cast(contextlib.AbstractContextManager[None], module.no_sync())
 
 
-def on_first_rank(function: Callable[[], T]) -> T:
+def on_first_rank(function: Callable[..., T], *args: Any) -> T:
     """Calls ``function`` on rank 0, or in a single process, and returns its result on every rank.
 
     What ranks must agree on (which checkpoint to resume from, whether a run is complete) is read by one of them: each
@@ -213,12 +213,12 @@ def on_first_rank(function: Callable[[], T]) -> T:
         UserError: ``function`` raised it on rank 0, or failed there with another error.
     """
     if world_size() == 1:
-        return function()
+        return function(*args)
     box: list[Any] = [None, None]
     failure: BaseException | None = None
     if dist.get_rank() == 0:
         try:
-            box[0] = function()
+            box[0] = function(*args)
         except Exception as error:
             failure, box[1] = error, (str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}")
     dist.broadcast_object_list(box)
@@ -238,7 +238,7 @@ def gather_objects(value: T) -> list[T]:
     return values
 
 
-def on_every_rank(function: Callable[[], T]) -> T:
+def on_every_rank(function: Callable[..., T], *args: Any) -> T:
     """Calls ``function`` on every rank and returns this rank's result.
 
     Raises:
@@ -246,11 +246,11 @@ def on_every_rank(function: Callable[[], T]) -> T:
             that failed; where only some failed, it names them.
     """
     if world_size() == 1:
-        return function()
+        return function(*args)
     result: Any = None
     reason = ""
     try:
-        result = function()
+        result = function(*args)
     except UserError as error:
         reason = str(error)
     reasons = gather_objects(reason)

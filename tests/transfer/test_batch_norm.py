@@ -32,13 +32,11 @@ def network(norm: type[nn.Module]) -> nn.Sequential:
 def settle(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
     """The statistics of ``batches`` in the frozen norms of ``backbone``, by default the whole model."""
     engine = SimpleNamespace(
-        FROZEN_NORM=FrozenBatchNorm2d, backbone_features=lambda model, batch: (backbone or model)(batch)
+        frozen_norm=FrozenBatchNorm2d, run_backbone=lambda model, batch: (backbone or model)(batch)
     )
-    state: Any = SimpleNamespace(
-        model=model, engine=engine, batches=lambda **_: iter([*batches, None]), cfg=SimpleNamespace(SEED=0),
-        log=SimpleNamespace(info=lambda _: None),
-    )  # fmt: skip
-    batch_norm.estimate_frozen_bn(state, len(batches))
+    data = SimpleNamespace(batches=lambda **_: iter([*batches, None]))
+    trainer: Any = SimpleNamespace(model=model, engine=engine, data=data, cfg=SimpleNamespace(SEED=0))
+    batch_norm.estimate_frozen_bn(trainer, len(batches))
 
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -11,7 +11,8 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import samplers, train
-from transfer.torchvision_engine import data, engine
+from transfer.torchvision_engine import data
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
@@ -78,9 +79,9 @@ def models(ours, theirs):
 
 def batch_of(ours, theirs, indices, seed=3):
     """The same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
-    records, flips = data.training_records(ours)
+    records, flips = data.load_training_records(ours)
     mapper = build_mapper(ours, True, flips)
-    mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
+    mine = [mapper(records[i], (seed, i)) for i in indices]
     other = []
     for record in mine:
         target = record["target"]
@@ -127,9 +128,9 @@ def test_detections_are_equal(tmp_path, kind, depth):
     own, other = models(ours, theirs)
     own.eval()
     other.eval()
-    records, ids, flips = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
-    mapper = build_mapper(ours, False, flips)
-    for record in [mapper(records[i], None) for i in range(3)]:
+    records, ids, _ = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
+    mapper = build_mapper(ours, False)
+    for record in [mapper(records[i], (0, i)) for i in range(3)]:
         with torch.no_grad():
             mine = to_coco(own([record])[0], record, list(range(len(ids))))
             yours = instances_to_coco_json(other([record])[0]["instances"], record["image_id"])
@@ -184,8 +185,9 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     """Reader, resize, flip, boxes, polygons, bit masks, keypoints: what training sees, for every image."""
     ours, theirs = both(tmp_path, kind, INPUT__FORMAT="BGR", INPUT__MASK_FORMAT=masks)
     theirs.MODEL.MASK_ON = True
+    monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
     dicts = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
-    records, flips = data.training_records(ours)
+    records, flips = data.load_training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
         mapper = Mapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
@@ -194,7 +196,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
         reference = DatasetMapper(**settings, augmentations=augmentations)
         for entry, record in zip(dicts, records, strict=True):
             wanted = reference(entry)
-            got = mapper(record, _Heads())
+            got = mapper(record, (0, 0))
             assert torch.equal(got["image"], wanted["image"])
             instances, target = wanted["instances"], got["target"]
             assert torch.allclose(target["boxes"], instances.gt_boxes.tensor, atol=1e-5)
@@ -252,7 +254,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
 def test_detectron2_reads_our_checkpoint(tmp_path):
     """Its own checkpointer reads every tensor, as it does MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    train.run(engine, ours, weights=read_weights(""))
+    train.run(TorchvisionEngine, ours, torch.device("cpu"), weights=read_weights(""))
     torch.manual_seed(1)
     other = build_theirs(theirs)
     left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))

@@ -28,7 +28,7 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
 from transfer import batch_norm, checkpoints, train, train_net
-from transfer.torchvision_engine import engine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -63,7 +63,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
             run(halves)
     assert [path.name for path in checkpoints.all_in(folder / "halves")] == ["model_0000002.pth"]
 
-    evaluate = engine.evaluate
+    evaluate = TorchvisionEngine.evaluate
 
     def stopped(*args, **keys):
         if rank == 1:
@@ -71,7 +71,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
         return evaluate(*args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "evaluate", stopped)  # the resumed run evaluates once, after its last iteration
+        patch.setattr(TorchvisionEngine, "evaluate", stopped)  # the resumed run evaluates once, at its end
         with pytest.raises(Stopped, match="SIGUSR1"):
             run(halves, resume=True)
     interrupt.clear()
@@ -122,15 +122,15 @@ def _evaluate_one_network(rank: int, folder: Path, name: str) -> None:
     keys = {"MODEL__RESNETS__NORM": "BN", "MODEL__FPN__NORM": "BN", "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
     cfg = tiny_coco.config(folder / "bn", name, **keys)
     evaluated: list[torch.Tensor] = []
-    evaluate = engine.evaluate
+    evaluate = TorchvisionEngine.evaluate
 
-    def watched(cfg: Any, model: nn.Module, *args: Any, **keys: Any) -> Any:
+    def watched(engine: TorchvisionEngine, model: nn.Module, *args: Any, **keys: Any) -> Any:
         tensors = model.state_dict().values()
         evaluated.append(torch.cat([tensor.double().flatten() for tensor in tensors]))
-        return evaluate(cfg, model, *args, **keys)
+        return evaluate(engine, model, *args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "evaluate", watched)
+        patch.setattr(TorchvisionEngine, "evaluate", watched)
         run(cfg)
     assert len(evaluated) == 2
     for values in evaluated:
@@ -155,7 +155,7 @@ def _average_gradients_once(rank: int) -> None:
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
-    sum(train.accumulated_losses(parallel, images, 3, lambda loss: loss).values()).backward()
+    sum(train.accumulate_losses(parallel, images, 3, lambda loss: loss).values()).backward()
     whole, *_ = accumulate.gradient(1, accumulate.IMAGES[:6])
     torch.testing.assert_close(toy.weight.grad, whole)
     assert len(reduced) == 1
@@ -165,15 +165,15 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
     """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
     if rank == 1:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), out, "True on rank 1")
+    refused(lambda: checkpoints.load_newest_on_all_ranks(out), out, "True on rank 1")
     (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), "rank 1 of 2", "model_0000005.pth")
+    refused(lambda: checkpoints.load_newest_on_all_ranks(out), "rank 1 of 2", "model_0000005.pth")
     write(out, "model_0000005.pth", 5)
     if rank == 1:
         write(out, "model_0000009.pth", 9)
-    found = checkpoints.agreed(out)
+    found = checkpoints.load_newest_on_all_ranks(out)
     assert found is not None and found[1]["iteration"] == 5
 
 

@@ -82,7 +82,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
     protocol = results["protocol"]
     assert (protocol["backbone"], protocol["heads"]) == ("R50-C4", "Res5ROIHeadsExtraNorm")
-    assert results["predictions"] == {} and "no pictures of voc_2007_test" in Path("out/log.txt").read_text()
+    assert results["predictions"] == {} and "no figures of voc_2007_test" in Path("out/log.txt").read_text()
     lines = [json.loads(line) for line in Path("out/metrics.json").read_text().splitlines()]
     assert "bbox/AP50" in lines[-1]
     saved = torch.load("out/model_final.pth")["model"]
@@ -106,7 +106,7 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
     torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
     convert(tmp_path / "r50.pth", tmp_path / "w.pth")
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml", ["MODEL.DEVICE", "cpu"])
-    model, lines = build_model(detectron2_config(cfg, print)), []
+    model, lines = build_model(detectron2_config(cfg)), []
     weights = read_weights(tmp_path / "w.pth")
     load_weights(model.state_dict, weights, log=lines.append)
     own = from_c4(model.state_dict())

@@ -26,7 +26,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_name, check_writable, existing_file
 from pretrain.data.folders import images_below
 from transfer.config_keys import describe_keys
-from transfer.predict import build_detector, find_detector, predict_files
+from transfer.predict import load_detector, predict_files
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     extensions.add(args.extensions)
     images = _list_images(args.images)
-    detector = find_detector(args.run or args.config_file, engine=args.engine, opts=args.opts)
     output = Path(args.output)
     products = (
         ["predictions.json", "images.json"] if args.no_pictures else ["predictions.json", "images.json", "pictures"]
@@ -43,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if (output / name).exists():
             raise UserError(f"--output {output} holds {name} already; choose another folder, or remove it")
     check_writable(output / "predictions.json")
-    print(predict_files(build_detector(detector), images, output, None if args.no_pictures else args.threshold))
+    detector = load_detector(args.run or args.config_file, engine=args.engine, opts=args.opts)
+    print(predict_files(detector, images, output, None if args.no_pictures else args.threshold))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

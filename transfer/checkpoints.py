@@ -53,9 +53,7 @@ def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
 
 
 def load_newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Path, dict[str, Any]] | None:
-    """Load the newest good checkpoint; return None if the folder contains no checkpoint.
-
-    One that is damaged, or whose weights are not finite, is skipped with a warning.
+    """Load the newest checkpoint that is not damaged; return None if the folder contains no checkpoint.
 
     Args:
         evaluating: consider the checkpoint that was saved before an unfinished evaluation, too.
@@ -63,7 +61,9 @@ def load_newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Pa
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, log.warning, _read_finite)
+    return checkpoint.first_readable(
+        all_in(output_dir, evaluating=evaluating), output_dir, log.warning, checkpoint.read
+    )
 
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
@@ -92,14 +92,6 @@ def _choose(output_dir: str | Path, contents: dict[str, dict[str, Any]]) -> str:
     return path.name
 
 
-def _read_finite(path: Path) -> dict[str, Any]:
-    state = checkpoint.read(path)
-    name = first_nonfinite(state.get("model"))
-    if name:
-        raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
-    return state
-
-
 def _iteration(path: Path) -> int:
     """Return the last completed iteration, read without the tensors; -1 where none is stored."""
     try:
@@ -108,9 +100,8 @@ def _iteration(path: Path) -> int:
         return sys.maxsize
 
 
-def first_nonfinite(state_dict: Any) -> str:
+def first_nonfinite(state_dict: Mapping[str, torch.Tensor]) -> str:
     """Return the name of the first tensor that is not finite, or an empty string."""
-    tensors = state_dict if isinstance(state_dict, Mapping) else {}
-    floats = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    floats = {name: tensor for name, tensor in state_dict.items() if tensor.is_floating_point()}
     finite = torch.stack([tensor.isfinite().all() for tensor in floats.values()]).tolist() if floats else []
     return next((name for name, is_finite in zip(floats, finite, strict=True) if not is_finite), "")

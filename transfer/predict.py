@@ -34,19 +34,6 @@ Categories = list[dict[str, Any]]  # COCO's records (id, name) in the order of t
 
 
 @dataclass(frozen=True)
-class DetectorFiles:
-    """A detector that was found and checked, but not loaded.
-
-    Attributes:
-        cfg: MODEL.WEIGHTS is the detector's file; there are no data sets.
-    """
-
-    engine: str
-    cfg: CfgNode
-    categories: Categories
-
-
-@dataclass(frozen=True)
 class Detector:
     """A fine-tuned detector, ready to run.
 
@@ -117,11 +104,6 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
         UserError: not a run folder of fine-tuning, no weights, weights that do not fit, or an engine that is not
             installed or cannot honor the config.
     """
-    return build_detector(find_detector(source, engine=engine, opts=opts))
-
-
-def find_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[str] = ()) -> DetectorFiles:
-    """Find and check a detector without importing torch; see `load_detector` for arguments and errors."""
     source = Path(source)
     config_file = source
     opts = list(opts)
@@ -142,7 +124,14 @@ def find_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     check_ranges(cfg)
     preflight.check_inputs(cfg, eval_only=True, weights=True)
     preflight.check_engine(cfg, engine, eval_only=True)
-    return DetectorFiles(engine, cfg, categories)
+
+    from .distributed import join  # after the checks: they import torch
+    from .train import build, load_engine
+    from .weights.load import read_weights
+
+    device = join(cfg.MODEL.DEVICE)
+    loaded_engine, model = build(load_engine(engine), cfg, device, read_weights(cfg.MODEL.WEIGHTS))
+    return Detector(loaded_engine, model, device, categories)
 
 
 def _find_categories(cfg: CfgNode) -> Categories:
@@ -178,21 +167,6 @@ def _read_categories(name: str) -> Categories:
     with contextlib.suppress(UserError):
         return [{"id": i, "name": class_name} for i, class_name in enumerate(catalog.metadata(name).thing_classes, 1)]
     return []
-
-
-def build_detector(files: DetectorFiles) -> Detector:
-    """Load the detector that `find_detector` found.
-
-    Raises:
-        UserError: the weights do not fit.
-    """
-    from .distributed import join
-    from .train import build, load_engine
-    from .weights.load import read_weights
-
-    device = join(files.cfg.MODEL.DEVICE)
-    engine, model = build(load_engine(files.engine), files.cfg, device, read_weights(files.cfg.MODEL.WEIGHTS))
-    return Detector(engine, model, device, files.categories)
 
 
 def predict_files(detector: Detector, images: Mapping[str, str], output: Path, threshold: float | None) -> str:

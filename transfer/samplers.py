@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NotRequired, TypedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ class ModelInput(TypedDict):
     height: int
     width: int
     image: Tensor  # (3, H, W) uint8, resized
-    target: NotRequired[Any]  # of the torchvision engine, in training (`mapper.Target`); Detectron2 has `instances`
+    target: Any  # only in the torchvision engine's training (`mapper.Target`); Detectron2 has `instances`
 
 
 Mapper = Callable[[Record, tuple[int, int]], ModelInput]  # the numbers seed its random choices
@@ -77,59 +79,54 @@ def index_batches(
             bucket.clear()
 
 
+@dataclass(frozen=True)
 class MappedRecords(Dataset):
     """Records as the model takes them, by (position in the stream, index).
 
     A bad record is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
     """
 
-    def __init__(self, records: Sequence[Record], mapper: Mapper, seed: int = 0) -> None:
-        self._records = records
-        self._mapper = mapper
-        self._seed = seed
+    records: Sequence[Record]
+    mapper: Mapper
+    seed: int = 0
 
     def __getitem__(self, item: Item) -> ModelInput | UserError:
         position, index = item
         try:
-            return self._mapper(self._records[index], (self._seed, position))
+            return self.mapper(self.records[index], (self.seed, position))
         except UserError as error:
             return error
 
 
+@dataclass(frozen=True)
 class TrainingData:
     """The training images, and this rank's endless batches of them from any position.
 
-    Args:
+    Attributes:
         repeat_factors: how often each record occurs in a pass on average, at least 1.
         batch_size: images of this rank per iteration.
         group_by_shape: a batch has only images that are wider than high, or none of them.
         pin_memory: load into pinned memory, from which copies to a GPU do not block.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        repeat_factors: Sequence[float],
-        mapper: Mapper,
-        *,
-        batch_size: int,
-        group_by_shape: bool,
-        pin_memory: bool,
-    ) -> None:
-        self.records = records
-        self._repeat_factors = repeat_factors
-        self._mapper = mapper
-        self._batch_size = batch_size
-        self._wide = [record["width"] > record["height"] for record in records] if group_by_shape else None
-        self._pin_memory = pin_memory
+    records: Sequence[Record]
+    repeat_factors: Sequence[float]
+    mapper: Mapper
+    batch_size: int
+    group_by_shape: bool
+    pin_memory: bool
+
+    @cached_property
+    def _is_wide(self) -> list[bool] | None:
+        return [record["width"] > record["height"] for record in self.records] if self.group_by_shape else None
 
     def batches(self, *, seed: int, start: int, workers: int) -> Iterator[list[ModelInput]]:
         """Yield batches from number ``start`` on; raise the UserError of a bad record."""
         rank = distributed.rank()
         world = distributed.world_size()
-        items = index_batches(self._repeat_factors, self._wide, self._batch_size, seed, rank, world, start)
-        images = MappedRecords(self.records, self._mapper, seed)
-        return load_batches(images, items, workers, pin_memory=self._pin_memory)
+        items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world, start)
+        images = MappedRecords(self.records, self.mapper, seed)
+        return load_batches(images, items, workers, pin_memory=self.pin_memory)
 
 
 def load_batches(

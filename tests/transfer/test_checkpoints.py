@@ -34,16 +34,6 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     ]  # fmt: skip
 
 
-def test_a_diverged_checkpoint_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a damaged one is, by the rule of pretraining."""
-    write(tmp_path, "model_0000001.pth", 1)
-    write(tmp_path, "model_0000004.pth", 4, model={"w": torch.tensor([1.0, float("nan")])})
-    newest = checkpoints.load_newest(tmp_path)
-    assert newest is not None and newest[1]["iteration"] == 1
-    assert "0000004.pth: w has values that are not finite" in caplog.text
-    assert checkpoints.load_newest(tmp_path / "elsewhere") is None
-
-
 def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:
     for name in ("model_0000009.pth", checkpoints.EVALUATING):
         write(tmp_path, name, 9)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -42,12 +42,12 @@ class Resize(Transform):
 
 
 class Target(TypedDict):
-    """The G ground-truth instances of an image, in pixels of the resized image."""
+    """The G ground-truth instances in a resized image, in its pixels; masks and keypoints only if they are trained."""
 
     boxes: Tensor  # (G, 4): x0, y0, x1, y1
     labels: Tensor  # (G,) in [0, K)
-    masks: NotRequired[list[list[np.ndarray]] | Tensor]  # G lists of polygons, or (G, H, W) bool
-    keypoints: NotRequired[Tensor]  # (G, P, 3): x, y, visibility
+    masks: list[list[np.ndarray]] | Tensor  # G lists of polygons, or (G, H, W) bool
+    keypoints: Tensor  # (G, P, 3): x, y, visibility
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Mapper:
         flip = HFlipTransform(size[1]) if flipped else NoOpTransform()
         transforms = TransformList([Resize((height, width), size), flip])
         pixels = transforms.apply_image(pixels).transpose(2, 0, 1)
-        image: ModelInput = {
+        image: Any = {
             "file_name": record["file_name"],
             "height": height,
             "width": width,
@@ -135,7 +135,7 @@ class Mapper:
             is_kept &= torch.tensor([mask.any() for mask in masks], dtype=torch.bool)
         kept_indices = torch.where(is_kept)[0].tolist()
         labels = [annotations[i]["label"] for i in kept_indices]
-        target: Target = {"boxes": boxes[kept_indices], "labels": torch.tensor(labels, dtype=torch.long)}
+        target: Any = {"boxes": boxes[kept_indices], "labels": torch.tensor(labels, dtype=torch.long)}
         if self.masks:
             masks = [masks[i] for i in kept_indices]
             is_bitmask = self.masks == "bitmask"

@@ -34,14 +34,6 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     return cfg, name
 
 
-def test_a_thin_image_keeps_a_pixel_of_its_shorter_side(tmp_path: Path) -> None:
-    cfg, _ = own_config(tmp_path)
-    Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
-    record = {"file_name": str(tmp_path / "thin.png"), "height": 2, "width": 3000, "image_id": 1, "annotations": []}
-    for is_train in (True, False):
-        assert data.build_mapper(cfg, is_train)(record, (0, 0))["image"].shape == (3, 1, 128)
-
-
 def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
     """Detectron2 itself refuses `ignore` and ids that begin anew, and drops a box whose mask has two points."""
     name = tiny_coco.write(tmp_path / "data")

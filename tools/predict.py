@@ -1,11 +1,11 @@
-"""Runs a detector on images: pictures of its predictions, and COCO's files of them.
+"""Runs a detector on images and writes figures of its predictions, and files in COCO's format.
 
 python tools/predict.py /data/new_photos --run runs/photos_faster --output predictions
 python tools/predict.py a.jpg b.jpg --config-file CONFIG.yaml --output predictions MODEL.WEIGHTS detector.pth
 
 Writes into OUTPUT:
-  pictures/         the images with boxes, masks, keypoints and class names, under the images' own names
-  predictions.json  all predictions in COCO's result format, as an evaluation keeps them, whatever the threshold
+  pictures/         the images with boxes, masks, keypoints and class names, under the images' names
+  predictions.json  all predictions in COCO's result format, as an evaluation writes them, regardless of --threshold
   images.json       the images (id, file_name, size) and categories in COCO's format;
                     COCO("images.json").loadRes("predictions.json") reads both
 """

@@ -57,15 +57,15 @@ class Detector:
         Raises:
             UserError: the image cannot be read.
         """
-        _, detections = next(self.predict_all([str(image)]))
-        if isinstance(detections, UserError):
-            raise detections
-        return detections
+        result = next(self.predict_all([str(image)]))
+        if isinstance(result, UserError):
+            raise result
+        return result[1]
 
     def predict_all(
         self, paths: Sequence[str], num_workers: int = 0
-    ) -> Iterator[tuple[ModelInput | None, list[Detection] | UserError]]:
-        """Yield each image and its detections; for an unreadable image None and its error.
+    ) -> Iterator[tuple[ModelInput, list[Detection]] | UserError]:
+        """Yield each image and its detections; for an unreadable image, its error.
 
         Image ids count from 1.
 
@@ -83,7 +83,7 @@ class Detector:
         self.model.eval()
         for (image,) in SignalSafeDataLoader(images, batches, num_workers, collate_fn=list):
             if isinstance(image, UserError):
-                yield None, image
+                yield image
                 continue
             with torch.no_grad():
                 detections = self.engine.detect(self.model, [image], category_ids)
@@ -191,17 +191,18 @@ def predict_files(detector: Detector, images: Mapping[str, str], output: Path, t
     detections: list[Detection] = []
     started = time.perf_counter()
     with translate_torch_errors("prediction"):
-        pairs = detector.predict_all(list(images.values()), get(detector.engine.cfg, "DATALOADER.NUM_WORKERS"))
-        for name, (image, found) in zip(images, log_progress(pairs, len(images), "prediction"), strict=True):
-            if image is None or isinstance(found, UserError):
-                log.warning(f"skipped: {found}")
+        results = detector.predict_all(list(images.values()), detector.engine.cfg.DATALOADER.NUM_WORKERS)
+        for name, result in zip(images, log_progress(results, len(images), "prediction"), strict=True):
+            if isinstance(result, UserError):
+                log.warning(f"skipped: {result}")
                 continue
+            image, image_detections = result
             size = {"height": image["height"], "width": image["width"]}
             readable.append({"id": image["image_id"], "file_name": name, **size})
-            detections += found
+            detections += image_detections
             if threshold is not None:
                 figure = picture_file(output / "pictures", name)
-                draw_predictions(image["file_name"], found, detector.categories, threshold, figure)
+                draw_predictions(image["file_name"], image_detections, detector.categories, threshold, figure)
     seconds = time.perf_counter() - started
     if not readable:
         raise UserError(f"none of the {len(images)} images can be read; the lines above say why")

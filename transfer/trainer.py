@@ -54,10 +54,7 @@ class Trainer:
 
     def __init__(self, engine: Engine, model: Any, device: torch.device) -> None:
         cfg = engine.cfg
-        self.engine = engine
-        self.cfg = cfg
-        self.model = model
-        self.device = device
+        self.engine, self.cfg, self.model, self.device = engine, cfg, model, device
         self.precision = _choose_precision(cfg, device)
         self.rank = distributed.rank()
         self.world = distributed.world_size()

@@ -42,8 +42,12 @@ def recorded(out: Path) -> dict[int, dict[str, float]]:
 def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2, "TEST__PRECISE_BN__ENABLED": True,
-            "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+    keys = {
+        "SOLVER__MAX_ITER": 3,
+        "TEST__EVAL_PERIOD": 2,
+        "TEST__PRECISE_BN__ENABLED": True,
+        "TEST__PRECISE_BN__NUM_ITER": 2,
+    }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]

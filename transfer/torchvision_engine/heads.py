@@ -75,11 +75,8 @@ class BoxPredictor(nn.Module):
         for layer, std in ((self.cls_score, 0.01), (self.bbox_pred, 0.001)):
             nn.init.normal_(layer.weight, std=std)
             nn.init.zeros_(layer.bias)
-        self.num_classes = num_classes
-        self.box_weights = box_weights
-        self.beta = beta
-        self.score_threshold = score_threshold
-        self.nms_threshold = nms_threshold
+        self.num_classes, self.box_weights, self.beta = num_classes, box_weights, beta
+        self.score_threshold, self.nms_threshold = score_threshold, nms_threshold
         self.detections_per_image = detections_per_image
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,8 +215,7 @@ class KeypointHead(nn.Module):
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
         """Compute cross-entropy over the S x S cells of every visible keypoint inside its RoI."""
-        boxes: list[Tensor] = []
-        gt_keypoints: list[Tensor] = []
+        boxes, gt_keypoints = [], []
         for sample in (sample.foreground for sample in samples):
             keypoints = sample.target["keypoints"][sample.matched]
             index = torch.where(has_visible_inside(keypoints, sample.boxes))[0]

@@ -40,13 +40,10 @@ class RoIHeads(nn.Module):
         positive_fraction: float,
     ) -> None:
         super().__init__()
-        self.box_head = box_head
-        self.box_predictor = box_predictor
-        self.mask_head = mask_head
-        self.keypoint_head = keypoint_head
-        self.iou_threshold = iou_threshold
+        self.box_head, self.box_predictor = box_head, box_predictor
+        self.mask_head, self.keypoint_head = mask_head, keypoint_head
+        self.iou_threshold, self.positive_fraction = iou_threshold, positive_fraction
         self.batch_size_per_image = batch_size_per_image
-        self.positive_fraction = positive_fraction
 
     def losses(self, features: list[Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
         """Compute the losses, under Detectron2's names."""
@@ -92,9 +89,7 @@ class Detector(nn.Module):
         self, backbone: FPN, proposal_generator: RPN, roi_heads: RoIHeads, mean: list[float], std: list[float]
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.proposal_generator = proposal_generator
-        self.roi_heads = roi_heads
+        self.backbone, self.proposal_generator, self.roi_heads = backbone, proposal_generator, roi_heads
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
         self.register_buffer("pixel_mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)

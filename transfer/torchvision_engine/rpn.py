@@ -101,17 +101,11 @@ class RPN(nn.Module):
         post_nms_top_n: tuple[int, int],
     ) -> None:
         super().__init__()
-        self.anchor_generator = anchors
-        self.rpn_head = head
-        self.box_weights = box_weights
-        self.iou_thresholds = iou_thresholds
-        self.batch_size_per_image = batch_size_per_image
-        self.positive_fraction = positive_fraction
-        self.beta = beta
-        self.min_size = min_size
-        self.nms_threshold = nms_threshold
-        self.pre_nms_top_n = pre_nms_top_n
-        self.post_nms_top_n = post_nms_top_n
+        self.anchor_generator, self.rpn_head = anchors, head
+        self.box_weights, self.iou_thresholds = box_weights, iou_thresholds
+        self.batch_size_per_image, self.positive_fraction = batch_size_per_image, positive_fraction
+        self.beta, self.min_size, self.nms_threshold = beta, min_size, nms_threshold
+        self.pre_nms_top_n, self.post_nms_top_n = pre_nms_top_n, post_nms_top_n
 
     def forward(
         self, features: list[Tensor], image_sizes: list[tuple[int, int]], targets: list[Target] | None = None
@@ -134,10 +128,7 @@ class RPN(nn.Module):
         self, anchors: Tensor, logits_NA: Tensor, deltas_NA4: Tensor, targets: list[Target]
     ) -> dict[str, Tensor]:
         """Compute cross-entropy of foreground and background, and smooth L1 over the foreground's deltas."""
-        positives: list[Tensor] = []
-        negatives: list[Tensor] = []
-        matched_boxes: list[Tensor] = []
-        positive_anchors: list[Tensor] = []
+        positives, negatives, matched_boxes, positive_anchors = [], [], [], []
         for image, target in enumerate(targets):
             index, label = match(target["boxes"], anchors, *self.iou_thresholds, keep_best=True)
             positive, negative = subsample(label, self.batch_size_per_image, self.positive_fraction)
@@ -170,10 +161,7 @@ class RPN(nn.Module):
         """
         pre_nms = self.pre_nms_top_n[not self.training]
         post_nms = self.post_nms_top_n[not self.training]
-        scores: list[Tensor] = []
-        best_deltas: list[Tensor] = []
-        best_anchors: list[Tensor] = []
-        levels: list[Tensor] = []
+        scores, best_deltas, best_anchors, levels = [], [], [], []
         for level, (anchor, logit, delta) in enumerate(zip(anchors, logits, deltas, strict=True)):
             best, index = logit.float().topk(min(pre_nms, logit.shape[1]), dim=1)
             scores.append(best)

@@ -25,11 +25,20 @@ from transfer.weights.load import load_weights, read_weights
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
 COLORS = ((255, 40, 40), (40, 255, 40), (40, 40, 255))
 SMALL = {
-    "MODEL.WEIGHTS": "", "MODEL.DEVICE": "cpu", "INPUT.MIN_SIZE_TRAIN": (64,), "INPUT.MIN_SIZE_TEST": 64,
-    "SOLVER.IMS_PER_BATCH": 2, "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": (), "TEST.PRECISE_BN.NUM_ITER": 1,
-    "DATALOADER.NUM_WORKERS": 0, "SEED": 3, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50, "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
-}  # fmt: skip
+    "MODEL.WEIGHTS": "",
+    "MODEL.DEVICE": "cpu",
+    "INPUT.MIN_SIZE_TRAIN": (64,),
+    "INPUT.MIN_SIZE_TEST": 64,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": (),
+    "TEST.PRECISE_BN.NUM_ITER": 1,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SEED": 3,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
+}
 
 
 def write_voc(root: Path) -> None:

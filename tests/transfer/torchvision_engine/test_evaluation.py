@@ -26,8 +26,12 @@ def test_masks_are_encoded_where_their_boxes_are(at_once: int):
 
 
 def test_an_image_without_detections_has_no_results():
-    nothing = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.long),
-               "masks": torch.zeros(0, 28, 28)}  # fmt: skip
+    nothing = {
+        "boxes": torch.zeros(0, 4),
+        "scores": torch.zeros(0),
+        "labels": torch.zeros(0, dtype=torch.long),
+        "masks": torch.zeros(0, 28, 28),
+    }
     assert to_coco(nothing, {"image": torch.zeros(3, 8, 8), "height": 8, "width": 8, "image_id": 1}, [1]) == []
 
 

@@ -55,10 +55,10 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     truth = COCO(str(output / "images.json"))
     assert len(truth.loadRes(str(output / "predictions.json")).anns) > 20
     ids = {Path(image["file_name"]).stem: image["id"] for image in truth.dataset["images"]}
-    evaluated = [{**one, "image_id": ids[str(one["image_id"])]} for one in json.loads((out / run).read_text())]
+    evaluated = [{**record, "image_id": ids[str(record["image_id"])]} for record in json.loads((out / run).read_text())]
     assert json.loads((output / "predictions.json").read_text()) == evaluated
     detections = load_detector(out).predict(data / "1.png")
-    assert detections == [{**one, "image_id": 1} for one in evaluated if one["image_id"] == ids["1"]]
+    assert detections == [{**record, "image_id": 1} for record in evaluated if record["image_id"] == ids["1"]]
     annotated = json.loads((data / "annotations.json").read_text())
     assert truth.dataset["categories"] == annotated["categories"]
     sizes = {image["file_name"]: (image["width"], image["height"]) for image in truth.dataset["images"]}
@@ -77,12 +77,12 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) 
     photos = tmp_path / "photos"
     shutil.move(tmp_path / "data", photos)
     words = [str(photos), "--run", str(run), "--output"]
-    predict.main([*words, str(tmp_path / "made"), "--no-pictures"])
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["images.json", "predictions.json"]
-    content = json.loads((tmp_path / "made" / "images.json").read_text())
+    predict.main([*words, str(tmp_path / "predictions"), "--no-pictures"])
+    assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["images.json", "predictions.json"]
+    content = json.loads((tmp_path / "predictions" / "images.json").read_text())
     assert content["categories"] == [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]
     assert len(content["images"]) == 6
-    refused(lambda: predict.main([*words, str(tmp_path / "made")]), "made holds predictions.json")
+    refused(lambda: predict.main([*words, str(tmp_path / "predictions")]), "predictions holds predictions.json")
     for name in ("images.json", "pictures"):
         (tmp_path / f"other_{name}" / name).mkdir(parents=True)
         refused(lambda name=name: predict.main([*words, str(tmp_path / f"other_{name}")]), f"holds {name} already")
@@ -98,10 +98,10 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
     work(tmp_path, "torchvision", SOLVER__MAX_ITER=1, DATASETS__TEST=())
     name = f"coco:{tmp_path / 'data/annotations.json'}:{tmp_path / 'data'}"
     tiny_coco.edit(name, lambda content: content["categories"][2].update(id=1))
-    words = [str(tmp_path / "data"), "--run", str(tmp_path / "out"), "--output", str(tmp_path / "made")]
+    words = [str(tmp_path / "data"), "--run", str(tmp_path / "out"), "--output", str(tmp_path / "predictions")]
     refused(lambda: predict.main(words), "'c1' in", "classes.json", "'c3'", name, "DATASETS.TRAIN")
     predict.main([*words, "--no-pictures", "DATASETS.TRAIN", "()"])
-    content = json.loads((tmp_path / "made" / "images.json").read_text())
+    content = json.loads((tmp_path / "predictions" / "images.json").read_text())
     assert [category["name"] for category in content["categories"]] == ["c1", "c2", "c3"]
 
 
@@ -123,6 +123,8 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[s
     tiny_coco.write(Path("data"))
     Path("empty").mkdir()
     Path("empty.yaml").write_text("VERSION: 2\n")
-    command = ["--output", "made", *words] if words[0] == "--config-file" else [*words, "--output", "made"]
+    command = (
+        ["--output", "predictions", *words] if words[0] == "--config-file" else [*words, "--output", "predictions"]
+    )
     refused(lambda: predict.main(command), named)
-    assert not Path("made").exists()
+    assert not Path("predictions").exists()

@@ -26,8 +26,8 @@ def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:
 def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_path: Path) -> None:
     for age, (name, iteration) in enumerate({"model_final": 899, "model_0000899": 899, "model_0000099": 99}.items()):
         os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 + age, 10_000 + age))
-    found = checkpoints.load_newest(tmp_path)
-    assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
+    newest = checkpoints.load_newest(tmp_path)
+    assert newest is not None and newest[0].name == "model_final.pth" and newest[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
     assert [path.name for path in checkpoints.all_in(tmp_path)] == [
         "model_0001000.pth",
@@ -79,8 +79,8 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
     out = tmp_path / "out"
     scored(1.0, 3.0, 2.0)
     work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=6)
-    kept = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
-    assert [path.name for path in sorted(out.glob("*.pth"))] == kept
+    names = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    assert [path.name for path in sorted(out.glob("*.pth"))] == names
     assert torch.load(out / "model_best.pth")["iteration"] == 3 and read_json(out / "best.json")["value"] == 3.0
     scored(2.5, None, 4.0)  # a resumed run remembers; an evaluation may have no such objects
     work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=11)

@@ -118,9 +118,9 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
     model, lines = build_model(detectron2_config(cfg)), []
     weights = read_weights(tmp_path / "w.pth")
     load_weights(model.state_dict, weights, log=lines.append)
-    own = from_c4(model.state_dict())
-    loaded = [name for name in own if name in weights.state]
-    assert len(loaded) == len(weights.state) and all(torch.equal(own[n], weights.state[n]) for n in loaded)
+    detector = from_c4(model.state_dict())
+    loaded = [name for name in detector if name in weights.state]
+    assert len(loaded) == len(weights.state) and all(torch.equal(detector[n], weights.state[n]) for n in loaded)
     assert lines[0].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
 
 

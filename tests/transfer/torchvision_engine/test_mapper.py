@@ -14,8 +14,8 @@ from transfer.torchvision_engine.mapper import Mapper
 
 
 def mapper(**keys) -> Mapper:
-    given = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
-    return Mapper(**{**given, **keys})
+    defaults = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
+    return Mapper(**{**defaults, **keys})
 
 
 def record(folder, image: Image.Image, **keys) -> dict:

@@ -7,13 +7,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from pretrain.config import load_config
 from pretrain.train import main as pretrain
 from tests import tiny
 from tests.transfer import tiny_coco
 from transfer import train
-from transfer.torchvision_engine import engine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.weights.load import read_weights
 
 pytestmark = pytest.mark.core
@@ -65,5 +66,5 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     keys = {"SOLVER__MAX_ITER": 250, "SOLVER__STEPS": (200,), "SOLVER__BASE_LR": 0.02, "SEED": 1}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    (metrics,) = train.run(engine, cfg, weights=read_weights(cfg.MODEL.WEIGHTS)).values()
+    (metrics,) = train.run(TorchvisionEngine, cfg, torch.device("cpu"), weights=read_weights("")).values()
     assert metrics["bbox"]["AP50"] > 50, metrics

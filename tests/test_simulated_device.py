@@ -21,7 +21,6 @@ from tests import simulated_device
 from tests.pretrain.runs import lines, overrides
 from tests.transfer import tiny_coco
 from transfer import distributed as transfer_distributed
-from transfer import train as transfer_train
 
 HEADS = {"faster": set(), "mask": {"mask"}, "keypoint": {"keypoint"}}
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
@@ -115,8 +114,7 @@ def _fine_tune(
     }  # fmt: skip
     words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
-        for owner in (transfer_train, transfer_distributed):
-            patch.setattr(owner, "join", lambda name: torch.device(device))
+        patch.setattr(transfer_distributed, "join", lambda name: torch.device(device))
         tiny_coco.fine_tune(words)
     logged = lines(folder / "out", "iteration")
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in logged]

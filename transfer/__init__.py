@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+    from .predict import load_detector
     from .train_net import fine_tune
     from .weights.convert import convert
 

@@ -1,7 +1,8 @@
-"""What both engines need to run on several ranks: one group, and agreement on a stop."""
+"""The process group of a fine-tuning, agreement on a stop, and inference on several ranks."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -14,11 +15,12 @@ from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def join(device_name: str) -> torch.device:
-    """Joins the process group of the environment (RANK, WORLD_SIZE, ...), if any, and returns this process's device.
+    """Join the process group of the environment (RANK, WORLD_SIZE, ...), if any, and return this process's device.
 
     Args:
         device_name: MODEL.DEVICE; cuda means the CPU where there is no GPU.
@@ -35,42 +37,47 @@ def join(device_name: str) -> torch.device:
 
 
 def raise_if_stopped() -> None:
-    """Raises Stopped on all ranks if any of them was asked to stop; all of them must call it."""
-    if reason := next(filter(None, distributed.gather_objects(stop_requested())), ""):
+    """Raise Stopped on all ranks if any of them was asked to stop; every rank must call this."""
+    reasons = distributed.gather_objects(stop_requested())
+    reason = next(filter(None, reasons), "")
+    if reason:
         raise Stopped(reason)
 
 
-def log_progress(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
-    """``batches``; logs every 10 s how many of ``total`` are done, how fast, and how long the others will take."""
-    start = shown = time.perf_counter()
+def log_progress(batches: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Yield ``batches``; log every 10 s how many of ``total`` are complete, the rate, and the time left."""
+    start = last_line = time.perf_counter()
     for done, batch in enumerate(batches):
         now = time.perf_counter()
-        if done and now - shown > 10:
-            shown = now
+        if done and now - last_line > 10:
+            last_line = now
             rate = done / (now - start)
-            log(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
+            log.info(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
         yield batch
 
 
 @torch.no_grad()
-def predict(
-    model: nn.Module, batches: Iterable[T], total: int, detect: Callable[[T], list[Any]], log: Callable[[str], None]
-) -> list[Any]:
-    """What ``detect`` returns of this rank's ``total`` batches, the model in evaluation mode: of all ranks on rank 0.
+def run_inference(model: nn.Module, batches: Iterable[T], total: int, detect: Callable[[T], list[Any]]) -> list[Any]:
+    """Call ``detect`` on this rank's ``total`` batches with the model in evaluation mode.
+
+    Returns:
+        Every rank's results, in rank order, on rank 0; [] on other ranks.
 
     Raises:
         Stopped: a stop was requested on one of the ranks.
     """
-    was_training, predictions = model.training, []
+    was_training = model.training
+    results: list[Any] = []
     model.eval()
-    for batch in log_progress(batches, total, "evaluation", log):
+    for batch in log_progress(batches, total, "evaluation"):
         if stop_requested():
             break
-        predictions += detect(batch)
+        results += detect(batch)
     model.train(was_training)
     raise_if_stopped()
-    if (world := distributed.world_size()) > 1:
-        gathered: list[Any] | None = [None] * world if distributed.is_main() else None
-        dist.gather_object(predictions, gathered)
-        predictions = [prediction for part in gathered or () for prediction in part]
-    return predictions
+    world = distributed.world_size()
+    if world == 1:
+        return results
+    gathered: list[Any] | None = [None] * world if distributed.is_main() else None
+    dist.gather_object(results, gathered)
+    return [result for rank_results in gathered or () for result in rank_results]

@@ -8,37 +8,66 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
+from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.run.workers import SignalSafeDataLoader
 
 
+class Record(TypedDict):
+    """An image of a data set; the form of its annotations is the engine's."""
+
+    file_name: str
+    image_id: int
+    height: int
+    width: int
+    annotations: list[dict[str, Any]]
+
+
+class ModelInput(TypedDict):
+    """An image as a model takes it; height and width are those of the file."""
+
+    file_name: str
+    image_id: int
+    height: int
+    width: int
+    image: Tensor  # (3, H, W) uint8, resized
+    target: Any  # only in the torchvision engine's training (`mapper.Target`); Detectron2 has `instances`
+
+
+Mapper = Callable[[Record, tuple[int, int]], ModelInput]  # the numbers seed its random choices
+Item = tuple[int, int]  # a position in the stream, and the index of the image there
+
+
 def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """An endless stream of indices: each pass is shuffled and contains index i ``weights[i]`` >= 1 times on average."""
+    """Yield indices without end: each pass is shuffled and contains index i ``weights[i]`` >= 1 times on average."""
     whole = torch.tensor(weights).trunc()
-    part = torch.tensor(weights) - whole
+    fraction = torch.tensor(weights) - whole
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.arange(len(whole))
-        if part.any() or (whole > 1).any():
-            extra = torch.rand(len(part), generator=generator) < part
+        if fraction.any() or (whole > 1).any():
+            extra = torch.rand(len(fraction), generator=generator) < fraction
             order = order.repeat_interleave((whole + extra).long())
         yield from order[torch.randperm(len(order), generator=generator)].tolist()
 
 
 def index_batches(
     weights: Sequence[float], wide: Sequence[bool] | None, size: int, seed: int, rank: int, world: int, start: int
-) -> Iterator[list[tuple[int, int]]]:
-    """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
+) -> Iterator[list[Item]]:
+    """Yield one process's batches without end: every ``world``-th item of the stream, grouped by aspect ratio.
 
     If ``wide`` is given, either all images of a batch are wider than high or none is, as Detectron2 groups them.
     ``start`` batches are skipped without reading an image.
     """
-    buckets: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    buckets: dict[bool, list[Item]] = {True: [], False: []}
     stream = enumerate(index_stream(weights, seed))
     for position, index in itertools.islice(stream, rank, None, world):
         bucket = buckets[wide[index] if wide is not None else True]
@@ -50,38 +79,68 @@ def index_batches(
             bucket.clear()
 
 
+@dataclass(frozen=True)
 class MappedRecords(Dataset):
     """Records as the model takes them, by (position in the stream, index).
 
     A bad record is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
-
-    Args:
-        mapper: (record, position) -> the model's input.
     """
 
-    def __init__(self, records: Any, mapper: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
-        self._records, self._mapper = records, mapper
+    records: Sequence[Record]
+    mapper: Mapper
+    seed: int = 0
 
-    def __getitem__(self, item: tuple[int, int]) -> dict[str, Any] | UserError:
+    def __getitem__(self, item: Item) -> ModelInput | UserError:
         position, index = item
         try:
-            return self._mapper(self._records[index], position)
+            return self.mapper(self.records[index], (self.seed, position))
         except UserError as error:
             return error
 
 
-def load(
-    records: MappedRecords, batches: Iterable[list[tuple[int, int]]], workers: int, *, pin: bool = False
-) -> Iterator[list[dict[str, Any]]]:
-    """Yields the batches, in pinned memory if ``pin``; raises the UserError of a bad record."""
-    for batch in SignalSafeDataLoader(records, batches, workers, collate_fn=list, pin_memory=pin):
-        for record in batch:
-            if isinstance(record, UserError):
-                raise record
+@dataclass(frozen=True)
+class TrainingData:
+    """The training images, and this rank's endless batches of them from any position.
+
+    Attributes:
+        repeat_factors: how often each record occurs in a pass on average, at least 1.
+        batch_size: images of this rank per iteration.
+        group_by_shape: a batch has only images that are wider than high, or none of them.
+        pin_memory: load into pinned memory, from which copies to a GPU do not block.
+    """
+
+    records: Sequence[Record]
+    repeat_factors: Sequence[float]
+    mapper: Mapper
+    batch_size: int
+    group_by_shape: bool
+    pin_memory: bool
+
+    @cached_property
+    def _is_wide(self) -> list[bool] | None:
+        return [record["width"] > record["height"] for record in self.records] if self.group_by_shape else None
+
+    def batches(self, *, seed: int, start: int, workers: int) -> Iterator[list[ModelInput]]:
+        """Yield batches from number ``start`` on; raise the UserError of a bad record."""
+        rank = distributed.rank()
+        world = distributed.world_size()
+        items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world, start)
+        images = MappedRecords(self.records, self.mapper, seed)
+        return load_batches(images, items, workers, pin_memory=self.pin_memory)
+
+
+def load_batches(
+    images: MappedRecords, batches: Iterable[list[Item]], workers: int, *, pin_memory: bool = False
+) -> Iterator[list[ModelInput]]:
+    """Yield the batches; raise the UserError of a bad record."""
+    for batch in SignalSafeDataLoader(images, batches, workers, collate_fn=list, pin_memory=pin_memory):
+        for image in batch:
+            if isinstance(image, UserError):
+                raise image
         yield batch
 
 
-def mix(seed: int, iteration: int, rank: int) -> int:
-    """One 63-bit seed from three numbers, by a multiplicative hash: neighboring ones get unrelated streams."""
+def derive_seed(seed: int, iteration: int, rank: int) -> int:
+    """Return a 63-bit seed, by a multiplicative hash: neighboring iterations and ranks get unrelated streams."""
     value = (seed * 0x9E3779B97F4A7C15 + iteration * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
     return (value ^ (value >> 29)) & (2**63 - 1)

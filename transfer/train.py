@@ -1,6 +1,6 @@
 """Fine-tuning with either engine, read from top to bottom: config -> run folder.
 
-An engine (`state.Engine`) has a model, a solver, data and an evaluation; everything else is here and in `state`, once.
+An `Engine` supplies a model, a solver, data and an evaluation; everything else is here and in `trainer`, once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from pretrain.common import distributed
+from pretrain.common.config.yaml_io import get
 from pretrain.common.device import describe
 from pretrain.common.distributed import AgreedStop, average_gradients, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
@@ -34,26 +36,43 @@ from . import checkpoints
 from .batch_norm import estimate_frozen_bn, precise_bn
 from .coco.results import Metrics, flatten_metrics
 from .config import dump
-from .distributed import join
-from .samplers import mix
-from .state import LOG_PERIOD, Engine, State, find_checkpoint
+from .engine import Engine
+from .samplers import ModelInput, derive_seed
+from .trainer import LOG_PERIOD, Trainer
 from .weights.load import Weights, check_config, load_weights
 
 log = logging.getLogger(__name__)
 
 
+def load_engine(name: str) -> type[Engine]:
+    """Import an engine: detectron2 or torchvision."""
+    if name == "detectron2":
+        from .detectron2_engine.engine import Detectron2Engine
+
+        return Detectron2Engine
+    from .torchvision_engine.engine import TorchvisionEngine
+
+    return TorchvisionEngine
+
+
 def run(
-    engine: Engine, cfg: CfgNode, *, weights: Weights | None, resume: bool = False,
-    eval_only: bool = False, visualize: int = 0,
-) -> dict[str, Metrics]:  # fmt: skip
-    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
+    engine_class: type[Engine],
+    cfg: CfgNode,
+    device: torch.device,
+    *,
+    weights: Weights | None,
+    resume: bool = False,
+    eval_only: bool = False,
+    visualize: int = 0,
+) -> dict[str, Metrics]:
+    """Train and evaluate, or evaluate only, in each process of the process group, which was joined before.
 
     Args:
-        cfg: of config.load_config, written for this number of processes, and checked by config.check_supported; its
-            SEED is set to the one that is used.
-        weights: what the run begins with; cleared once loaded; not needed where it resumes from a checkpoint.
-        resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
-        visualize: draw the predictions on that many test images.
+        cfg: config of `config.load_config`, scaled to this number of processes and checked by `config.check_supported`;
+            its SEED is set to the one that is used.
+        weights: initial weights; cleared once loaded; not needed where the run resumes from a checkpoint.
+        resume: continue from OUTPUT_DIR's newest good checkpoint, or start with ``weights`` if there is none.
+        visualize: number of test images per data set on which to draw the predictions.
 
     Returns:
         The last evaluation's metrics, ``{data set: {"bbox": {"AP": ...}}}``, on rank 0; {} on other ranks.
@@ -63,44 +82,51 @@ def run(
             same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
+    out = Path(cfg.OUTPUT_DIR)
     setup_logging(out, distributed.rank())
     log.info(describe(device))
-    resumed = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
-    path, content = resumed or (None, {})
-    start = content["iteration"] + 1 if resumed else 0
-    cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
+    checkpoint = _load_checkpoint(cfg, engine_class.name) if resume and not eval_only else None
+    path, content = checkpoint or (None, {})
+    start = content["iteration"] + 1 if checkpoint else 0
+    cfg.SEED = _choose_seed(cfg.SEED, content.get("seed"))
     if distributed.is_main():
         atomic_write(out / "config.yaml", dump(cfg))
         write_environment(out)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
-    if resumed:
+    if checkpoint:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     assert weights
-    cfg, model = build(engine, cfg, device, weights, check=not resumed, require_heads=eval_only or start > 0)
+    require_heads = eval_only or start > 0
+    engine, model = build(engine_class, cfg, device, weights, check=not checkpoint, require_heads=require_heads)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
     if eval_only:
-        return engine.evaluate(cfg, model, visualize, final=True)
-    evaluating = path is not None and path.name == checkpoints.EVALUATING
-    with State(engine, cfg, model, device, log) as state:
-        if resumed:
-            state.restore(content)
-        elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
-            estimate_frozen_bn(state, count)
-        try:
-            return train(state, start, visualize, evaluating=evaluating)
-        except Stopped as stop:
-            stop.remedy = "a checkpoint is written; run the same command with --resume"
-            raise
+        return engine.evaluate(model, visualize, final=True)
+    trainer = Trainer(engine, model, device)
+    num_frozen_bn_batches = get(cfg, "SOLVER.FROZEN_BN_ITER")
+    if checkpoint:
+        trainer.restore(content)
+    elif num_frozen_bn_batches:
+        estimate_frozen_bn(trainer, num_frozen_bn_batches)
+    resume_evaluation = path is not None and path.name == checkpoints.EVALUATING
+    try:
+        return train(trainer, start, visualize, resume_evaluation=resume_evaluation)
+    except Stopped as stop:
+        stop.remedy = "a checkpoint is written; run the same command with --resume"
+        raise
 
 
 def build(
-    engine: Engine, cfg: CfgNode, device: torch.device, weights: Weights, *,
-    check: bool = True, require_heads: bool = True,
-) -> tuple[CfgNode, Any]:  # fmt: skip
-    """The engine's own config, and the model with ``weights``, which are cleared.
+    engine_class: type[Engine],
+    cfg: CfgNode,
+    device: torch.device,
+    weights: Weights,
+    *,
+    check: bool = True,
+    require_heads: bool = True,
+) -> tuple[Engine, nn.Module]:
+    """Build the engine, and the model with ``weights``, which are cleared.
 
     Args:
         check: compare ``cfg`` with what the weights were trained with.
@@ -109,129 +135,169 @@ def build(
     if cfg.FLOAT32_PRECISION:
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
         torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
-    cfg = engine.prepare(cfg, logging.getLogger(__name__).info)
+    engine = engine_class(cfg)
     torch.manual_seed(cfg.SEED)
-    model = engine.build_model(cfg, device)
+    model = engine.build_model(device)
     if check:
-        check_config(weights, cfg)
+        check_config(weights, engine.cfg)
     load_weights(model.state_dict, weights, require_heads=require_heads)
     weights.state.clear()  # the model has them now
-    return cfg, model
+    return engine, model
 
 
-def _seed(given: int, earlier: int | None, log: Callable[[str], None]) -> int:
-    """That of the resumed run, or, if ``given`` is negative, a random one for all ranks."""
-    if earlier is None:
-        return given if given >= 0 else on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
-    if given not in (earlier, -1):
-        log(f"SEED is {given}, but the run began with {earlier} and keeps it")
-    return earlier
+def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] | None:
+    """Load the newest good checkpoint in OUTPUT_DIR on every rank; return None for a new run.
+
+    Raises:
+        UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
+    """
+    checkpoint = checkpoints.load_newest_on_all_ranks(cfg.OUTPUT_DIR)
+    if checkpoint is None:
+        return None
+    path, content = checkpoint
+    if content.get("engine") != engine:
+        raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
+    done = content["iteration"] + 1
+    if done > cfg.SOLVER.MAX_ITER:
+        raise UserError(
+            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, or "
+            "choose another OUTPUT_DIR"
+        )
+    log.info(f"resuming from {path}")
+    return checkpoint
 
 
-def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict[str, Metrics]:
-    """Iterations from ``start`` to the last; returns the last evaluation.
+def _choose_seed(configured: int, resumed: int | None) -> int:
+    """Return the seed of the resumed run, the configured one, or a random one shared by all ranks."""
+    if resumed is None:
+        return configured if configured >= 0 else on_first_rank(_draw_seed)
+    if configured not in (resumed, -1):
+        log.info(f"SEED is {configured}, but the run was started with {resumed} and keeps it")
+    return resumed
+
+
+def _draw_seed() -> int:
+    return int.from_bytes(os.urandom(4), "little") >> 1
+
+
+def train(trainer: Trainer, start: int, visualize: int, *, resume_evaluation: bool) -> dict[str, Metrics]:
+    """Run the iterations from ``start`` to the last; return the metrics of the last evaluation.
 
     Args:
-        evaluating: the run stopped after iteration ``start - 1``, in precise BN or the evaluation.
+        resume_evaluation: the run stopped during precise BN or the evaluation after iteration ``start - 1``.
     """
-    cfg, end, log = state.cfg, state.max_iter, state.log
-    repeats = evaluating or start >= end  # the last evaluation, whose line in metrics.json is replaced
-    bar = state.report_from(start, first_line=start - repeats)
-    parallel = data_parallel(state.model, state.device)
-    stop, results = AgreedStop(state.device), {}
-    state.model.train()
-    if repeats:
-        log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
-        results = _finish(state, start - 1, visualize, saved=not evaluating)
-    if start >= end:
-        return results
-    if state.rank == 0:
-        remove(Path(cfg.OUTPUT_DIR) / "results.json")  # of an earlier end: a training that goes on is not complete
-    batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
-    state.call_hooks("before_train")
-    try:
-        for iteration in range(start, end):
-            run_step(state, parallel, batches, iteration)
-            bar.update()
-            done, reason = iteration + 1, stop.poll()
-            if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
-                results = _finish(state, iteration, visualize, reason)
-                continue
-            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
-                state.save(f"model_{iteration:07d}.pth", iteration)
-            if done % LOG_PERIOD == 0:
-                state.write(iteration, state.summary(iteration))
-            if reason:
-                raise Stopped(reason)
-        state.iter = end
-    except FloatingPointError as error:  # Detectron2's, of proposals
-        raise _diverged(f": {one_line(error)}") from error
-    finally:
-        state.call_hooks("after_train")
-    if skipped := state.skipped.total_after(state.scaler.get_scale()):
-        log.info(summary(skipped, end))
+    results: dict[str, Metrics] = {}
+    evaluates_first = resume_evaluation or start >= trainer.max_iter  # its line in metrics.json is replaced
+    trainer.model.train()
+    with trainer.open_logs(start, first_line=start - evaluates_first) as bar:
+        if evaluates_first:
+            log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
+            results = _finish(trainer, start - 1, visualize, is_saved=not resume_evaluation)
+        if start < trainer.max_iter:
+            results = _train_steps(trainer, start, visualize, bar)
     return results
 
 
-def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) -> None:
-    """One iteration: data, losses, gradients, update."""
-    state.iter = state.storage.iter = iteration
-    state.call_hooks("before_step")
-    began = time.perf_counter()
+def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dict[str, Metrics]:
+    """Run the iterations from ``start`` to the last; return the metrics of the last evaluation."""
+    cfg = trainer.cfg
+    end = trainer.max_iter
+    if trainer.rank == 0:
+        remove(Path(cfg.OUTPUT_DIR) / "results.json")  # stale: the run is being extended
+    results: dict[str, Metrics] = {}
+    stop = AgreedStop(trainer.device)
+    parallel = data_parallel(trainer.model, trainer.device)
+    batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
+    trainer.call_hooks("before_train")
+    try:
+        for iteration in range(start, end):
+            run_step(trainer, parallel, batches, iteration)
+            bar.update()
+            done = iteration + 1
+            reason = stop.poll()
+            if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
+                results = _finish(trainer, iteration, visualize, stop_reason=reason)
+                continue
+            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
+                trainer.save(f"model_{iteration:07d}.pth", iteration)
+            if done % LOG_PERIOD == 0:
+                trainer.write_metrics(iteration, trainer.summarize(iteration))
+            if reason:
+                raise Stopped(reason)
+        trainer.iter = end
+    except FloatingPointError as error:  # raised by Detectron2's proposal generator
+        raise _diverged(f": {one_line(error)}") from error
+    finally:
+        trainer.call_hooks("after_train")
+    num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())
+    if num_skipped:
+        log.info(summary(num_skipped, end))
+    return results
+
+
+def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:
+    """Run one iteration: data, losses, gradients, update."""
+    cfg = trainer.cfg
+    scaler = trainer.scaler
+    trainer.iter = trainer.storage.iter = iteration
+    trainer.call_hooks("before_step")
+    started = time.perf_counter()
     batch = next(batches)
-    waited = time.perf_counter() - began
-    rate = state.schedule(iteration)
+    seconds_waited = time.perf_counter() - started
+    rate = trainer.schedule(iteration)
     # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
-    torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
-    state.optimizer.zero_grad()
-    parts = state.cfg.SOLVER.get("ACCUMULATE", 1)
-    losses = accumulated_losses(parallel, batch, parts, state.scaler.scale, state.precision)
+    torch.manual_seed(derive_seed(cfg.SEED, iteration, trainer.rank))
+    trainer.optimizer.zero_grad()
+    num_parts = get(cfg, "SOLVER.ACCUMULATE") or 1
+    losses = accumulate_losses(parallel, batch, num_parts, scaler.scale, trainer.precision)
     total = torch.stack(list(losses.values())).sum()
-    state.scaler.scale(total).backward()
-    state.call_hooks("after_backward")
-    scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
-    stacked = torch.stack([value.detach().float() for value in (*losses.values(), scale)])
-    *values, scale = distributed.mean_(stacked).tolist()  # the losses are read only here
-    losses = dict(zip(losses, values, strict=True))
+    scaler.scale(total).backward()
+    trainer.call_hooks("after_backward")
+    loss_scale = scaler.scale(torch.ones_like(total, dtype=torch.float32))
+    stacked = torch.stack([value.detach().float() for value in (*losses.values(), loss_scale)])
+    *values, loss_scale = distributed.mean_(stacked).tolist()  # the losses are read only here
+    means = dict(zip(losses, values, strict=True))
     if not all(map(math.isfinite, values)):
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
-        images = ", ".join(record["file_name"] for record in batch)
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+        images = ", ".join(image["file_name"] for image in batch)
         raise _diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
-    state.skipped.update(scale, iteration)
-    if state.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
-        state.scaler.unscale_(state.optimizer)  # the optimizer's step clips
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    seconds = {"time": time.perf_counter() - began, "data_time": waited}
-    state.window.append({"total_loss": sum(values), **losses, **seconds})
-    state.call_hooks("after_step")
-    state.write_images()
+    trainer.skipped.update(loss_scale, iteration)
+    if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
+        scaler.unscale_(trainer.optimizer)  # the optimizer's step clips
+    scaler.step(trainer.optimizer)
+    scaler.update()
+    seconds = {"time": time.perf_counter() - started, "data_time": seconds_waited}
+    trainer.window.append({"total_loss": sum(values), **means, **seconds})
+    trainer.call_hooks("after_step")
+    trainer.write_images()
 
 
-def accumulated_losses(
+def accumulate_losses(
     model: nn.Module,
     batch: list[Any],
-    count: int,
+    num_parts: int,
     scale: Callable[[Tensor], Tensor],
     precision: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The losses of ``count`` micro-batches, averaged by their numbers of images.
+    """Return the losses of ``num_parts`` micro-batches, averaged by their numbers of images.
 
-    The backward pass of all but the last has run: gradients must be zeroed before. Batch norm sees a micro-batch at a
-    time. A loss that is a mean over sampled boxes is one per micro-batch.
+    The backward pass of all but the last has run: gradients must be zeroed before. Batch norm sees one micro-batch at
+    a time. A loss that is a mean over sampled boxes is computed per micro-batch.
 
     Args:
         model: a detector, or DistributedDataParallel around it; its gradients are averaged over ranks once.
-        scale: of a loss, for fp16.
-        precision: of autocast; None: full precision.
+        scale: scales a loss, for fp16.
+        precision: autocast's data type; None for full precision.
     """
-    device, sums = next(model.parameters()).device.type, dict[str, Tensor]()
-    for index in range(count):
-        start, stop = (len(batch) * part // count for part in (index, index + 1))
-        is_last, share = index == count - 1, (stop - start) / len(batch)
+    device = next(model.parameters()).device.type
+    sums: dict[str, Tensor] = {}
+    for index in range(num_parts):
+        images = batch[len(batch) * index // num_parts : len(batch) * (index + 1) // num_parts]
+        is_last = index == num_parts - 1
+        weight = len(images) / len(batch)
         with average_gradients(model, is_last):
             with torch.autocast(device, precision) if precision else nullcontext():
-                losses = {name: loss * share for name, loss in model(batch[start:stop]).items()}
+                losses = {name: loss * weight for name, loss in model(images).items()}
             if not is_last:
                 scale(torch.stack(list(losses.values())).sum()).backward()
                 losses = {name: loss.detach() for name, loss in losses.items()}
@@ -239,33 +305,37 @@ def accumulated_losses(
     return sums
 
 
-def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, saved: bool = False) -> Any:
-    """Runs precise BN, saves the checkpoints that are due, and evaluates after ``iteration``; returns the metrics.
+def _finish(
+    trainer: Trainer, iteration: int, visualize: int, *, stop_reason: str = "", is_saved: bool = False
+) -> dict[str, Metrics]:
+    """Run precise BN, save the checkpoints that are due, and evaluate after ``iteration``; return the metrics.
 
     A checkpoint is saved first, so that a resumed run begins with whatever was not finished.
 
     Args:
-        reason: to stop, once that first checkpoint is saved; empty: continue.
-        saved: precise BN and the checkpoints are already complete.
+        stop_reason: why to stop once that first checkpoint is saved; empty to continue.
+        is_saved: precise BN and the checkpoints are already complete.
     """
-    cfg, done = state.cfg, iteration + 1
-    final, pending = done >= state.max_iter, Path(cfg.OUTPUT_DIR) / checkpoints.EVALUATING
-    if not saved:
-        state.save(pending.name, iteration)
-        if reason:
-            raise Stopped(reason)
-        precise_bn(state, iteration)
+    cfg = trainer.cfg
+    done = iteration + 1
+    is_final = done >= trainer.max_iter
+    pending = Path(cfg.OUTPUT_DIR) / checkpoints.EVALUATING
+    if not is_saved:
+        trainer.save(pending.name, iteration)
+        if stop_reason:
+            raise Stopped(stop_reason)
+        precise_bn(trainer, iteration)
         if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
-            state.save(f"model_{iteration:07d}.pth", iteration)
-        if final:
-            state.save("model_final.pth", iteration)
-            if state.rank == 0:
-                remove(pending)  # the final checkpoint says the same: only the evaluation is due
-    results = state.engine.evaluate(cfg, state.model, visualize if final else 0, final=final)
-    on_first_rank(lambda: state.keep_best(results, iteration))
-    line = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
-    state.write(iteration, flatten_metrics(results) | line)
-    if state.rank == 0:
+            trainer.save(f"model_{iteration:07d}.pth", iteration)
+        if is_final:
+            trainer.save("model_final.pth", iteration)
+            if trainer.rank == 0:
+                remove(pending)  # the final checkpoint contains the same: only the evaluation is due
+    results = trainer.engine.evaluate(trainer.model, visualize if is_final else 0, final=is_final)
+    on_first_rank(trainer.save_best, results, iteration)
+    line = trainer.summarize(iteration) if is_final or done % LOG_PERIOD == 0 else {}
+    trainer.write_metrics(iteration, flatten_metrics(results) | line)
+    if trainer.rank == 0:
         remove(pending)
     return results
 

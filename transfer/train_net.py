@@ -16,7 +16,6 @@ and starts no others.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import logging
 import os
@@ -250,7 +249,6 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
-    engine_module: Any = importlib.import_module(f"transfer.{engine}_engine.engine")
     with process_group():
         device = join(cfg.MODEL.DEVICE)
         on_every_rank(extensions.load)
@@ -265,7 +263,7 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
                 on_every_rank(data.resolve, name, output_dir)
             weights, summary = _read_initial_weights(cfg, args)
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
-            metrics = train.run(engine_module, cfg, weights=weights, **options)
+            metrics = train.run(train.load_engine(engine), cfg, device, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
             file = output_dir / "results.json"
             return on_first_rank(write_results, file, cfg, metrics, engine, summary, iteration)
@@ -291,7 +289,7 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
 
     cfg = cfg.clone()
     record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-    newest = checkpoints.newest(cfg.OUTPUT_DIR) if resume else None
+    newest = checkpoints.load_newest(cfg.OUTPUT_DIR) if resume else None
     if newest:
         if record.is_file():
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)

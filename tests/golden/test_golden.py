@@ -79,7 +79,7 @@ def test_a_detector_resumes_and_is_evaluated(tmp_path):
     cfg = tiny_coco.config(tmp_path, "unused", **sizes)
     model = build_model(cfg, torch.device("cpu"))
     shutil.copy(GOLDEN / "detector.pth", tmp_path / "model_final.pth")
-    found = checkpoints.newest(tmp_path)
+    found = checkpoints.load_newest(tmp_path)
     assert found is not None and found[1]["iteration"] == 3
     model.load_state_dict(found[1]["model"], strict=True)
     build_optimizer(cfg, model).load_state_dict(found[1]["optimizer"])

@@ -29,16 +29,14 @@ def network(norm: type[nn.Module]) -> nn.Sequential:
     return layers
 
 
-def settle(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
+def estimate(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
     """The statistics of ``batches`` in the frozen norms of ``backbone``, by default the whole model."""
     engine = SimpleNamespace(
-        FROZEN_NORM=FrozenBatchNorm2d, backbone_features=lambda model, batch: (backbone or model)(batch)
+        frozen_norm=FrozenBatchNorm2d, run_backbone=lambda model, batch: (backbone or model)(batch)
     )
-    state: Any = SimpleNamespace(
-        model=model, engine=engine, batches=lambda **_: iter([*batches, None]), cfg=SimpleNamespace(SEED=0),
-        log=SimpleNamespace(info=lambda _: None),
-    )  # fmt: skip
-    batch_norm.estimate_frozen_bn(state, len(batches))
+    data = SimpleNamespace(batches=lambda **_: iter([*batches, None]))
+    trainer: Any = SimpleNamespace(model=model, engine=engine, data=data, cfg=SimpleNamespace(SEED=0))
+    batch_norm.estimate_frozen_bn(trainer, len(batches))
 
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -49,7 +47,7 @@ def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
     frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
-    settle(frozen, BATCHES[:1])
+    estimate(frozen, BATCHES[:1])
     torch.testing.assert_close(frozen(BATCHES[0]), plain(BATCHES[0]), rtol=1e-4, atol=1e-5)
 
 
@@ -58,7 +56,7 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
     are trained, and those outside the backbone, keep theirs.
     """
     backbone, head = network(FrozenBatchNorm2d).append(nn.BatchNorm2d(4)), FrozenBatchNorm2d(4)
-    settle(nn.Sequential(backbone, head).train(), BATCHES, backbone)
+    estimate(nn.Sequential(backbone, head).train(), BATCHES, backbone)
     inputs = torch.cat([backbone[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
     torch.testing.assert_close(backbone[1].running_mean, inputs.mean(1))
     torch.testing.assert_close(backbone[1].running_var, inputs.var(1, unbiased=False))
@@ -71,7 +69,7 @@ def test_a_stop_changes_nothing() -> None:
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):
-            settle(frozen, BATCHES)
+            estimate(frozen, BATCHES)
     finally:
         interrupt.clear()
     assert (frozen[1].running_mean == 0).all() and not frozen[1]._forward_hooks
@@ -85,14 +83,14 @@ def test_both_engines_take_the_same(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pth"
     work(tmp_path / "first", "torchvision", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0, "SOLVER__MAX_ITER": 1})
     torch.save(torch.load(tmp_path / "first/out/model_final.pth")["model"], weights)
-    found = []
+    states = []
     alike = {"INPUT__MIN_SIZE_TRAIN": [64], "INPUT__RANDOM_FLIP": "none"}  # the engines draw them differently
     for engine in ("torchvision", "detectron2"):
         work(tmp_path / engine, engine, **KEYS, **alike, MODEL__WEIGHTS=str(weights))
-        found.append(torch.load(tmp_path / engine / "out/model_final.pth")["model"])
-    for name, tensor in found[0].items():
+        states.append(torch.load(tmp_path / engine / "out/model_final.pth")["model"])
+    for name, tensor in states[0].items():
         if name.startswith("backbone.bottom_up.") and "running" in name:
-            torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
-    assert found[0][f"{NORM}.running_mean"].abs().max() > 1e-3
+            torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-5)
+    assert states[0][f"{NORM}.running_mean"].abs().max() > 1e-3
     again = KEYS | {"SOLVER__FROZEN_BN_ITER": 0}
     refused(lambda: work(tmp_path / "torchvision", "torchvision", "--resume", **again), "SOLVER.FROZEN_BN_ITER", 2, 0)

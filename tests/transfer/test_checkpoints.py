@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import transfer.state
+import transfer.trainer
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from tests.transfer.test_train_net import work
@@ -26,28 +26,21 @@ def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:
 def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_path: Path) -> None:
     for age, (name, iteration) in enumerate({"model_final": 899, "model_0000899": 899, "model_0000099": 99}.items()):
         os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 + age, 10_000 + age))
-    found = checkpoints.newest(tmp_path)
-    assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
+    newest = checkpoints.load_newest(tmp_path)
+    assert newest is not None and newest[0].name == "model_final.pth" and newest[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
     assert [path.name for path in checkpoints.all_in(tmp_path)] == [
-        "model_0001000.pth", "model_final.pth", "model_0000899.pth", "model_0000099.pth"
-    ]  # fmt: skip
-
-
-def test_a_diverged_checkpoint_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a damaged one is, by the rule of pretraining."""
-    write(tmp_path, "model_0000001.pth", 1)
-    write(tmp_path, "model_0000004.pth", 4, model={"w": torch.tensor([1.0, float("nan")])})
-    newest = checkpoints.newest(tmp_path)
-    assert newest is not None and newest[1]["iteration"] == 1
-    assert "0000004.pth: w has values that are not finite" in caplog.messages[0]
-    assert checkpoints.newest(tmp_path / "elsewhere") is None
+        "model_0001000.pth",
+        "model_final.pth",
+        "model_0000899.pth",
+        "model_0000099.pth",
+    ]
 
 
 def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:
     for name in ("model_0000009.pth", checkpoints.EVALUATING):
         write(tmp_path, name, 9)
-    chosen = (checkpoints.newest(tmp_path), checkpoints.agreed(tmp_path))
+    chosen = (checkpoints.load_newest(tmp_path), checkpoints.load_newest_on_all_ranks(tmp_path))
     assert [path.name for path, _ in filter(None, chosen)] == ["model_0000009.pth", checkpoints.EVALUATING]
 
 
@@ -61,7 +54,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
 def test_tensors_on_a_device_are_checked_before_they_are_written() -> None:
     """A test without a GPU: a tensor elsewhere than on the CPU is looked at, which a meta tensor does not allow."""
     with pytest.raises(RuntimeError):
-        checkpoints._not_finite({"w": torch.zeros(1, device="meta")})
+        checkpoints.first_nonfinite({"w": torch.zeros(1, device="meta")})
 
 
 BEST = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}
@@ -74,10 +67,10 @@ def scored(monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None) -> Callable[...
     def score(*values: float | None) -> None:
         remaining = iter(values)
 
-        def evaluate(cfg: Any, *_: Any, **__: Any) -> dict[str, Any]:
-            return {cfg.DATASETS.TEST[0]: {"bbox": {"AP": next(remaining), "AP50": 0.0}}}
+        def evaluate_set(*_: Any, **__: Any) -> dict[str, Any]:
+            return {"bbox": {"AP": next(remaining), "AP50": 0.0}}
 
-        monkeypatch.setattr("transfer.torchvision_engine.engine.evaluate", evaluate)
+        monkeypatch.setattr("transfer.engine.Engine.evaluate_set", evaluate_set)
 
     return score
 
@@ -86,8 +79,8 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
     out = tmp_path / "out"
     scored(1.0, 3.0, 2.0)
     work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=6)
-    kept = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
-    assert [path.name for path in sorted(out.glob("*.pth"))] == kept
+    names = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    assert [path.name for path in sorted(out.glob("*.pth"))] == names
     assert torch.load(out / "model_best.pth")["iteration"] == 3 and read_json(out / "best.json")["value"] == 3.0
     scored(2.5, None, 4.0)  # a resumed run remembers; an evaluation may have no such objects
     work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=11)
@@ -103,7 +96,7 @@ def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
 ) -> None:
     scored(5.0)
     with monkeypatch.context() as patch:
-        patch.setattr(transfer.state, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(transfer.trainer, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
     scored(5.0, 4.0)

@@ -17,7 +17,7 @@ from transfer import config, config_keys
 FOLDER = Path(config.__file__).parent
 READERS = [
     *FOLDER.glob("torchvision_engine/*.py"),
-    *(FOLDER / f for f in ("coco/results.py", "train.py", "train_net.py", "state.py", "batch_norm.py")),
+    *(FOLDER / f for f in ("coco/results.py", "train.py", "train_net.py", "trainer.py", "engine.py", "batch_norm.py")),
 ]
 SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
 REJECTED = config.flatten_table(config.REJECTED)

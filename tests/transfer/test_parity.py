@@ -11,7 +11,8 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import samplers, train
-from transfer.torchvision_engine import data, engine
+from transfer.torchvision_engine import data
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
@@ -59,30 +60,30 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
 def models(ours, theirs):
     """Both detectors with equal weights; BN statistics are those of a batch, as after training."""
     torch.manual_seed(0)
-    own = build_model(ours, torch.device("cpu"))
+    our_model = build_model(ours, torch.device("cpu"))
     with torch.no_grad():
         # Scores away from ties.
-        own.roi_heads.box_predictor.cls_score.weight.mul_(30 if ours.MODEL.RESNETS.DEPTH == 18 else 3)
-        own.proposal_generator.rpn_head.anchor_deltas.weight.mul_(5)
-    norms = [m for m in own.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        our_model.roi_heads.box_predictor.cls_score.weight.mul_(30 if ours.MODEL.RESNETS.DEPTH == 18 else 3)
+        our_model.proposal_generator.rpn_head.anchor_deltas.weight.mul_(5)
+    norms = [m for m in our_model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
     with torch.no_grad():
-        own.backbone(torch.randn(4, 3, 96, 96))
+        our_model.backbone(torch.randn(4, 3, 96, 96))
     for norm in norms:
         norm.momentum = 0.1
-    other = build_theirs(theirs)
-    other.load_state_dict(own.state_dict(), strict=True)
-    return own, other
+    their_model = build_theirs(theirs)
+    their_model.load_state_dict(our_model.state_dict(), strict=True)
+    return our_model, their_model
 
 
 def batch_of(ours, theirs, indices, seed=3):
     """The same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
-    records, flips = data.training_records(ours)
+    records, flips = data.load_training_records(ours)
     mapper = build_mapper(ours, True, flips)
-    mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
-    other = []
-    for record in mine:
+    our_batch = [mapper(records[i], (seed, i)) for i in indices]
+    their_batch = []
+    for record in our_batch:
         target = record["target"]
         instances = Instances(record["image"].shape[-2:], gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
         if "masks" in target:
@@ -90,8 +91,8 @@ def batch_of(ours, theirs, indices, seed=3):
             instances.gt_masks = kind(copy.deepcopy(target["masks"]))
         if "keypoints" in target:
             instances.gt_keypoints = Keypoints(target["keypoints"])
-        other.append({k: v for k, v in record.items() if k != "target"} | {"instances": instances})
-    return mine, other
+        their_batch.append({k: v for k, v in record.items() if k != "target"} | {"instances": instances})
+    return our_batch, their_batch
 
 
 def losses_of(model, batch, seed=11):
@@ -105,36 +106,38 @@ def losses_of(model, batch, seed=11):
 @pytest.mark.parametrize(("kind", "depth"), CASES)
 def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     ours, theirs = both(tmp_path, kind, depth)
-    own, other = models(ours, theirs)
-    mine, yours = batch_of(ours, theirs, [0, 2, 3])
-    a, b = losses_of(own, mine), losses_of(other, yours)
+    our_model, their_model = models(ours, theirs)
+    our_batch, their_batch = batch_of(ours, theirs, [0, 2, 3])
+    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
     assert set(a) == set(b)
     for name in a:
         assert a[name].item() == pytest.approx(b[name].item(), abs=1e-4, rel=1e-4), name
         assert a[name].item() > 0, name
     sum(a.values()).backward()
     sum(b.values()).backward()
-    grads = dict(other.named_parameters())
-    for name, parameter in zip(own.state_dict(), own.state_dict(keep_vars=True).values(), strict=True):
+    grads = dict(their_model.named_parameters())
+    for name, parameter in zip(our_model.state_dict(), our_model.state_dict(keep_vars=True).values(), strict=True):
         if isinstance(parameter, torch.nn.Parameter):
-            wanted = grads[name].grad
-            assert torch.allclose(parameter.grad, wanted, rtol=1e-2, atol=1e-3 * wanted.abs().max().item() + 1e-7), name
+            expected = grads[name].grad
+            assert torch.allclose(
+                parameter.grad, expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item() + 1e-7
+            ), name
 
 
 @pytest.mark.parametrize(("kind", "depth"), CASES)
 def test_detections_are_equal(tmp_path, kind, depth):
     ours, theirs = both(tmp_path, kind, depth)
-    own, other = models(ours, theirs)
-    own.eval()
-    other.eval()
-    records, ids, flips = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
-    mapper = build_mapper(ours, False, flips)
-    for record in [mapper(records[i], None) for i in range(3)]:
+    our_model, their_model = models(ours, theirs)
+    our_model.eval()
+    their_model.eval()
+    records, ids, _ = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
+    mapper = build_mapper(ours, False)
+    for record in [mapper(records[i], (0, i)) for i in range(3)]:
         with torch.no_grad():
-            mine = to_coco(own([record])[0], record, list(range(len(ids))))
-            yours = instances_to_coco_json(other([record])[0]["instances"], record["image_id"])
-        assert len(mine) == len(yours) > 5
-        for a, b in zip(mine, yours, strict=True):
+            our_results = to_coco(our_model([record])[0], record, list(range(len(ids))))
+            their_results = instances_to_coco_json(their_model([record])[0]["instances"], record["image_id"])
+        assert len(our_results) == len(their_results) > 5
+        for a, b in zip(our_results, their_results, strict=True):
             assert a["category_id"] == b["category_id"]
             assert a["score"] == pytest.approx(b["score"], abs=1e-5)
             assert a["bbox"] == pytest.approx(b["bbox"], abs=1e-3)
@@ -159,22 +162,22 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
     ours, theirs = both(tmp_path, "mask", **VARIANTS[variant])
-    own, other = models(ours, theirs)
-    assert [p.requires_grad for p in own.parameters()].count(False) == [
-        p.requires_grad for p in other.parameters()
+    our_model, their_model = models(ours, theirs)
+    assert [p.requires_grad for p in our_model.parameters()].count(False) == [
+        p.requires_grad for p in their_model.parameters()
     ].count(False)
-    mine, yours = batch_of(ours, theirs, [0, 1])
-    a, b = losses_of(own, mine), losses_of(other, yours)
+    our_batch, their_batch = batch_of(ours, theirs, [0, 1])
+    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
 
 
 def test_an_image_without_instances_gives_equal_losses(tmp_path):
     ours, theirs = both(tmp_path, "mask", DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
-    own, other = models(ours, theirs)
-    mine, yours = batch_of(ours, theirs, [5, 0])
-    assert len(mine[0]["target"]["boxes"]) == 0
-    del yours[0]["instances"]._fields["gt_masks"]
-    a, b = losses_of(own, mine), losses_of(other, yours)
+    our_model, their_model = models(ours, theirs)
+    our_batch, their_batch = batch_of(ours, theirs, [5, 0])
+    assert len(our_batch[0]["target"]["boxes"]) == 0
+    del their_batch[0]["instances"]._fields["gt_masks"]
+    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4)
 
 
@@ -184,8 +187,9 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     """Reader, resize, flip, boxes, polygons, bit masks, keypoints: what training sees, for every image."""
     ours, theirs = both(tmp_path, kind, INPUT__FORMAT="BGR", INPUT__MASK_FORMAT=masks)
     theirs.MODEL.MASK_ON = True
+    monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
     dicts = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
-    records, flips = data.training_records(ours)
+    records, flips = data.load_training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
         mapper = Mapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
@@ -193,10 +197,10 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
         settings = {k: v for k, v in DatasetMapper.from_config(theirs, True).items() if k != "augmentations"}
         reference = DatasetMapper(**settings, augmentations=augmentations)
         for entry, record in zip(dicts, records, strict=True):
-            wanted = reference(entry)
-            got = mapper(record, _Heads())
-            assert torch.equal(got["image"], wanted["image"])
-            instances, target = wanted["instances"], got["target"]
+            expected = reference(entry)
+            actual = mapper(record, (0, 0))
+            assert torch.equal(actual["image"], expected["image"])
+            instances, target = expected["instances"], actual["target"]
             assert torch.allclose(target["boxes"], instances.gt_boxes.tensor, atol=1e-5)
             assert torch.equal(target["labels"], instances.gt_classes)
             if masks == "bitmask":
@@ -226,11 +230,11 @@ def test_order_of_images_and_aspect_ratio_groups_are_equal():
         sampler._rank, sampler._world_size = rank, 2
         dicts = ({"width": 2 if wide[i] else 1, "height": 1.5, "index": i} for i in sampler)
         reference = AspectRatioGroupedDataset(dicts, 3)
-        wanted = [[d["index"] for d in batch] for batch in itertools.islice(reference, 20)]
+        expected = [[d["index"] for d in batch] for batch in itertools.islice(reference, 20)]
         batches = samplers.index_batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
-        assert [[i for _, i in b] for b in itertools.islice(batches, 20)] == wanted
+        assert [[i for _, i in b] for b in itertools.islice(batches, 20)] == expected
         later = samplers.index_batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
-        assert [[i for _, i in b] for b in itertools.islice(later, 8)] == wanted[12:]
+        assert [[i for _, i in b] for b in itertools.islice(later, 8)] == expected[12:]
     factors = [1.0, 2.5, 1.3]
     reference = RepeatFactorTrainingSampler(torch.tensor(factors), seed=4)
     assert list(itertools.islice(samplers.index_stream(factors, 4), 40)) == list(itertools.islice(reference, 40))
@@ -241,22 +245,22 @@ def test_initial_values_have_the_same_spread(tmp_path):
     torch.manual_seed(0)
     for kind in KINDS:
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
-        own, other = build_model(ours, torch.device("cpu")), build_theirs(theirs)
-        wanted = other.state_dict()
-        for name, tensor in own.state_dict().items():
+        our_model, their_model = build_model(ours, torch.device("cpu")), build_theirs(theirs)
+        their_state = their_model.state_dict()
+        for name, tensor in our_model.state_dict().items():
             if tensor.is_floating_point() and tensor.numel() > 1:
-                expected = wanted[name].std().item()
+                expected = their_state[name].std().item()
                 assert tensor.std().item() == pytest.approx(expected, rel=5 / tensor.numel() ** 0.5, abs=1e-7), name
 
 
 def test_detectron2_reads_our_checkpoint(tmp_path):
     """Its own checkpointer reads every tensor, as it does MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    train.run(engine, ours, weights=read_weights(""))
+    train.run(TorchvisionEngine, ours, torch.device("cpu"), weights=read_weights(""))
     torch.manual_seed(1)
-    other = build_theirs(theirs)
-    left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))
+    their_model = build_theirs(theirs)
+    left = DetectionCheckpointer(their_model).load(str(tmp_path / "out" / "model_final.pth"))
     saved = torch.load(tmp_path / "out" / "model_final.pth", weights_only=True)["model"]
-    assert set(saved) == set(other.state_dict())
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in other.state_dict().items())
+    assert set(saved) == set(their_model.state_dict())
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in their_model.state_dict().items())
     assert left.get("engine") == "torchvision"

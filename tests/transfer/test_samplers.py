@@ -15,6 +15,6 @@ def test_every_image_is_seen_once_per_pass_by_one_of_the_processes():
 
 
 def test_seeds_of_neighboring_steps_and_ranks_differ():
-    seeds = {samplers.mix(s, i, r) for s in range(5) for i in range(200) for r in range(8)}
+    seeds = {samplers.derive_seed(s, i, r) for s in range(5) for i in range(200) for r in range(8)}
     assert len(seeds) == 5 * 200 * 8
     assert all(0 <= seed < 2**63 for seed in seeds)

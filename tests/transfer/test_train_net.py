@@ -46,8 +46,8 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
-    "torchvision": ("transfer.batch_norm.update_bn_stats", "transfer.torchvision_engine.engine.evaluate"),
-    "detectron2": ("transfer.batch_norm.update_bn_stats", "transfer.detectron2_engine.evaluation.predict"),
+    "torchvision": ("transfer.batch_norm.update_bn_stats", "transfer.engine.run_inference"),
+    "detectron2": ("transfer.batch_norm.update_bn_stats", "transfer.engine.run_inference"),
 }
 
 

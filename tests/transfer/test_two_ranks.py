@@ -28,7 +28,7 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
 from transfer import batch_norm, checkpoints, train
-from transfer.torchvision_engine import engine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -63,7 +63,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
             run(halves)
     assert [path.name for path in checkpoints.all_in(folder / "halves")] == ["model_0000002.pth"]
 
-    evaluate = engine.evaluate
+    evaluate = TorchvisionEngine.evaluate
 
     def stopped(*args, **keys):
         if rank == 1:
@@ -71,7 +71,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
         return evaluate(*args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "evaluate", stopped)  # the resumed run evaluates once, after its last iteration
+        patch.setattr(TorchvisionEngine, "evaluate", stopped)  # the resumed run evaluates once, at its end
         with pytest.raises(Stopped, match="SIGUSR1"):
             run(halves, resume=True)
     interrupt.clear()
@@ -83,29 +83,29 @@ def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
     """Each rank sees a checkpoint of the same iteration, but not the same one."""
     state = saved(folder / "whole")
     state["model"]["backbone.fpn_output2.weight"] *= 1 + 0.001 * rank
-    own = folder / f"own{rank}"
-    own.mkdir()
-    torch.save(state, own / "model_final.pth")
-    refused(lambda: run(tiny_coco.config(own, name, **KEYS), resume=True), "differs between ranks")
+    rank_folder = folder / f"rank_folder{rank}"
+    rank_folder.mkdir()
+    torch.save(state, rank_folder / "model_final.pth")
+    refused(lambda: run(tiny_coco.config(rank_folder, name, **KEYS), resume=True), "differs between ranks")
 
 
 def _batch_norm(rank: int) -> None:
     """Batch norm over two ranks equals that over one batch: outputs, gradients, running statistics."""
     images = torch.randn(3, 5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3 + 50
-    mine = slice(0, 1) if rank == 0 else slice(1, 3)
-    whole, part = images.clone().requires_grad_(), images[mine].clone().requires_grad_()
-    norm, own = nn.BatchNorm2d(5), ProcessSyncBatchNorm(5)
-    expected, got = norm(whole), own(part)
+    rows = slice(0, 1) if rank == 0 else slice(1, 3)
+    whole, part = images.clone().requires_grad_(), images[rows].clone().requires_grad_()
+    norm, sync_norm = nn.BatchNorm2d(5), ProcessSyncBatchNorm(5)
+    expected, actual = norm(whole), sync_norm(part)
     (expected**3).sum().backward()
-    (got**3).sum().backward()
-    assert torch.allclose(got, expected[mine], rtol=1e-4, atol=1e-4)
-    assert torch.allclose(part.grad, whole.grad[mine], rtol=1e-4, atol=1e-4)
-    dist.all_reduce(own.weight.grad)
-    assert torch.allclose(own.weight.grad, norm.weight.grad, rtol=1e-4, atol=1e-3)
-    assert torch.allclose(own.running_mean, norm.running_mean, rtol=1e-5)
-    assert torch.allclose(own.running_var, norm.running_var, rtol=1e-5)
-    half = own(part.detach().bfloat16())  # statistics in float32
-    assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), expected[mine], atol=0.2)
+    (actual**3).sum().backward()
+    assert torch.allclose(actual, expected[rows], rtol=1e-4, atol=1e-4)
+    assert torch.allclose(part.grad, whole.grad[rows], rtol=1e-4, atol=1e-4)
+    dist.all_reduce(sync_norm.weight.grad)
+    assert torch.allclose(sync_norm.weight.grad, norm.weight.grad, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(sync_norm.running_mean, norm.running_mean, rtol=1e-5)
+    assert torch.allclose(sync_norm.running_var, norm.running_var, rtol=1e-5)
+    half = sync_norm(part.detach().bfloat16())  # statistics in float32
+    assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), expected[rows], atol=0.2)
 
 
 def _pool_statistics(rank: int) -> None:
@@ -122,15 +122,15 @@ def _evaluate_one_network(rank: int, folder: Path, name: str) -> None:
     keys = {"MODEL__RESNETS__NORM": "BN", "MODEL__FPN__NORM": "BN", "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
     cfg = tiny_coco.config(folder / "bn", name, **keys)
     evaluated: list[torch.Tensor] = []
-    evaluate = engine.evaluate
+    evaluate = TorchvisionEngine.evaluate
 
-    def watched(cfg: Any, model: nn.Module, *args: Any, **keys: Any) -> Any:
+    def watched(engine: TorchvisionEngine, model: nn.Module, *args: Any, **keys: Any) -> Any:
         tensors = model.state_dict().values()
         evaluated.append(torch.cat([tensor.double().flatten() for tensor in tensors]))
-        return evaluate(cfg, model, *args, **keys)
+        return evaluate(engine, model, *args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "evaluate", watched)
+        patch.setattr(TorchvisionEngine, "evaluate", watched)
         run(cfg)
     assert len(evaluated) == 2
     for values in evaluated:
@@ -145,8 +145,8 @@ def _evaluate_one_network(rank: int, folder: Path, name: str) -> None:
 def _pool_frozen_statistics(rank: int) -> None:
     """Each rank has its own batch; they differ in size."""
     ranks, alone = frozen_bn.network(FrozenBatchNorm2d), frozen_bn.network(FrozenBatchNorm2d)
-    frozen_bn.settle(ranks, [frozen_bn.BATCHES[rank]])
-    frozen_bn.settle(alone, frozen_bn.BATCHES)  # both ranks have both
+    frozen_bn.estimate(ranks, [frozen_bn.BATCHES[rank]])
+    frozen_bn.estimate(alone, frozen_bn.BATCHES)  # both ranks have both
     torch.testing.assert_close(ranks[1].running_var, alone[1].running_var)
 
 
@@ -155,7 +155,7 @@ def _average_gradients_once(rank: int) -> None:
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
-    sum(train.accumulated_losses(parallel, images, 3, lambda loss: loss).values()).backward()
+    sum(train.accumulate_losses(parallel, images, 3, lambda loss: loss).values()).backward()
     whole, *_ = accumulate.gradient(1, accumulate.IMAGES[:6])
     torch.testing.assert_close(toy.weight.grad, whole)
     assert len(reduced) == 1
@@ -165,16 +165,16 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
     """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
     if rank == 1:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), out, "True on rank 1")
+    refused(lambda: checkpoints.load_newest_on_all_ranks(out), out, "True on rank 1")
     (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), "rank 1 of 2", "model_0000005.pth")
+    refused(lambda: checkpoints.load_newest_on_all_ranks(out), "rank 1 of 2", "model_0000005.pth")
     write(out, "model_0000005.pth", 5)
     if rank == 1:
         write(out, "model_0000009.pth", 9)
-    found = checkpoints.agreed(out)
-    assert found is not None and found[1]["iteration"] == 5
+    newest = checkpoints.load_newest_on_all_ranks(out)
+    assert newest is not None and newest[1]["iteration"] == 5
 
 
 def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:

@@ -1,99 +1,189 @@
-"""The Detectron2 engine as `transfer.train` uses it (see `transfer.state.Engine`)."""
+"""The Detectron2 engine."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from detectron2 import modeling
 from detectron2.config import get_cfg
+from detectron2.data import MetadataCatalog
+from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, verify_results
+from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.layers import FrozenBatchNorm2d
+from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from . import heads
-from .data import register, test_images, training_data
-from .evaluation import evaluate, results
+from pretrain.common.config.yaml_io import get
+from pretrain.common.distributed import is_main
 
-__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "evaluate", "results", "test_images", "training_data"]
-NAME: str = "detectron2"
-FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
+from ..coco.results import Detection, Metrics, table
+from ..engine import Engine
+from ..samplers import Mapper, ModelInput, Record
+from . import heads
+from .data import build_mapper, load_test_records, load_training_records, read_category_ids, register
+
+log = logging.getLogger(__name__)
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 _SMOOTHED = 20  # iterations over which Detectron2 takes medians
+_OWN_EVALUATORS = ("lvis", "pascal_voc")
 
 
 class Storage(EventStorage):
-    """Detectron2's, with what this project writes of it."""
+    """EventStorage with the methods that the trainer calls."""
 
     def scalars(self) -> dict[str, float]:
-        """Those of this iteration, smoothed as Detectron2's writers do."""
+        """Return this iteration's scalars, smoothed as Detectron2's writers do."""
         latest = self.latest_with_smoothing_hint(_SMOOTHED).items()
         return {name: float(value) for name, (value, iteration) in latest if iteration == self.iter}
 
     def take_images(self) -> Iterator[tuple[str, Any, int]]:
-        """The pictures (name, image, iteration) that have come since the last call."""
+        """Yield the model's figures (name, image, iteration) since the last call."""
         yield from self._vis_data
         self.clear_images()
         self.clear_histograms()
 
 
-storage = Storage
+class Detectron2Engine(Engine):
+    """Builds Detectron2's models, solvers, mappers and evaluators."""
+
+    name = "detectron2"
+    frozen_norm = FrozenBatchNorm2d
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """Derive Detectron2's config; set up its log, process group and test sets."""
+        super().__init__(detectron2_config(cfg))
+        if comm.get_world_size() > 1:
+            comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
+        for name in ("detectron2", "fvcore"):  # this run's log has their warnings
+            logging.getLogger(name).handlers = logging.getLogger("transfer").handlers
+            logging.getLogger(name).setLevel(logging.WARNING)
+        for name in self.cfg.DATASETS.TEST:
+            register(name, self.cfg)
+
+    def build_model(self, device: torch.device) -> nn.Module:
+        model = modeling.build_model(self.cfg)
+        if get(self.cfg, "SOLVER.BF16"):
+            heads.keep_rois_in_float32(model)
+        return model
+
+    def run_backbone(self, model: Any, batch: list[ModelInput]) -> None:
+        resnet = getattr(model.backbone, "bottom_up", model.backbone)  # C4 has no FPN around it
+        resnet(model.preprocess_image(batch).tensor)
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return build_optimizer(self.cfg, model)
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+        return partial(_set_rate, build_lr_scheduler(self.cfg, optimizer))
+
+    def storage(self, start: int) -> Storage:
+        return Storage(start)
+
+    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
+        records, repeat_factors = load_training_records(self.cfg)
+        return records, repeat_factors, build_mapper(self.cfg, True)
+
+    def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
+        records = load_test_records(self.cfg, name)
+        return records, read_category_ids(self.cfg, name)
+
+    def build_test_mapper(self) -> Mapper:
+        return build_mapper(self.cfg, False)
+
+    def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
+        detections: list[Any] = []
+        for image, output in zip(batch, model(batch), strict=True):
+            detections += instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
+        for detection in detections:
+            detection["category_id"] = category_ids[detection["category_id"]]
+        return detections
+
+    def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
+        """Return metrics as the base class does; the ``final`` ones are compared with TEST.EXPECTED_RESULTS.
+
+        With TEST.AUG, the final metrics include those with test-time augmentation, as tasks that end in _TTA.
+        """
+        metrics = super().evaluate(model, visualize, final=final)
+        for name in self.cfg.DATASETS.TEST if final and self.cfg.TEST.AUG.ENABLED else ():
+            log.info(f"{name}: with test-time augmentation")
+            augmented = self.evaluate_set(GeneralizedRCNNWithTTA(self.cfg, model), name, 0, keep=False)
+            if is_main():
+                metrics[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
+        if is_main() and final and self.cfg.TEST.EXPECTED_RESULTS:  # where there is one data set, unnamed
+            verify_results(self.cfg, metrics if len(metrics) != 1 else next(iter(metrics.values())))
+        return metrics
+
+    def evaluate_set(self, model: Any, name: str, visualize: int, *, keep: bool = True) -> Metrics:
+        """Return metrics as the base class does, or by the set's own evaluator (`build_evaluator`)."""
+        if MetadataCatalog.get(name).get("evaluator_type", "coco") not in _OWN_EVALUATORS:
+            return super().evaluate_set(model, name, visualize, keep=keep)
+        evaluator = build_evaluator(name)
+        evaluator.reset()
+        records = load_test_records(self.cfg, name)
+        self.run_on_test_set(model, records, partial(_process, evaluator, model))
+        tasks: Any = evaluator.evaluate()
+        if not is_main():
+            return {}
+        metrics = {task: {name: _to_metric(value) for name, value in row.items()} for task, row in tasks.items()}
+        log.info(f"{name}\n{table(metrics)}")
+        if visualize:
+            log.info(f"no figures of {name}: they are drawn only where COCO's metrics are computed")
+        return metrics
 
 
-def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-    """Detectron2's own config, its log, process group and test sets."""
-    cfg = detectron2_config(cfg, log)
-    if comm.get_world_size() > 1:
-        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
-    for name in ("detectron2", "fvcore"):  # this run's log has their warnings
-        logging.getLogger(name).handlers = logging.getLogger("transfer").handlers
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for name in cfg.DATASETS.TEST:
-        register(name, cfg)
-    return cfg
-
-
-def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-    """``cfg`` as Detectron2's own, with the device and the norms that this machine can run; logs what was changed."""
-    merged, world = get_cfg(), comm.get_world_size()
+def detectron2_config(cfg: CfgNode) -> CfgNode:
+    """Return ``cfg`` as Detectron2's own, with the device and the norms that this machine can run."""
+    merged = get_cfg()
     merged.set_new_allowed(True)  # this project's own keys, where they are set
     merged.merge_from_other_cfg(cfg)
     if merged.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
         merged.MODEL.DEVICE = "cpu"
-    if merged.MODEL.DEVICE == "cpu" and world > 1:
-        for part in _NORMS:
-            if merged.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
-                merged.MODEL[part].NORM = "naiveSyncBN"
-                log(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
+    if merged.MODEL.DEVICE == "cpu" and comm.get_world_size() > 1:
+        for section in _NORMS:
+            if merged.MODEL[section].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
+                merged.MODEL[section].NORM = "naiveSyncBN"
+                log.info(f"MODEL.{section}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
     merged.freeze()
     return merged
 
 
-def build_model(cfg: CfgNode, device: torch.device) -> Any:
-    model = modeling.build_model(cfg)
-    if cfg.SOLVER.get("BF16", False):
-        heads.keep_rois_in_float32(model)
-    return model
+def build_evaluator(name: str) -> DatasetEvaluator:
+    """Build Detectron2's evaluator of a set of DATASETS.TEST.
+
+    - pascal_voc: AP, AP50 and AP75 of boxes, where AP is the mean over IoU from 0.5 to 0.95, as in MoCo's tables.
+    - lvis: AP of boxes and masks, also of rare, common and frequent categories (APr, APc, APf).
+    """
+    if MetadataCatalog.get(name).evaluator_type == "pascal_voc":
+        return PascalVOCDetectionEvaluator(name)
+    np.float = float  # type: ignore[attr-defined]  # lvis 0.5.3, the newest, is older than NumPy 1.24
+    return LVISEvaluator(name)
 
 
-def backbone_features(model: Any, batch: list[dict[str, Any]]) -> Any:
-    resnet = getattr(model.backbone, "bottom_up", model.backbone)  # C4 has no FPN around it
-    return resnet(model.preprocess_image(batch).tensor)
+def _process(evaluator: DatasetEvaluator, model: Any, batch: list[ModelInput]) -> list[Any]:
+    evaluator.process(batch, model(batch))
+    return []
 
 
-def build_schedule(cfg: Any, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-    scheduler: Any = build_lr_scheduler(cfg, optimizer)
+def _to_metric(value: float) -> float | None:
+    """Return a metric; None for LVIS's negative value for a kind of category that the data set does not have."""
+    return float(value) if isfinite(value) and value >= 0 else None
 
-    def schedule(iteration: int) -> float:
-        scheduler.last_epoch = iteration
-        for group, rate in zip(optimizer.param_groups, scheduler.get_lr(), strict=True):
-            group["lr"] = rate
-        return max(optimizer.param_groups, key=lambda group: len(group["params"]))["lr"]  # as Detectron2 logs it
 
-    return schedule
+def _set_rate(scheduler: Any, iteration: int) -> float:
+    """Set the learning rates of ``iteration`` and return the one that Detectron2 logs."""
+    groups = scheduler.optimizer.param_groups
+    scheduler.last_epoch = iteration
+    for group, rate in zip(groups, scheduler.get_lr(), strict=True):
+        group["lr"] = rate
+    return max(groups, key=lambda group: len(group["params"]))["lr"]

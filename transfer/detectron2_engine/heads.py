@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from detectron2.layers import ROIAlign, get_norm
 from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from fvcore.common.config import CfgNode
-from torch import nn
+from torch import Tensor, nn
 
 
 def keep_rois_in_float32(model: nn.Module) -> None:
-    """Pools features in float32: Detectron2 casts RoIs to the features' type, in bfloat16 a grid of 4 to 8 pixels."""
-    for module in model.modules():
-        if isinstance(module, ROIAlign):
-            module.forward = lambda input, rois, pool=module.forward: pool(input.float(), rois).to(input.dtype)
+    """Pool features in float32: Detectron2 casts RoIs to the features' type, in bfloat16 a grid of 4 to 8 pixels."""
+    pools: list[Any] = [module for module in model.modules() if isinstance(module, ROIAlign)]
+    for pool in pools:
+        pool.forward = partial(_pool_in_float32, pool.forward)
+
+
+def _pool_in_float32(pool: Callable[[Tensor, Tensor], Tensor], features: Tensor, rois: Tensor) -> Tensor:
+    return pool(features.float(), rois).to(features.dtype)
 
 
 @ROI_HEADS_REGISTRY.register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class BottomUp(nn.Module):
     Args:
         arch: torchvision's name of the ResNet.
         stride_in_1x1: bottlenecks downsample in their first convolution rather than in the 3x3.
-        freeze_at: the stem (1) and the stages up to this one (res2: 2) keep their weights; 0: all are trained.
+        freeze_at: the stem (1) and the stages up to this one (res2 is 2) keep their weights; 0 trains all of them.
     """
 
     def __init__(self, arch: str, norm: Norm | None, *, stride_in_1x1: bool, freeze_at: int) -> None:
@@ -38,13 +39,13 @@ class BottomUp(nn.Module):
             self.add_module(name, freeze(module) if stage <= freeze_at else module)
         expansion = 4 if isinstance(resnet.layer1[0], Bottleneck) else 1
         self.channels = [resnet.conv1.out_channels * 2**i * expansion for i in range(4)]
-        table = names(arch)
-        inverse = {theirs: ours for ours, theirs in table.items()}
-        self.register_state_dict_post_hook(lambda _, state, prefix, *__: _rename(state, prefix, table))
-        self.register_load_state_dict_pre_hook(lambda _, state, prefix, *__: _rename(state, prefix, inverse))
+        to_detectron2 = names(arch)
+        to_torchvision = {detectron2: torchvision for torchvision, detectron2 in to_detectron2.items()}
+        self.register_state_dict_post_hook(partial(_rename, to_detectron2))
+        self.register_load_state_dict_pre_hook(partial(_rename, to_torchvision))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images (N, 3, H, W) -> the maps of res2 .. res5, strides 4 .. 32."""
+        """Map images (N, 3, H, W) to the features of res2 .. res5, strides 4 .. 32."""
         conv1, bn1, *stages = map(self.get_submodule, _STAGES)
         x = F.max_pool2d(F.relu(bn1(conv1(images))), 3, stride=2, padding=1)
         maps = []
@@ -54,7 +55,8 @@ class BottomUp(nn.Module):
         return maps
 
 
-def _rename(state: dict[str, Any], prefix: str, table: Mapping[str, str]) -> None:
+def _rename(table: Mapping[str, str], _: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    """Rename the module's tensors in ``state``, as a hook of its state dict."""
     for name in [name for name in state if name.startswith(prefix)]:
         state[prefix + table[name.removeprefix(prefix)]] = state.pop(name)
 

@@ -1,4 +1,4 @@
-"""What region proposals and heads do with boxes: encode, match, sample, pool.
+"""Operations on boxes for region proposals and heads: encode, match, sample, pool.
 
 Boxes are x0, y0, x1, y1 in pixels of the resized image. Reading a value from the device is a host-device
 synchronization, which waits for all queued work, so there are as few as possible.
@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou, roi_align
 
+from .mapper import Target
+
 _MAX_LOG_SCALE = math.log(1000.0 / 16)  # decoded boxes grow by this factor at most, as in Detectron2
-DeltaWeights = tuple[float, float, float, float]  # of the deltas x, y, w, h
+DeltaWeights = tuple[float, float, float, float]  # factors of the deltas x, y, w, h
 
 
 def encode(boxes: Tensor, anchors: Tensor, weights: DeltaWeights) -> Tensor:
-    """The deltas (R, 4) that turn ``anchors`` into ``boxes``."""
+    """Return the deltas (R, 4) that turn ``anchors`` into ``boxes``."""
     x, y, w, h = _centers_and_sizes(boxes)
     anchor_x, anchor_y, anchor_w, anchor_h = _centers_and_sizes(anchors)
     wx, wy, ww, wh = weights
-    dx, dy = wx * (x - anchor_x) / anchor_w, wy * (y - anchor_y) / anchor_h
+    dx = wx * (x - anchor_x) / anchor_w
+    dy = wy * (y - anchor_y) / anchor_h
     return torch.stack([dx, dy, ww * torch.log(w / anchor_w), wh * torch.log(h / anchor_h)], -1)
 
 
 def decode(deltas: Tensor, anchors: Tensor, weights: DeltaWeights) -> Tensor:
-    """The boxes (..., 4) that ``deltas`` (..., 4) make of ``anchors``, whose shape need only be broadcastable."""
+    """Apply ``deltas`` (..., 4) to ``anchors``, whose shape need only be broadcastable; return boxes (..., 4)."""
     anchor_x, anchor_y, anchor_w, anchor_h = _centers_and_sizes(anchors)
     dx, dy, dw, dh = (delta / weight for delta, weight in zip(deltas.unbind(-1), weights, strict=True))
-    x, y = dx * anchor_w + anchor_x, dy * anchor_h + anchor_y
-    w, h = dw.clamp(max=_MAX_LOG_SCALE).exp() * anchor_w, dh.clamp(max=_MAX_LOG_SCALE).exp() * anchor_h
+    x = dx * anchor_w + anchor_x
+    y = dy * anchor_h + anchor_y
+    w = dw.clamp(max=_MAX_LOG_SCALE).exp() * anchor_w
+    h = dh.clamp(max=_MAX_LOG_SCALE).exp() * anchor_h
     return torch.stack([x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h], -1)
 
 
@@ -43,19 +47,19 @@ def _centers_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def match(gt_boxes: Tensor, boxes: Tensor, low: float, high: float, keep_best: bool) -> tuple[Tensor, Tensor]:
-    """Assigns the ground-truth box of the highest IoU to every box.
+    """Assign the ground-truth box of the highest IoU to every box.
 
     Args:
         low, high: below ``low`` a box is background, from ``high`` on foreground, and ignored in between.
-        keep_best: the boxes of the highest IoU with a ground-truth box are foreground whatever that IoU is.
+        keep_best: the boxes with the highest IoU for a ground-truth box are foreground, whatever that IoU is.
 
     Returns:
         Indices of ground-truth boxes (R,), 0 where there are none, and labels (R,): 1 foreground, 0 background, -1
         ignored.
     """
     if len(gt_boxes) == 0:
-        nothing = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
-        return nothing, nothing
+        zeros = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
+        return zeros, zeros
     iou_GR = box_iou(gt_boxes, boxes)
     best_R, index_R = iou_GR.max(0)
     label_R = (best_R >= high).long() - ((best_R >= low) & (best_R < high)).long()
@@ -65,17 +69,18 @@ def match(gt_boxes: Tensor, boxes: Tensor, low: float, high: float, keep_best: b
 
 
 def subsample(labels: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
-    """Indices of positives (labels above 0) and negatives (0), drawn at random: positives first, as Detectron2 draws.
+    """Draw indices of positives (labels above 0) and negatives (0) at random: positives first, as Detectron2 does.
 
     Args:
-        labels: (R,); what is below 0 is ignored.
-        size: the largest number of positives and negatives together.
-        positive_fraction: of ``size``, the largest share of positives; negatives take what is left.
+        labels: (R,); those below 0 are ignored.
+        size: maximum number of positives and negatives together.
+        positive_fraction: maximum fraction of positives in ``size``; negatives fill the remainder.
     """
-    positive, negative = torch.where(labels > 0)[0], torch.where(labels == 0)[0]
-    taken = min(len(positive), int(size * positive_fraction))
-    positive = positive[torch.randperm(len(positive), device=labels.device)[:taken]]
-    return positive, negative[torch.randperm(len(negative), device=labels.device)[: size - taken]]
+    positive = torch.where(labels > 0)[0]
+    negative = torch.where(labels == 0)[0]
+    num_positive = min(len(positive), int(size * positive_fraction))
+    positive = positive[torch.randperm(len(positive), device=labels.device)[:num_positive]]
+    return positive, negative[torch.randperm(len(negative), device=labels.device)[: size - num_positive]]
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,14 @@ class Sample:
     Attributes:
         boxes: (R, 4).
         labels: (R,) in [0, K]; K is the background.
-        matched: (F,) the indices of the foreground's ground-truth instances.
-        target: the image's ground truth; see `mapper`.
+        matched: (F,) indices of the foreground's ground-truth instances.
+        target: the image's ground truth.
     """
 
     boxes: Tensor
     labels: Tensor
     matched: Tensor
-    target: dict[str, Any]
+    target: Target
 
     @property
     def foreground(self) -> Sample:
@@ -108,7 +113,7 @@ class RoIPooler:
     sampling_ratio: int
 
     def __call__(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """(R, C, resolution, resolution) features of the boxes (R_i, 4) of every image, in order."""
+        """Return features (R, C, resolution, resolution) of the boxes (R_i, 4) of every image, in order."""
         rois = torch.cat([F.pad(b, (1, 0), value=i) for i, b in enumerate(boxes)])
         side = ((rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2])).sqrt()
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).long()

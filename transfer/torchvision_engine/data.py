@@ -1,42 +1,36 @@
-"""Reads COCO annotation files into records, with the same arithmetic as Detectron2, and loads them in batches.
-
-A record's random choices are a function of (seed, position), the position being its place in the infinite training
-stream: the same whatever the number of ranks and workers, and where a resumed run begins.
-"""
+"""COCO annotation files as records, read with the same arithmetic as Detectron2."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
-
-from pretrain.common.distributed import rank, world_size
-from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.check import select_outlines
 from ..coco.keypoints import flip_indices, flip_pairs, keypoint_names
-from ..samplers import MappedRecords, index_batches, load
-from .mapper import Mapper, build_mapper
+from ..samplers import Record
 
 
-class Records(Sequence[dict[str, Any]]):
+class Records(Sequence[Record]):
     """Records as one block of bytes, which forked workers share: Python objects take several times the memory."""
 
-    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
-        packed, ends = bytearray(), array("q", [0])
+    def __init__(self, records: Iterable[Record]) -> None:
+        packed = bytearray()
+        ends = array("q", [0])
         for record in records:
             packed += pickle.dumps(record, -1)
             ends.append(len(packed))
-        self._bytes, self._ends = np.frombuffer(packed, np.uint8), np.frombuffer(ends, np.int64)
+        self._bytes = np.frombuffer(packed, np.uint8)
+        self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -48,47 +42,49 @@ class Records(Sequence[dict[str, Any]]):
 
 
 def load_coco(
-    name: str, output_dir: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
+    name: str, output_dir: str, keep: Callable[[Record], bool] | None = None
 ) -> tuple[Records, list[int], list[int]]:
-    """Reads a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
+    """Read a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
 
     Args:
-        keep: says whether a record is kept.
+        keep: selects records (default: all).
 
     Returns:
-        Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
-        ``label`` in [0, K), ``crowd``, ``segmentation`` (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by
-        half a pixel to the pixels' centers. The file's category ids in the order of the labels. The index of every
-        keypoint's mirror image.
+        The records. An annotation has ``box`` (x0, y0, x1, y1), ``label`` in [0, K), ``crowd``, ``segmentation``
+        (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by half a pixel to the pixels' centers.
+        The file's category ids in the order of the labels.
+        The index of every keypoint's mirror image.
 
     Raises:
         UserError: unknown name or missing files; `coco_data.prepare` checks the records.
     """
     data_set = coco_data.resolve(name, output_dir)
-    data = coco_data.read(data_set.annotations)
-    flip = flip_indices(keypoint_names(data), flip_pairs(data) or ())
-    categories = sorted(data["categories"], key=lambda c: c["id"])
-    images = sorted(data["images"], key=lambda i: i["id"])
-    labels = {category["id"]: label for label, category in enumerate(categories)}
+    content = coco_data.read(data_set.annotations)
+    mirror = flip_indices(keypoint_names(content), flip_pairs(content) or ())
+    category_ids = sorted(category["id"] for category in content["categories"])
+    labels = {category_id: label for label, category_id in enumerate(category_ids)}
+    images = sorted(content["images"], key=lambda image: image["id"])
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
-    for annotation in data.pop("annotations"):
+    for annotation in content.pop("annotations"):
         by_image[annotation["image_id"]].append(annotation)
-
-    def record(image: dict[str, Any]) -> dict[str, Any]:
-        annotations = by_image.pop(image["id"])  # frees what is packed
-        return {
-            "file_name": str(data_set.images / image["file_name"]),
-            "height": image["height"],
-            "width": image["width"],
-            "image_id": image["id"],
-            "annotations": [_annotation(annotation, labels) for annotation in annotations],
-        }
-
-    records = Records(filter(keep, map(record, images)))
-    return records, [c["id"] for c in categories], flip
+    # Annotations are popped, which frees what is packed.
+    records = (_to_record(image, data_set.images, by_image.pop(image["id"]), labels) for image in images)
+    return Records(filter(keep, records)), category_ids, mirror
 
 
-def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
+def _to_record(
+    image: dict[str, Any], image_dir: Path, annotations: list[dict[str, Any]], labels: dict[int, int]
+) -> Record:
+    return {
+        "file_name": str(image_dir / image["file_name"]),
+        "image_id": image["id"],
+        "height": image["height"],
+        "width": image["width"],
+        "annotations": [_convert_annotation(annotation, labels) for annotation in annotations],
+    }
+
+
+def _convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
     x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
     converted: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),
@@ -110,63 +106,23 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
     return converted
 
 
-def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
-    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image.
-
-    Raises:
-        UserError: no image is left.
-    """
-    least = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
-    drops_empty = cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
-
-    def is_used(record: dict[str, Any]) -> bool:
-        has_objects = any(not annotation["crowd"] for annotation in record["annotations"])
-        return (has_objects or not drops_empty) and (not least or _visible(record) >= least)
-
-    loaded = [load_coco(name, cfg.OUTPUT_DIR, is_used) for name in cfg.DATASETS.TRAIN]
-    records, _, flip = loaded[0]
-    if len(loaded) > 1:
-        records = Records(itertools.chain.from_iterable(part for part, *_ in loaded))
-    if not records:
-        raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
-    return records, flip
+def load_training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
+    """Load the records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image."""
+    is_used = partial(
+        _is_used,
+        drop_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
+        min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
+    )
+    data_sets = [load_coco(name, cfg.OUTPUT_DIR, is_used) for name in cfg.DATASETS.TRAIN]
+    records, _, mirror = data_sets[0]
+    if len(data_sets) > 1:
+        records = Records(itertools.chain.from_iterable(records for records, *_ in data_sets))
+    return records, mirror
 
 
-def _visible(record: dict[str, Any]) -> int:
-    return sum(int((a["keypoints"][:, 2] > 0).sum()) for a in record["annotations"] if "keypoints" in a)
-
-
-def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, Any]]]], int]:
-    """A function of (seed, start, workers) to this rank's endless batches from number ``start`` on; the images' number.
-
-    SOLVER.IMS_PER_BATCH counts all ranks' images. The batches raise the UserError of a bad record.
-    """
-    records, flip = training_records(cfg)
-    wide = [r["width"] > r["height"] for r in records] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
-    mapper = build_mapper(cfg, True, flip)
-
-    def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
-        size = cfg.SOLVER.IMS_PER_BATCH // world_size()
-        stream = index_batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
-        return load(MappedRecords(records, partial(_map, mapper, seed)), stream, workers, pin=_pin(cfg))
-
-    return batches, len(records)
-
-
-def evaluation_batches(cfg: CfgNode, records: Records, share: range) -> Iterator[list[dict[str, Any]]]:
-    """The test images at the positions ``share``, one at a time; raises the UserError of a bad record."""
-    batches = [[(index, index)] for index in share]
-    return load(test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, pin=_pin(cfg))
-
-
-def test_images(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> MappedRecords:
-    """Records as the model takes them in an evaluation."""
-    return MappedRecords(records, partial(_map, build_mapper(cfg, False, ()), None))
-
-
-def _map(mapper: Mapper, seed: int | None, record: dict[str, Any], position: int) -> dict[str, Any]:
-    return mapper(record, None if seed is None else np.random.default_rng([seed, position]))
-
-
-def _pin(cfg: CfgNode) -> bool:
-    return cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory would block
+def _is_used(record: Record, *, drop_empty: bool, min_keypoints: int) -> bool:
+    """Return whether an image has an object, and at least ``min_keypoints`` labeled keypoints."""
+    if drop_empty and all(annotation["crowd"] for annotation in record["annotations"]):
+        return False
+    keypoints = [annotation["keypoints"] for annotation in record["annotations"] if "keypoints" in annotation]
+    return sum(int((points[:, 2] > 0).sum()) for points in keypoints) >= min_keypoints

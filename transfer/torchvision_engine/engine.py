@@ -1,57 +1,59 @@
-"""The torchvision engine as `transfer.train` uses it (see `transfer.state.Engine`)."""
+"""The torchvision engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from .data import test_images, training_data
-from .evaluation import evaluate, results
+from ..coco.results import Detection
+from ..engine import Engine
+from ..samplers import Mapper, ModelInput
+from .data import Records, load_coco, load_training_records
+from .evaluation import to_coco
 from .layers import FrozenBatchNorm
+from .mapper import build_mapper
 from .model import Detector, build_model
 from .solver import build_optimizer, build_schedule
 
-__all__ = [
-    "FROZEN_NORM", "NAME", "build_model", "build_optimizer", "build_schedule", "evaluate", "results", "test_images",
-    "training_data",
-]  # fmt: skip
-NAME: str = "torchvision"
-FROZEN_NORM: type[nn.Module] = FrozenBatchNorm
 
+class TorchvisionEngine(Engine):
+    """Builds this project's detectors, whose numbers are Detectron2's."""
 
-class Storage:
-    """Scalars that hooks put, as into Detectron2's EventStorage; a line of metrics.json has the latest ones."""
+    name = "torchvision"
+    frozen_norm = FrozenBatchNorm
 
-    def __init__(self, start: int) -> None:
-        self.iter, self._latest = start, {}
+    def __init__(self, cfg: CfgNode) -> None:
+        super().__init__(cfg)
+        self.pin_memory = cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory block
 
-    def put_scalar(self, name: str, value: float, **_: Any) -> None:
-        self._latest[name] = (self.iter, float(value))
+    def build_model(self, device: torch.device) -> Detector:
+        return build_model(self.cfg, device)
 
-    def put_scalars(self, *, smoothing_hint: bool = True, **values: float) -> None:
-        for name, value in values.items():
-            self.put_scalar(name, value)
+    def run_backbone(self, model: Detector, batch: list[ModelInput]) -> None:
+        images, _ = model.preprocess([record["image"] for record in batch])
+        model.backbone.bottom_up(images)
 
-    def scalars(self) -> dict[str, float]:
-        """Those of this iteration."""
-        return {name: value for name, (iteration, value) in self._latest.items() if iteration == self.iter}
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return build_optimizer(self.cfg, model)
 
-    def take_images(self) -> Iterator[Any]:
-        return iter(())
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+        return build_schedule(self.cfg, optimizer)
 
+    def load_training_set(self) -> tuple[Records, Sequence[float], Mapper]:
+        records, flip_indices = load_training_records(self.cfg)
+        return records, [1.0] * len(records), build_mapper(self.cfg, True, flip_indices)
 
-def storage(start: int) -> AbstractContextManager[Storage]:
-    return nullcontext(Storage(start))
+    def load_test_set(self, name: str) -> tuple[Records, list[int]]:
+        records, category_ids, _ = load_coco(name, self.cfg.OUTPUT_DIR)
+        return records, category_ids
 
+    def build_test_mapper(self) -> Mapper:
+        return build_mapper(self.cfg, False)
 
-def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-    """``cfg`` itself."""
-    return cfg
-
-
-def backbone_features(model: Detector, batch: list[dict[str, Any]]) -> Any:
-    return model.backbone.bottom_up(model.preprocess([record["image"] for record in batch])[0])
+    def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
+        pairs = zip(model(batch), batch, strict=True)
+        return [result for detections, image in pairs for result in to_coco(detections, image, category_ids)]

@@ -1,79 +1,59 @@
-"""Runs a detector on the test images and turns its detections into COCO's result format and metrics."""
+"""Conversion of the model's detections to COCO's result format."""
 
 from __future__ import annotations
 
-import logging
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pretrain.common.async_copy import to_device
-from pretrain.common.distributed import is_main, rank_slice
 
-from ..coco.results import Metrics, score
-from ..distributed import predict
-from .data import evaluation_batches, load_coco
-from .model import Detector
+from ..coco.results import Detection
+from ..samplers import ModelInput
 
-log = logging.getLogger("transfer")
-_PIXELS_AT_ONCE = 2**26  # of masks that a GPU pastes: three quarters of a GiB
+_PIXELS_AT_ONCE = 2**26  # of the masks that a GPU pastes together: three quarters of a GiB
 
 
-def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:
-    """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
-    metrics: dict[str, Metrics] = {}
-    for name in cfg.DATASETS.TEST:
-        records, category_ids, _ = load_coco(name, cfg.OUTPUT_DIR)
-        share = range(len(records))[rank_slice(len(records))]
-        detect = partial(results, model, category_ids=category_ids)
-        predictions = predict(model, evaluation_batches(cfg, records, share), len(share), detect, log.info)
-        if is_main():
-            metrics[name] = score(cfg, name, predictions, pictures)
-    return metrics
+def to_coco(detections: dict[str, Tensor], image: ModelInput, category_ids: list[int]) -> list[Detection]:
+    """Convert one image's detections to COCO results in the pixels of the original image.
 
-
-def results(model: Detector, batch: list[dict[str, Any]], category_ids: list[int]) -> list[dict[str, Any]]:
-    """The model's detections on all images of a batch in COCO's result format."""
-    pairs = zip(model(batch), batch, strict=True)
-    return [result for detections, record in pairs for result in to_coco(detections, record, category_ids)]
-
-
-def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids: list[int]) -> list[dict[str, Any]]:
-    """Converts one image's detections to COCO results in the pixels of the original image.
-
-    Boxes are x, y, w, h; masks RLE; keypoints pixel indices (- 0.5) with their scores.
+    Keypoints are pixel indices (- 0.5) with their scores.
     """
-    size = record["height"], record["width"]
-    scale_y, scale_x = (whole / now for whole, now in zip(size, record["image"].shape[-2:], strict=True))
+    height = image["height"]
+    width = image["width"]
+    scale_y = height / image["image"].shape[-2]
+    scale_x = width / image["image"].shape[-1]
     boxes = detections["boxes"].cpu() * torch.tensor([scale_x, scale_y, scale_x, scale_y])
-    boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([size[1], size[0]] * 2))
-    keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    boxes = boxes[keep]
-    visible = {k: v[to_device(keep, v.device)] if k == "masks" else v.cpu()[keep] for k, v in detections.items()}
+    boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([width, height, width, height]))
+    is_kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    boxes = boxes[is_kept]
     xywh = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
-    results: list[dict[str, Any]] = [
-        {"image_id": record["image_id"], "category_id": category_ids[label], "bbox": box, "score": score}
-        for box, label, score in zip(xywh, visible["labels"].tolist(), visible["scores"].tolist(), strict=True)
+    labels = detections["labels"].cpu()[is_kept].tolist()
+    scores = detections["scores"].cpu()[is_kept].tolist()
+    results: list[Detection] = [
+        {"image_id": image["image_id"], "category_id": category_ids[label], "bbox": box, "score": score}
+        for box, label, score in zip(xywh, labels, scores, strict=True)
     ]
-    if "masks" in visible and results:
+    if "masks" in detections and results:
+        masks = detections["masks"]
+        masks = masks[to_device(is_kept, masks.device)]
         # A GPU pastes many together, but for a CPU it is faster to see nothing but a mask's own box.
-        at_once = 1 if visible["masks"].device.type == "cpu" else max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
-        for result, segmentation in zip(results, encode(visible["masks"], boxes, size, at_once), strict=True):
+        at_once = 1 if masks.device.type == "cpu" else max(1, _PIXELS_AT_ONCE // (height * width))
+        for result, segmentation in zip(results, encode(masks, boxes, (height, width), at_once), strict=True):
             result["segmentation"] = segmentation
-    if "keypoints" in visible:
-        points = visible["keypoints"] * torch.tensor([scale_x, scale_y, 1.0]) - torch.tensor([0.5, 0.5, 0.0])
+    if "keypoints" in detections:
+        points = detections["keypoints"].cpu()[is_kept]
+        points = points * torch.tensor([scale_x, scale_y, 1.0]) - torch.tensor([0.5, 0.5, 0.0])
         for result, row in zip(results, points.flatten(1).tolist(), strict=True):
             result["keypoints"] = row
     return results
 
 
 def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int], at_once: int) -> list[dict[str, Any]]:
-    """COCO's compressed run lengths of masks in an image of ``size``, pasted on the masks' device.
+    """Encode masks in an image of ``size`` as COCO's compressed run lengths; paste them on the masks' device.
 
     Args:
         masks_RMM: probabilities in the boxes.
@@ -91,17 +71,19 @@ def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int], at_once: 
 
 
 def paste(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> tuple[Tensor, int]:
-    """The columns of an image of ``size`` that hold the boxes, with each mask by itself, and the first column.
+    """Paste each mask by itself into the columns of an image of ``size`` that contain all boxes.
 
     Each pixel's center is looked up bilinearly in the probabilities (R, M, M); at least 0.5 is inside.
 
     Returns:
         (R, H, columns) bool; the number of the first column.
     """
-    (height, width), device = size, masks_RMM.device
+    height, width = size
+    device = masks_RMM.device
     x0, y0 = (boxes_R4[:, :2].amin(0).floor() - 1).clamp(min=0).int().tolist()
     x1, y1 = (boxes_R4[:, 2:].amax(0).ceil() + 1).int().tolist()
-    x1, y1 = min(x1, width), min(y1, height)
+    x1 = min(x1, width)
+    y1 = min(y1, height)
     corner_R2, opposite_R2 = to_device(boxes_R4, device).split(2, dim=1)
     side_R2 = opposite_R2 - corner_R2
     x = (torch.arange(x0, x1, device=device) + 0.5 - corner_R2[:, :1]) / side_R2[:, :1] * 2 - 1

@@ -7,6 +7,7 @@ keypoints, S the side of a heat map, D detections of an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,15 +53,22 @@ class BoxPredictor(nn.Module):
 
     Args:
         box_weights: factors of the deltas x, y, w, h in the regression.
-        beta: where smooth L1 turns from quadratic to linear.
+        beta: where smooth L1 changes from quadratic to linear.
         score_threshold, nms_threshold: detections have a higher score, and a lower IoU with better ones of their class.
-        detections_per_image: the largest number; negative: no limit.
+        detections_per_image: the maximum; no limit if negative.
     """
 
     def __init__(
-        self, in_features: int, num_classes: int, *, box_weights: DeltaWeights, beta: float, score_threshold: float,
-        nms_threshold: float, detections_per_image: int,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        box_weights: DeltaWeights,
+        beta: float,
+        score_threshold: float,
+        nms_threshold: float,
+        detections_per_image: int,
+    ) -> None:
         super().__init__()
         self.cls_score = nn.Linear(in_features, num_classes + 1)
         self.bbox_pred = nn.Linear(in_features, num_classes * 4)
@@ -75,36 +83,39 @@ class BoxPredictor(nn.Module):
         return self.cls_score(x), self.bbox_pred(x).view(len(x), self.num_classes, 4)
 
     def losses(self, x: Tensor, samples: list[Sample]) -> dict[str, Tensor]:
-        """Cross-entropy over K + 1 classes and smooth L1 over the true class's deltas, both averaged over all RoIs."""
+        """Compute cross-entropy over classes and smooth L1 over the true class's deltas, as means over all RoIs."""
         logits, deltas_RK4 = self(x)
         label_R = torch.cat([sample.labels for sample in samples])
         foreground = [sample.foreground for sample in samples]
-        parts = deltas_RK4.split([len(sample.boxes) for sample in samples])
-        deltas_FK4 = torch.cat([part[: len(front.boxes)] for part, front in zip(parts, foreground, strict=True)])
-        label_F = torch.cat([front.labels for front in foreground])
-        found = deltas_FK4[torch.arange(len(label_F), device=label_F.device), label_F]
-        gt = torch.cat([front.target["boxes"][front.matched] for front in foreground])
-        wanted = encode(gt, torch.cat([front.boxes for front in foreground]), self.box_weights)
-        regression = F.smooth_l1_loss(found.float(), wanted, beta=self.beta, reduction="sum")
+        deltas_by_image = deltas_RK4.split([len(sample.boxes) for sample in samples])
+        pairs = zip(deltas_by_image, foreground, strict=True)
+        deltas_FK4 = torch.cat([deltas[: len(sample.boxes)] for deltas, sample in pairs])
+        label_F = torch.cat([sample.labels for sample in foreground])
+        predicted = deltas_FK4[torch.arange(len(label_F), device=label_F.device), label_F]
+        gt_boxes = torch.cat([sample.target["boxes"][sample.matched] for sample in foreground])
+        target = encode(gt_boxes, torch.cat([sample.boxes for sample in foreground]), self.box_weights)
+        regression = F.smooth_l1_loss(predicted.float(), target, beta=self.beta, reduction="sum")
         return {
             "loss_cls": F.cross_entropy(logits, label_R) if len(label_R) else logits.sum() * 0.0,
             "loss_box_reg": regression / max(len(label_R), 1),
         }
 
     def detect(self, x: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
-        """Detections of every image, best first: ``boxes`` (D, 4), ``scores`` and ``labels`` (D,)."""
+        """Return the detections of every image, best first: ``boxes`` (D, 4), ``scores`` and ``labels`` (D,)."""
         logits, deltas = self(x)
         boxes_RK4 = decode(deltas.float(), torch.cat(proposals)[:, None], self.box_weights)
-        counts = [len(p) for p in proposals]
-        parts = boxes_RK4.split(counts), F.softmax(logits.float(), -1).split(counts)
-        return [self._filter(*image) for image in zip(*parts, image_sizes, strict=True)]
+        counts = [len(boxes) for boxes in proposals]
+        boxes = boxes_RK4.split(counts)
+        scores = F.softmax(logits.float(), -1).split(counts)
+        return [self._filter(*image) for image in zip(boxes, scores, image_sizes, strict=True)]
 
     def _filter(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
-        """One image's decoded boxes (R, K, 4) and probabilities (R, K + 1): threshold, NMS per class, the best D."""
+        """Filter one image's boxes (R, K, 4) and probabilities (R, K + 1): threshold, NMS per class, the best D."""
         finite = torch.isfinite(boxes).flatten(1).all(1) & torch.isfinite(scores).all(1)
         scores = scores[:, :-1]
         rows, labels = torch.where((scores > self.score_threshold) & finite[:, None])
-        boxes, scores = clip_boxes_to_image(boxes[rows, labels], size), scores[rows, labels]
+        boxes = clip_boxes_to_image(boxes[rows, labels], size)
+        scores = scores[rows, labels]
         keep = batched_nms(boxes, scores, labels, self.nms_threshold)
         if self.detections_per_image >= 0:
             keep = keep[: self.detections_per_image]
@@ -127,7 +138,7 @@ class MaskHead(nn.Module):
         nn.init.normal_(self.predictor.weight, std=0.001)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> Tensor:
-        """The mask logits (R, M, M) of the class ``labels`` (R,) of every RoI."""
+        """Return the mask logits (R, M, M) of the class ``labels`` (R,) of every RoI."""
         x = self.pooler(features, boxes)
         for conv in self.convs:
             x = F.relu(conv(x))
@@ -135,27 +146,27 @@ class MaskHead(nn.Module):
         return logits_RKMM[torch.arange(len(labels), device=labels.device), labels]
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
-        """Mean binary cross-entropy of the true class's masks."""
+        """Compute the mean binary cross-entropy of the true class's masks."""
         samples = [sample.foreground for sample in samples]
         labels = torch.cat([sample.labels for sample in samples])
         logits = self(features, [sample.boxes for sample in samples], labels)
         if len(logits) == 0:
             return {"loss_mask": logits.sum() * 0.0}
-        wanted = crop_masks(samples, logits.shape[-1])
-        return {"loss_mask": F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))}
+        target = crop_masks(samples, logits.shape[-1])
+        return {"loss_mask": F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))}
 
     def detect(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> tuple[str, Tensor]:
-        """``masks`` (R, M, M), probabilities."""
+        """Return the name ``masks`` and probabilities (R, M, M)."""
         return "masks", self(features, boxes, labels).sigmoid()
 
 
 def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
-    """Mask targets (R, side, side), bool, of foreground samples: the matched instance's mask inside each box.
+    """Crop the matched instance's mask to the box of each foreground sample: (R, side, side), bool.
 
     Polygons are rasterized at the target's resolution by COCO's routine; bit masks are averaged by RoIAlign, >= 0.5.
     """
     rois = [torch.cat([sample.matched[:, None].to(sample.boxes.dtype), sample.boxes], 1) for sample in samples]
-    masks = [sample.target["masks"] for sample in samples]
+    masks: list[Any] = [sample.target["masks"] for sample in samples]
     if isinstance(masks[0], Tensor):
         crops = [
             roi_align(mask[:, None].to(roi.dtype), roi, side, 1.0, 0, aligned=True)[:, 0] >= 0.5
@@ -173,8 +184,8 @@ def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
 
 
 def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndarray:
-    """The polygons' mask inside ``box`` on a grid of side x side; the sides of the box count as at least 0.1 pixel."""
-    # The float32 scalars on float64 polygons are Detectron2's: other types flip border cells.
+    """Draw polygons inside ``box`` on a grid of side x side; the sides of the box count as at least 0.1 pixel."""
+    # As in Detectron2, float32 scalars act on float64 polygons: other types flip border cells.
     ratios = [side / max(box[i + 2] - box[i], 0.1) for i in (0, 1)]
     scaled = []
     for polygon in polygons:
@@ -196,22 +207,22 @@ class KeypointHead(nn.Module):
         weight_init.c2_msra_fill(self.score_lowres)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """The heat maps' logits (R, P, S, S)."""
+        """Return the heat maps' logits (R, P, S, S)."""
         x = self.pooler(features, boxes)
         for conv in self.convs:
             x = F.relu(conv(x))
         return F.interpolate(self.score_lowres(x), scale_factor=2.0, mode="bilinear", align_corners=False)
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
-        """Cross-entropy over the S x S cells of every visible keypoint inside its RoI."""
-        boxes, truth = [], []
+        """Compute cross-entropy over the S x S cells of every visible keypoint inside its RoI."""
+        boxes, gt_keypoints = [], []
         for sample in (sample.foreground for sample in samples):
             keypoints = sample.target["keypoints"][sample.matched]
-            seen = torch.where(visible_inside(keypoints, sample.boxes))[0]
-            boxes.append(sample.boxes[seen])
-            truth.append(keypoints[seen])
+            index = torch.where(has_visible_inside(keypoints, sample.boxes))[0]
+            boxes.append(sample.boxes[index])
+            gt_keypoints.append(keypoints[index])
         logits = self(features, boxes)
-        cells, valid = keypoints_to_heatmap(torch.cat(truth), torch.cat(boxes), logits.shape[-1])
+        cells, valid = keypoints_to_heatmap(torch.cat(gt_keypoints), torch.cat(boxes), logits.shape[-1])
         valid = torch.where(valid.flatten())[0]
         if len(valid) == 0:
             return {"loss_keypoint": logits.sum() * 0.0}
@@ -219,15 +230,15 @@ class KeypointHead(nn.Module):
         return {"loss_keypoint": loss / len(valid)}
 
     def detect(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> tuple[str, Tensor]:
-        """``keypoints`` (R, P, 3): x, y in pixels and the probability of the best cell among S x S."""
+        """Return the name ``keypoints`` and (R, P, 3): x, y in pixels, the probability of the best of S x S cells."""
         maps = self(features, boxes).float()
         points, best = heatmaps_to_keypoints(maps, torch.cat(boxes))
         score = 1.0 / (maps - best[..., None, None]).exp().sum((2, 3))
         return "keypoints", torch.cat([points[..., :2], score[..., None]], -1)
 
 
-def visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
-    """Whether an instance (R, P, 3) has a labeled keypoint inside its box (R, 4), borders included."""
+def has_visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
+    """Return whether each instance (R, P, 3) has a labeled keypoint inside its box (R, 4), borders included."""
     x, y, visibility = keypoints.unbind(-1)
     x0, y0, x1, y1 = boxes[:, None].unbind(-1)
     return ((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1) & (visibility >= 1)).any(1)

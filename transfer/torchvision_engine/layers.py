@@ -1,4 +1,4 @@
-"""Convolutions and norms with the names and the arithmetic of Detectron2's."""
+"""Convolutions and norms with Detectron2's names and arithmetic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Conv2d(nn.Conv2d):
 
 
 def head_convs(head: nn.Module, name: str, channels: int, widths: Sequence[int], norm: Norm | None) -> list[Conv2d]:
-    """A head's 3x3 convolutions, registered in it as `name1`, `name2`, ..., and initialized."""
+    """Build a head's 3x3 convolutions, registered in it as `name1`, `name2`, ..., and initialize them."""
     convs = [
         Conv2d(before, width, 3, padding=1, norm=norm)
         for before, width in zip([channels, *widths], widths, strict=False)
@@ -46,7 +46,7 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        x = input.float()  # whose count and statistics are exact, and of the running statistics' type
+        x = input.float()  # counts and statistics are exact, and have the type of the running statistics
         count = differentiable_all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
         mean = differentiable_all_reduce(x.sum((0, 2, 3))) / count
         centered = x - mean[:, None, None]
@@ -61,14 +61,14 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """PyTorch's, except that a rank without RoIs takes part in float32, the type of the other ranks' statistics."""
+    """SyncBatchNorm that casts empty inputs to float32, the type of the other ranks' statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input if input.numel() else input.float())
 
 
 class FrozenBatchNorm(FrozenBatchNorm2d):
-    """torchvision's, but the result keeps the input's type: torchvision's is float32 even under mixed precision."""
+    """FrozenBatchNorm2d whose result has the input's type; torchvision's is float32 even under mixed precision."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -82,7 +82,7 @@ class FrozenBatchNorm(FrozenBatchNorm2d):
 
 
 def norm_layer(name: str, device: torch.device) -> Norm | None:
-    """The norm of Detectron2's ``name``, or None for no norm."""
+    """Return the norm that Detectron2 calls ``name``, or None for no norm."""
     sync: Norm = nn.BatchNorm2d
     if dist.is_initialized() and dist.get_world_size() > 1:
         sync = SyncBatchNorm if device.type == "cuda" else ProcessSyncBatchNorm
@@ -91,7 +91,7 @@ def norm_layer(name: str, device: torch.device) -> Norm | None:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """Returns the module with parameters that have no gradient and new, constant batch norms.
+    """Return the module with parameters that have no gradient and new, constant batch norms.
 
     Weights are loaded later, so the constants have their initial values.
     """

@@ -8,13 +8,14 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from ..samplers import ModelInput
 from .backbone import FPN, BottomUp
 from .boxes import RoIPooler, Sample, match, subsample
 from .heads import BoxHead, BoxPredictor, KeypointHead, MaskHead
 from .layers import norm_layer
+from .mapper import Target
 from .rpn import RPN, Anchors, RPNHead
 
-Target = dict[str, Any]
 _STRIDES = (4, 8, 16, 32, 64)  # of p2 .. p6
 _SIZE_MULTIPLE = 32  # of padded images, so that every level's side is half the one before
 
@@ -23,15 +24,21 @@ class RoIHeads(nn.Module):
     """The second stage: losses of sampled proposals in training, detections otherwise.
 
     Args:
-        iou_threshold: from this IoU with a ground-truth box on, a proposal is foreground.
-        positive_fraction: the largest share of foreground among the ``batch_size_per_image`` sampled proposals.
+        iou_threshold: a proposal is foreground from this IoU with a ground-truth box on.
+        positive_fraction: maximum fraction of foreground among the ``batch_size_per_image`` sampled proposals.
     """
 
     def __init__(
-        self, box_head: BoxHead, box_predictor: BoxPredictor, mask_head: MaskHead | None,
-        keypoint_head: KeypointHead | None, *, iou_threshold: float, batch_size_per_image: int,
+        self,
+        box_head: BoxHead,
+        box_predictor: BoxPredictor,
+        mask_head: MaskHead | None,
+        keypoint_head: KeypointHead | None,
+        *,
+        iou_threshold: float,
+        batch_size_per_image: int,
         positive_fraction: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.box_head, self.box_predictor = box_head, box_predictor
         self.mask_head, self.keypoint_head = mask_head, keypoint_head
@@ -39,7 +46,7 @@ class RoIHeads(nn.Module):
         self.batch_size_per_image = batch_size_per_image
 
     def losses(self, features: list[Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
-        """Losses under Detectron2's names."""
+        """Compute the losses, under Detectron2's names."""
         samples = [self.sample(*image) for image in zip(proposals, targets, strict=True)]
         losses = self.box_predictor.losses(self.box_head(features, [s.boxes for s in samples]), samples)
         for head in filter(None, (self.mask_head, self.keypoint_head)):
@@ -48,7 +55,7 @@ class RoIHeads(nn.Module):
 
     @torch.no_grad()
     def sample(self, proposals: Tensor, target: Target) -> Sample:
-        """Proposals of one image to train on, drawn at random; the ground-truth boxes are proposals, too."""
+        """Draw proposals of one image to train on; the ground-truth boxes are proposals, too."""
         proposals = torch.cat([proposals, target["boxes"]])
         index, label = match(target["boxes"], proposals, self.iou_threshold, self.iou_threshold, keep_best=False)
         foreground, background = subsample(label, self.batch_size_per_image, self.positive_fraction)
@@ -59,13 +66,15 @@ class RoIHeads(nn.Module):
     def detect(
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Detections per image: ``boxes``, ``scores``, ``labels`` and, by other heads, ``masks`` and ``keypoints``."""
+        """Return each image's ``boxes``, ``scores``, ``labels`` and, from other heads, ``masks`` or ``keypoints``."""
         detections = self.box_predictor.detect(self.box_head(features, proposals), proposals, image_sizes)
-        boxes, labels = [image["boxes"] for image in detections], torch.cat([image["labels"] for image in detections])
+        boxes = [image["boxes"] for image in detections]
+        labels = torch.cat([image["labels"] for image in detections])
         for head in filter(None, (self.mask_head, self.keypoint_head)):
             name, values = head.detect(features, boxes, labels)
-            for image, part in zip(detections, values.split([len(b) for b in boxes]), strict=True):
-                image[name] = part
+            values_by_image = values.split([len(image_boxes) for image_boxes in boxes])
+            for image, image_values in zip(detections, values_by_image, strict=True):
+                image[name] = image_values
         return detections
 
 
@@ -73,7 +82,7 @@ class Detector(nn.Module):
     """Images to losses (with targets, in training) or to detections.
 
     Args:
-        mean, std: of the pixels, in the order of the image's channels.
+        mean, std: pixel statistics, in the order of the image's channels.
     """
 
     def __init__(
@@ -86,23 +95,21 @@ class Detector(nn.Module):
         self.register_buffer("pixel_mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def forward(self, batch: list[dict[str, Any]]) -> Any:
-        """A dictionary of losses in training, a list of detections (pixels of the resized image) otherwise.
-
-        Args:
-            batch: ``image`` (3, H, W) uint8 and, in training, ``target``; see `mapper`.
-        """
+    def forward(self, batch: list[ModelInput]) -> Any:
+        """Return a dictionary of losses in training, a list of detections (pixels of the resized image) otherwise."""
         images, sizes = self.preprocess([record["image"] for record in batch])
         features = self.backbone(images)
         if not self.training:
             proposals, _ = self.proposal_generator(features, sizes)
             return self.roi_heads.detect(features, proposals, sizes)
-        targets = [{k: self._to_device(v) for k, v in record["target"].items()} for record in batch]
+        targets: list[Any] = [
+            {name: self._to_device(value) for name, value in record["target"].items()} for record in batch
+        ]
         proposals, losses = self.proposal_generator(features, sizes, targets)
         return {**losses, **self.roi_heads.losses(features, proposals, targets)}
 
     def preprocess(self, images: list[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Normalized images, zero-padded at the right and below to one size, and their (H, W)."""
+        """Normalize images and zero-pad them at the right and bottom to one size; return them and their (H, W)."""
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         height, width = (-(-max(side) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE for side in zip(*sizes, strict=True))
         batch = self.pixel_mean.new_zeros(len(images), 3, height, width)
@@ -111,63 +118,93 @@ class Detector(nn.Module):
         return batch, sizes
 
     def _to_device(self, value: Any) -> Any:
-        """Moves a tensor to the model's device; returns anything else (polygons) as it is."""
+        """Move a tensor to the model's device; return anything else (polygons) unchanged."""
         return value.to(self.pixel_mean.device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
 def build_model(cfg: CfgNode, device: torch.device) -> Detector:
-    """The detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
+    """Build the detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
     model = cfg.MODEL
-    backbone, roi_heads, rpn = _backbone(model, device), _roi_heads(cfg, device), _rpn(model)
+    backbone = _build_backbone(model, device)
+    roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
+    rpn = _build_rpn(model)
     return Detector(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
 
 
-def _backbone(model: CfgNode, device: torch.device) -> FPN:
+def _build_backbone(model: CfgNode, device: torch.device) -> FPN:
     resnet = model.RESNETS
     bottom_up = BottomUp(
-        f"resnet{resnet.DEPTH}", norm_layer(resnet.NORM, device), stride_in_1x1=resnet.STRIDE_IN_1X1,
+        f"resnet{resnet.DEPTH}",
+        norm_layer(resnet.NORM, device),
+        stride_in_1x1=resnet.STRIDE_IN_1X1,
         freeze_at=model.BACKBONE.FREEZE_AT,
-    )  # fmt: skip
+    )
     return FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
 
 
-def _rpn(model: CfgNode) -> RPN:
-    rpn, anchor = model.RPN, model.ANCHOR_GENERATOR
-    anchors = Anchors(anchor.SIZES, anchor.ASPECT_RATIOS, _STRIDES)
+def _build_rpn(model: CfgNode) -> RPN:
+    rpn = model.RPN
+    anchors = Anchors(model.ANCHOR_GENERATOR.SIZES, model.ANCHOR_GENERATOR.ASPECT_RATIOS, _STRIDES)
     return RPN(
-        anchors, RPNHead(model.FPN.OUT_CHANNELS, anchors.per_cell), box_weights=rpn.BBOX_REG_WEIGHTS,
-        iou_thresholds=rpn.IOU_THRESHOLDS, batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
-        positive_fraction=rpn.POSITIVE_FRACTION, beta=rpn.SMOOTH_L1_BETA,
-        min_size=model.PROPOSAL_GENERATOR.MIN_SIZE, nms_threshold=rpn.NMS_THRESH,
+        anchors,
+        RPNHead(model.FPN.OUT_CHANNELS, anchors.per_cell),
+        box_weights=rpn.BBOX_REG_WEIGHTS,
+        iou_thresholds=rpn.IOU_THRESHOLDS,
+        batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=rpn.POSITIVE_FRACTION,
+        beta=rpn.SMOOTH_L1_BETA,
+        min_size=model.PROPOSAL_GENERATOR.MIN_SIZE,
+        nms_threshold=rpn.NMS_THRESH,
         pre_nms_top_n=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
         post_nms_top_n=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
-    )  # fmt: skip
+    )
 
 
-def _roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
-    heads, box = cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
-    mask, keypoint = cfg.MODEL.ROI_MASK_HEAD, cfg.MODEL.ROI_KEYPOINT_HEAD
-    channels, classes = cfg.MODEL.FPN.OUT_CHANNELS, heads.NUM_CLASSES
+def _build_roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
+    heads = cfg.MODEL.ROI_HEADS
+    box = cfg.MODEL.ROI_BOX_HEAD
+    channels = cfg.MODEL.FPN.OUT_CHANNELS
     box_head = BoxHead(
-        _pooler(box), channels, conv_dims=[box.CONV_DIM] * box.NUM_CONV, fc_dims=[box.FC_DIM] * box.NUM_FC,
+        _build_pooler(box),
+        channels,
+        conv_dims=[box.CONV_DIM] * box.NUM_CONV,
+        fc_dims=[box.FC_DIM] * box.NUM_FC,
         norm=norm_layer(box.NORM, device),
-    )  # fmt: skip
+    )
     box_predictor = BoxPredictor(
-        box_head.out_features, classes, box_weights=box.BBOX_REG_WEIGHTS, beta=box.SMOOTH_L1_BETA,
-        score_threshold=heads.SCORE_THRESH_TEST, nms_threshold=heads.NMS_THRESH_TEST,
+        box_head.out_features,
+        heads.NUM_CLASSES,
+        box_weights=box.BBOX_REG_WEIGHTS,
+        beta=box.SMOOTH_L1_BETA,
+        score_threshold=heads.SCORE_THRESH_TEST,
+        nms_threshold=heads.NMS_THRESH_TEST,
         detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
-    )  # fmt: skip
+    )
     mask_head = keypoint_head = None
     if cfg.MODEL.MASK_ON:
-        norm = norm_layer(mask.NORM, device)
-        mask_head = MaskHead(_pooler(mask), channels, classes, num_convs=mask.NUM_CONV, width=mask.CONV_DIM, norm=norm)
+        mask = cfg.MODEL.ROI_MASK_HEAD
+        mask_head = MaskHead(
+            _build_pooler(mask),
+            channels,
+            heads.NUM_CLASSES,
+            num_convs=mask.NUM_CONV,
+            width=mask.CONV_DIM,
+            norm=norm_layer(mask.NORM, device),
+        )
     if cfg.MODEL.KEYPOINT_ON:
-        keypoint_head = KeypointHead(_pooler(keypoint), channels, keypoint.NUM_KEYPOINTS, conv_dims=keypoint.CONV_DIMS)
+        keypoint = cfg.MODEL.ROI_KEYPOINT_HEAD
+        pooler = _build_pooler(keypoint)
+        keypoint_head = KeypointHead(pooler, channels, keypoint.NUM_KEYPOINTS, conv_dims=keypoint.CONV_DIMS)
     return RoIHeads(
-        box_head, box_predictor, mask_head, keypoint_head, iou_threshold=heads.IOU_THRESHOLDS[0],
-        batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE, positive_fraction=heads.POSITIVE_FRACTION,
-    )  # fmt: skip
+        box_head,
+        box_predictor,
+        mask_head,
+        keypoint_head,
+        iou_threshold=heads.IOU_THRESHOLDS[0],
+        batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=heads.POSITIVE_FRACTION,
+    )
 
 
-def _pooler(head: CfgNode) -> RoIPooler:
+def _build_pooler(head: CfgNode) -> RoIPooler:
     return RoIPooler(head.POOLER_RESOLUTION, head.POOLER_SAMPLING_RATIO)

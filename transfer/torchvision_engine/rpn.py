@@ -6,7 +6,6 @@ Shapes: N images, A anchors over all levels, R proposals of an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from .boxes import DeltaWeights, decode, encode, match, subsample
+from .mapper import Target
 
 
 class Anchors(nn.Module):
@@ -22,7 +22,7 @@ class Anchors(nn.Module):
     Args:
         sizes: square roots of areas in pixels, one list for all levels, or one list per level.
         aspect_ratios: heights divided by widths, likewise.
-        strides: of every level, in pixels.
+        strides: strides of the levels in pixels.
     """
 
     def __init__(
@@ -30,7 +30,8 @@ class Anchors(nn.Module):
     ) -> None:
         super().__init__()
         self.strides = strides
-        sizes, aspect_ratios = (list(x) * len(strides) if len(x) == 1 else x for x in (sizes, aspect_ratios))
+        sizes = list(sizes) * len(strides) if len(sizes) == 1 else sizes
+        aspect_ratios = list(aspect_ratios) * len(strides) if len(aspect_ratios) == 1 else aspect_ratios
         for level, (level_sizes, ratios) in enumerate(zip(sizes, aspect_ratios, strict=True)):
             widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in level_sizes for ratio in ratios]
             cell = torch.tensor([[-w / 2.0, -ratio * w / 2.0, w / 2.0, ratio * w / 2.0] for w, ratio in widths])
@@ -38,15 +39,14 @@ class Anchors(nn.Module):
         self.per_cell = len(sizes[0]) * len(aspect_ratios[0])
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """The anchors of one image, (H * W * anchors per cell, 4) per level; float32 under mixed precision, too."""
+        """Return one image's anchors (H * W * anchors per cell, 4) per level; float32 under mixed precision, too."""
         anchors = []
         for feature, stride, cell in zip(features, self.strides, self.buffers(), strict=True):
-            y, x = (
-                torch.arange(0, n * stride, stride, dtype=torch.float32, device=feature.device)
-                for n in feature.shape[-2:]
-            )
-            shift_y, shift_x = (grid.reshape(-1) for grid in torch.meshgrid(y, x, indexing="ij"))
-            shifts = torch.stack((shift_x, shift_y, shift_x, shift_y), dim=1)
+            height, width = feature.shape[-2:]
+            y = torch.arange(0, height * stride, stride, dtype=torch.float32, device=feature.device)
+            x = torch.arange(0, width * stride, stride, dtype=torch.float32, device=feature.device)
+            y, x = torch.meshgrid(y, x, indexing="ij")
+            shifts = torch.stack((x, y, x, y), dim=2).reshape(-1, 4)
             anchors.append((shifts[:, None] + cell[None]).reshape(-1, 4))
         return anchors
 
@@ -63,9 +63,10 @@ class RPNHead(nn.Module):
             nn.init.normal_(parameter, std=0.01) if parameter.dim() > 1 else nn.init.zeros_(parameter)
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """The map of a level -> logits (N, A), deltas (N, A, 4) of its anchors, in the anchors' order."""
+        """Map a level's features to logits (N, A) and deltas (N, A, 4) of its anchors, in the anchors' order."""
         x = F.relu(self.conv(feature))
-        logits, deltas = self.objectness_logits(x), self.anchor_deltas(x)
+        logits = self.objectness_logits(x)
+        deltas = self.anchor_deltas(x)
         return logits.permute(0, 2, 3, 1).flatten(1), deltas.permute(0, 2, 3, 1).reshape(len(feature), -1, 4)
 
 
@@ -73,22 +74,32 @@ class RPN(nn.Module):
     """Region proposals and their losses.
 
     The losses are sums over the sampled anchors divided by ``batch_size_per_image`` x images. Proposals are ranked by
-    logit; the best ``pre_nms_top_n`` per level and image are decoded, clipped, rid of boxes with a side of at most
-    ``min_size`` pixels and put through NMS per level, and the best ``post_nms_top_n`` per image remain.
+    logit; the best ``pre_nms_top_n`` per level and image are decoded and clipped. Boxes with a side of at most
+    ``min_size`` pixels are dropped, NMS runs per level, and the best ``post_nms_top_n`` per image remain.
 
     Args:
         box_weights: factors of the deltas x, y, w, h in the regression.
         iou_thresholds: an anchor is background below the first, foreground from the second on.
-        positive_fraction: the largest share of foreground among the sampled anchors.
-        beta: where smooth L1 turns from quadratic to linear.
-        pre_nms_top_n, post_nms_top_n: in training and in evaluation.
+        positive_fraction: maximum fraction of foreground among the sampled anchors.
+        beta: where smooth L1 changes from quadratic to linear.
+        pre_nms_top_n, post_nms_top_n: numbers of proposals in training and in evaluation.
     """
 
     def __init__(
-        self, anchors: Anchors, head: RPNHead, *, box_weights: DeltaWeights, iou_thresholds: tuple[float, float],
-        batch_size_per_image: int, positive_fraction: float, beta: float, min_size: float,
-        nms_threshold: float, pre_nms_top_n: tuple[int, int], post_nms_top_n: tuple[int, int],
-    ) -> None:  # fmt: skip
+        self,
+        anchors: Anchors,
+        head: RPNHead,
+        *,
+        box_weights: DeltaWeights,
+        iou_thresholds: tuple[float, float],
+        batch_size_per_image: int,
+        positive_fraction: float,
+        beta: float,
+        min_size: float,
+        nms_threshold: float,
+        pre_nms_top_n: tuple[int, int],
+        post_nms_top_n: tuple[int, int],
+    ) -> None:
         super().__init__()
         self.anchor_generator, self.rpn_head = anchors, head
         self.box_weights, self.iou_thresholds = box_weights, iou_thresholds
@@ -97,9 +108,9 @@ class RPN(nn.Module):
         self.pre_nms_top_n, self.post_nms_top_n = pre_nms_top_n, post_nms_top_n
 
     def forward(
-        self, features: list[Tensor], image_sizes: list[tuple[int, int]], targets: list[dict[str, Any]] | None = None
+        self, features: list[Tensor], image_sizes: list[tuple[int, int]], targets: list[Target] | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Proposals (R, 4) of every image, best first, and, with ``targets``, the losses.
+        """Return the proposals (R, 4) of every image, best first, and, with ``targets``, the losses.
 
         The losses are NaN if a proposal's box or score is not finite: they are read anyway, and a test of the proposals
         themselves would be another host-device synchronization.
@@ -114,25 +125,25 @@ class RPN(nn.Module):
         return proposals, {name: loss.where(finite, torch.nan) for name, loss in losses.items()}
 
     def losses(
-        self, anchors: Tensor, logits_NA: Tensor, deltas_NA4: Tensor, targets: list[dict[str, Any]]
+        self, anchors: Tensor, logits_NA: Tensor, deltas_NA4: Tensor, targets: list[Target]
     ) -> dict[str, Tensor]:
-        """Cross-entropy of foreground and background, and smooth L1 over the deltas of the foreground."""
-        positives, negatives, matched, chosen = [], [], [], []
+        """Compute cross-entropy of foreground and background, and smooth L1 over the foreground's deltas."""
+        positives, negatives, matched_boxes, positive_anchors = [], [], [], []
         for image, target in enumerate(targets):
             index, label = match(target["boxes"], anchors, *self.iou_thresholds, keep_best=True)
             positive, negative = subsample(label, self.batch_size_per_image, self.positive_fraction)
             positives.append(positive + image * len(anchors))
             negatives.append(negative + image * len(anchors))
-            matched.append(target["boxes"][index[positive]])
-            chosen.append(anchors[positive])
+            matched_boxes.append(target["boxes"][index[positive]])
+            positive_anchors.append(anchors[positive])
         positive = torch.cat(positives)
         sampled = logits_NA.flatten()[torch.cat([positive, *negatives])]
-        wanted = torch.zeros_like(sampled)
-        wanted[: len(positive)] = 1.0
-        cls = F.binary_cross_entropy_with_logits(sampled, wanted, reduction="sum")
-        deltas = encode(torch.cat(matched), torch.cat(chosen), self.box_weights)
-        found = deltas_NA4.flatten(0, 1)[positive].float()
-        loc = F.smooth_l1_loss(found, deltas, beta=self.beta, reduction="sum")
+        is_object = torch.zeros_like(sampled)
+        is_object[: len(positive)] = 1.0
+        cls = F.binary_cross_entropy_with_logits(sampled, is_object, reduction="sum")
+        target_deltas = encode(torch.cat(matched_boxes), torch.cat(positive_anchors), self.box_weights)
+        predicted = deltas_NA4.flatten(0, 1)[positive].float()
+        loc = F.smooth_l1_loss(predicted, target_deltas, beta=self.beta, reduction="sum")
         normalizer = self.batch_size_per_image * len(targets)
         return {"loss_rpn_cls": cls / normalizer, "loss_rpn_loc": loc / normalizer}
 
@@ -143,27 +154,29 @@ class RPN(nn.Module):
         deltas: Sequence[Tensor],
         image_sizes: list[tuple[int, int]],
     ) -> tuple[list[Tensor], Tensor]:
-        """Proposals (R, 4) of every image, best first, and whether all boxes and scores are finite.
+        """Return the proposals (R, 4) of every image, best first, and whether all boxes and scores are finite.
 
         Args:
             anchors, logits, deltas: one entry per level.
         """
-        pre_nms, post_nms = (n[not self.training] for n in (self.pre_nms_top_n, self.post_nms_top_n))
-        scores, picked, bases, levels = [], [], [], []
+        pre_nms = self.pre_nms_top_n[not self.training]
+        post_nms = self.post_nms_top_n[not self.training]
+        scores, best_deltas, best_anchors, levels = [], [], [], []
         for level, (anchor, logit, delta) in enumerate(zip(anchors, logits, deltas, strict=True)):
             best, index = logit.float().topk(min(pre_nms, logit.shape[1]), dim=1)
             scores.append(best)
-            picked.append(delta.gather(1, index[..., None].expand(-1, -1, 4)).float())
-            bases.append(anchor[index])
+            best_deltas.append(delta.gather(1, index[..., None].expand(-1, -1, 4)).float())
+            best_anchors.append(anchor[index])
             levels.append(torch.full_like(index[0], level))
-        box_NR4 = decode(torch.cat(picked, 1), torch.cat(bases, 1), self.box_weights)
-        score_NR, level_R = torch.cat(scores, 1), torch.cat(levels)
+        box_NR4 = decode(torch.cat(best_deltas, 1), torch.cat(best_anchors, 1), self.box_weights)
+        score_NR = torch.cat(scores, 1)
+        level_R = torch.cat(levels)
         finite_NR = torch.isfinite(box_NR4).all(2) & torch.isfinite(score_NR)
         proposals = []
         for box, score, finite, size in zip(box_NR4, score_NR, finite_NR, image_sizes, strict=True):
             box = clip_boxes_to_image(box, size)
-            keep = finite & (box[:, 2] - box[:, 0] > self.min_size) & (box[:, 3] - box[:, 1] > self.min_size)
-            kept = torch.where(keep)[0]
-            box = box[kept]
-            proposals.append(box[batched_nms(box, score[kept], level_R[kept], self.nms_threshold)[:post_nms]])
+            is_large = (box[:, 2] - box[:, 0] > self.min_size) & (box[:, 3] - box[:, 1] > self.min_size)
+            index = torch.where(finite & is_large)[0]
+            box = box[index]
+            proposals.append(box[batched_nms(box, score[index], level_R[index], self.nms_threshold)[:post_nms]])
         return proposals, finite_NR.all()

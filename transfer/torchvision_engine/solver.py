@@ -1,9 +1,10 @@
-"""SGD, learning rate and gradient clipping with the meaning that Detectron2 gives its SOLVER keys."""
+"""SGD, learning rate and gradient clipping, as Detectron2 reads its SOLVER keys."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,53 +20,56 @@ from torch import nn
 
 from pretrain.common.sgd import fused_sgd
 
+log = logging.getLogger(__name__)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.SGD:
-    """SGD over the trainable parameters, in one group per weight decay: that of norms is WEIGHT_DECAY_NORM."""
-    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
+    """Build SGD over the trainable parameters, in one group per weight decay: that of norms is WEIGHT_DECAY_NORM."""
+    solver = cfg.SOLVER
     groups: dict[float, list[nn.Parameter]] = {}
     for module in model.modules():
         decay = solver.WEIGHT_DECAY_NORM if isinstance(module, _NORMS) else solver.WEIGHT_DECAY
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 groups.setdefault(decay, []).append(parameter)
-    described: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()
-    ]
-    optimizer = fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
-    if clip.ENABLED:
-        optimizer.register_step_pre_hook(lambda *_: clip_gradients(clip, model.parameters()))
+    options: list[dict[str, Any]] = [{"params": group, "weight_decay": decay} for decay, group in groups.items()]
+    optimizer = fused_sgd(options, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
+    if solver.CLIP_GRADIENTS.ENABLED:
+        optimizer.register_step_pre_hook(lambda *_: clip_gradients(solver.CLIP_GRADIENTS, model.parameters()))
     return optimizer
 
 
 def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-    """Iteration (from 0) -> learning rate, which it sets: warm-up to the schedule's value where it ends, then that."""
-    solver, end = cfg.SOLVER, cfg.SOLVER.MAX_ITER
+    """Build a function of the iteration (from 0) that sets the learning rate and returns it.
+
+    It warms up to the schedule's value at the end of the warm-up, then follows the schedule.
+    """
+    solver = cfg.SOLVER
+    end = solver.MAX_ITER
     schedule: ParamScheduler
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
         schedule = CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
     else:
         steps = [step for step in solver.STEPS if step < end]
         if len(steps) < len(solver.STEPS):
-            logging.getLogger("transfer").warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
+            log.warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
         schedule = MultiStepParamScheduler([solver.GAMMA**k for k in range(len(steps) + 1)], end, milestones=steps)
     length = min(solver.WARMUP_ITERS / end, 1.0)
     warmup = LinearParamScheduler(solver.WARMUP_FACTOR * schedule(0.0), schedule(length))
-    whole = CompositeParamScheduler([warmup, schedule], [length, 1 - length], ["rescaled", "fixed"])
+    factor = CompositeParamScheduler([warmup, schedule], [length, 1 - length], ["rescaled", "fixed"])
+    return partial(_set_rate, optimizer, lambda iteration: solver.BASE_LR * factor(iteration / end))
 
-    def set_rate(iteration: int) -> float:
-        rate = solver.BASE_LR * whole(iteration / end)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        return rate
 
-    return set_rate
+def _set_rate(optimizer: torch.optim.Optimizer, schedule: Callable[[int], float], iteration: int) -> float:
+    rate = schedule(iteration)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
 
 
 def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:
-    """Clips each parameter's gradient by value or by its own norm."""
+    """Clip each parameter's gradient by value or by its own norm."""
     if clip.CLIP_TYPE == "value":
         nn.utils.clip_grad_value_(parameters, clip.CLIP_VALUE)
         return

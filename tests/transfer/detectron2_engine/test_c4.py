@@ -16,7 +16,7 @@ from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import CONFIGS
-from transfer import preflight
+from transfer import preflight, train_net
 from transfer.coco import catalog
 from transfer.config import load_config
 from transfer.weights.convert import convert
@@ -25,11 +25,20 @@ from transfer.weights.load import load_weights, read_weights
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
 COLORS = ((255, 40, 40), (40, 255, 40), (40, 40, 255))
 SMALL = {
-    "MODEL.WEIGHTS": "", "MODEL.DEVICE": "cpu", "INPUT.MIN_SIZE_TRAIN": (64,), "INPUT.MIN_SIZE_TEST": 64,
-    "SOLVER.IMS_PER_BATCH": 2, "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": (), "TEST.PRECISE_BN.NUM_ITER": 1,
-    "DATALOADER.NUM_WORKERS": 0, "SEED": 3, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50, "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
-}  # fmt: skip
+    "MODEL.WEIGHTS": "",
+    "MODEL.DEVICE": "cpu",
+    "INPUT.MIN_SIZE_TRAIN": (64,),
+    "INPUT.MIN_SIZE_TEST": 64,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": (),
+    "TEST.PRECISE_BN.NUM_ITER": 1,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SEED": 3,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
+}
 
 
 def write_voc(root: Path) -> None:
@@ -67,7 +76,7 @@ def command(recipe: str, *flags: str, **more: Any) -> list[str]:
 
 
 def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
-    return tiny_coco.fine_tune(command(recipe, *flags, **more))
+    return train_net.work(train_net.parse(command(recipe, *flags, **more)))
 
 
 @pytest.mark.detectron2
@@ -82,7 +91,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
     protocol = results["protocol"]
     assert (protocol["backbone"], protocol["heads"]) == ("R50-C4", "Res5ROIHeadsExtraNorm")
-    assert results["predictions"] == {} and "no pictures of voc_2007_test" in Path("out/log.txt").read_text()
+    assert results["predictions"] == {} and "no figures of voc_2007_test" in Path("out/log.txt").read_text()
     lines = [json.loads(line) for line in Path("out/metrics.json").read_text().splitlines()]
     assert "bbox/AP50" in lines[-1]
     saved = torch.load("out/model_final.pth")["model"]
@@ -106,13 +115,13 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path, capl
     torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
     convert(tmp_path / "r50.pth", tmp_path / "w.pth")
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml", ["MODEL.DEVICE", "cpu"])
-    model = build_model(detectron2_config(cfg, print))
+    model = build_model(detectron2_config(cfg))
     caplog.set_level("INFO")
     weights = read_weights(tmp_path / "w.pth")
     load_weights(model.state_dict, weights)
-    own = from_c4(model.state_dict())
-    loaded = [name for name in own if name in weights.state]
-    assert len(loaded) == len(weights.state) and all(torch.equal(own[n], weights.state[n]) for n in loaded)
+    detector = from_c4(model.state_dict())
+    loaded = [name for name in detector if name in weights.state]
+    assert len(loaded) == len(weights.state) and all(torch.equal(detector[n], weights.state[n]) for n in loaded)
     assert caplog.messages[-1].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
 
 

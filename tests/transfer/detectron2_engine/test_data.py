@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fvcore.common.config import CfgNode
 from PIL import Image
+from torch import nn
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
@@ -19,6 +20,7 @@ from detectron2.config import get_cfg
 
 from transfer.coco.data import prepare
 from transfer.detectron2_engine import data
+from transfer.detectron2_engine.engine import Detectron2Engine
 
 pytestmark = pytest.mark.detectron2
 
@@ -30,14 +32,6 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
     data.register(name, cfg)
     return cfg, name
-
-
-def test_a_thin_image_keeps_a_pixel_of_its_shorter_side(tmp_path: Path) -> None:
-    cfg, _ = own_config(tmp_path)
-    Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
-    record = {"file_name": str(tmp_path / "thin.png"), "height": 2, "width": 3000, "image_id": 1, "annotations": []}
-    for is_train in (True, False):
-        assert data.build_mapper(cfg, is_train)(record)["image"].shape == (3, 1, 128)
 
 
 def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
@@ -58,11 +52,13 @@ def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
 def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     cfg, name = own_config(tmp_path, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    batches, total = data.test_batches(cfg, name)
-    images = [batch[0]["image"] for batch in batches]
-    assert len(images) == total == 6 and images[0].unique().tolist() == [100]
+    engine = Detectron2Engine(cfg)
+    records, category_ids = engine.load_test_set(name)
+    assert len(records) == 6 and category_ids == [7, 14, 21]
+    images = engine.run_on_test_set(nn.Identity(), records, list)
+    assert len(images) == 6 and images[0]["image"].unique().tolist() == [100]
     path = tmp_path / "data" / "2.png"
     path.write_bytes(path.read_bytes()[:300])
-    training = data.training_data(cfg)[0](seed=5, start=0, workers=workers)
-    for loaded in (data.test_batches(cfg, name)[0], itertools.islice(training, 9)):
-        refused(lambda loaded=loaded: list(loaded), path)
+    refused(lambda: engine.run_on_test_set(nn.Identity(), records, list), path)
+    batches = engine.load_training_data().batches(seed=5, start=0, workers=workers)
+    refused(lambda: list(itertools.islice(batches, 9)), path)

@@ -23,10 +23,14 @@ NEEDS_LVIS = pytest.mark.skipif(  # without Detectron2 the tests are skipped for
 )
 RECIPE = "lvis_v1_mask_R50_FPN_2x.yaml"
 SMALL = {
-    "MODEL__RESNETS__DEPTH": 18, "MODEL__RESNETS__RES2_OUT_CHANNELS": 64, "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
-    "MODEL__FPN__OUT_CHANNELS": 16, "MODEL__ROI_MASK_HEAD__CONV_DIM": 16, "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
+    "MODEL__RESNETS__DEPTH": 18,
+    "MODEL__RESNETS__RES2_OUT_CHANNELS": 64,
+    "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
+    "MODEL__FPN__OUT_CHANNELS": 16,
+    "MODEL__ROI_MASK_HEAD__CONV_DIM": 16,
+    "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
     "TEST__DETECTIONS_PER_IMAGE": 20,
-}  # fmt: skip
+}
 
 
 def write_lvis(root: Path, name: str) -> None:
@@ -42,16 +46,39 @@ def write_lvis(root: Path, name: str) -> None:
             corners = [x, y, x + 40, y, x + 40, y + 30, x, y + 30]
             ImageDraw.Draw(picture).polygon(corners, fill=(255, 40, 40))
             picture.save(folder / f"{number:012}.jpg")
-            images.append({"id": number, "height": 64, "width": 96, "neg_category_ids": [3],
-                           "not_exhaustive_category_ids": [],
-                           "coco_url": f"http://images.cocodataset.org/{split}2017/{number:012}.jpg"})  # fmt: skip
-            annotations.append({"id": number, "image_id": number, "category_id": 1 + number % 2, "area": 1200.0,
-                                "bbox": [x, y, 40, 30], "segmentation": [corners]})  # fmt: skip
+            images.append(
+                {
+                    "id": number,
+                    "height": 64,
+                    "width": 96,
+                    "neg_category_ids": [3],
+                    "not_exhaustive_category_ids": [],
+                    "coco_url": f"http://images.cocodataset.org/{split}2017/{number:012}.jpg",
+                }
+            )
+            annotations.append(
+                {
+                    "id": number,
+                    "image_id": number,
+                    "category_id": 1 + number % 2,
+                    "area": 1200.0,
+                    "bbox": [x, y, 40, 30],
+                    "segmentation": [corners],
+                }
+            )
         categories = [
-            {"id": number, "name": f"thing{number}", "synset": f"thing{number}.n.01", "synonyms": [f"thing{number}"],
-             "def": "a thing", "frequency": frequency, "image_count": 4, "instance_count": 4}
+            {
+                "id": number,
+                "name": f"thing{number}",
+                "synset": f"thing{number}.n.01",
+                "synonyms": [f"thing{number}"],
+                "def": "a thing",
+                "frequency": frequency,
+                "image_count": 4,
+                "instance_count": 4,
+            }
             for number, frequency in ((1, "f"), (2, "c"), (3, "c"))
-        ]  # fmt: skip
+        ]
         (root / "lvis").mkdir(exist_ok=True)
         content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
         (root / f"lvis/{name}_{split}.json").write_text(json.dumps(content))

@@ -68,9 +68,15 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(
 ) -> None:
     """From the newest checkpoint that is not damaged, in the middle of a pass with repeated images."""
     name, out = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint"), tmp_path / "out"
-    keys = {"SOLVER__MAX_ITER": 5, "SOLVER__CHECKPOINT_PERIOD": 2, "DATALOADER__NUM_WORKERS": 1, "SOLVER__STEPS": [4],
-            "DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler", "DATALOADER__REPEAT_THRESHOLD": 0.9,
-            **(KEYPOINT if kind == "keypoint" else {})}  # fmt: skip
+    keys = {
+        "SOLVER__MAX_ITER": 5,
+        "SOLVER__CHECKPOINT_PERIOD": 2,
+        "DATALOADER__NUM_WORKERS": 1,
+        "SOLVER__STEPS": [4],
+        "DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler",
+        "DATALOADER__REPEAT_THRESHOLD": 0.9,
+        **(KEYPOINT if kind == "keypoint" else {}),
+    }
     expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
     asked = iter(["", "", "SIGUSR2"])
     with monkeypatch.context() as patch:

@@ -34,10 +34,10 @@ def test_matching_takes_the_highest_overlap_and_the_thresholds():
 def test_subsampling_takes_positives_first_and_fills_up_with_negatives():
     labels = torch.tensor([1, 0, -1, 1, 0, 0, 1, 0, 0])
     for size, fraction, positives, negatives in ((4, 0.5, 2, 2), (6, 1.0, 3, 3), (100, 0.5, 3, 5), (2, 0.25, 0, 2)):
-        drawn, others = subsample(labels, size, fraction)
-        assert (len(drawn), len(others)) == (positives, negatives)
-        assert len({*drawn.tolist(), *others.tolist()}) == positives + negatives
-        assert (labels[drawn] == 1).all() and (labels[others] == 0).all()
+        positive, negative = subsample(labels, size, fraction)
+        assert (len(positive), len(negative)) == (positives, negatives)
+        assert len({*positive.tolist(), *negative.tolist()}) == positives + negatives
+        assert (labels[positive] == 1).all() and (labels[negative] == 0).all()
     seen = {int(subsample(labels, 1, 1.0)[0][0]) for _ in range(50)}
     assert seen == {0, 3, 6}
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.torchvision_engine import data
+from transfer.torchvision_engine.engine import TorchvisionEngine
+from transfer.torchvision_engine.mapper import build_mapper
 
 
 def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
@@ -25,12 +29,12 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
 
     tiny_coco.edit(name, change)
     keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
-    records, _ = data.training_records(tiny_coco.config(tmp_path / "out", name, **keys))
+    records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name, **keys))
     assert [r["image_id"] for r in records] == [2, 4, 5]
-    records, _ = data.training_records(tiny_coco.config(tmp_path / "out", name))
+    records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name))
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
-    assert len(data.training_records(off)[0]) == 6
+    assert len(data.load_training_records(off)[0]) == 6
 
 
 def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
@@ -38,16 +42,16 @@ def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(segmentation=[[5, 5, 9, 9]]))
     for masks, boxes in ((False, 2), (True, 1)):
         cfg = tiny_coco.config(tmp_path / "out", name, MODEL__MASK_ON=masks)
-        records, flip = data.training_records(cfg)
+        records, flip = data.load_training_records(cfg)
         (first,) = [record for record in records if record["image_id"] == 1]
-        target = data.build_mapper(cfg, True, flip)(first, np.random.default_rng(0))["target"]
+        target = build_mapper(cfg, True, flip)(first, (0, 0))["target"]
         assert len(target["boxes"]) == len(target.get("masks", target["boxes"])) == boxes
 
 
 def test_records_come_back_as_they_were_packed():
     plain = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
     records = pickle.loads(pickle.dumps(data.Records(iter(plain))))  # as a worker that is not forked gets them
-    assert len(records) == 5 and [record["file_name"] for record in records] == [one["file_name"] for one in plain]
+    assert len(records) == 5 and [record["file_name"] for record in records] == [image["file_name"] for image in plain]
     assert records[3]["annotations"][2]["box"].tolist() == [0, 1, 2]
     with pytest.raises(IndexError):
         records[5]
@@ -57,18 +61,20 @@ def test_records_come_back_as_they_were_packed():
 def test_a_record_is_a_function_of_its_position_in_the_stream(tmp_path):
     """The images of a pass, in batches that begin anywhere, have the same sizes, flips and boxes."""
     cfg = tiny_coco.config(tmp_path / "out", tiny_coco.write(tmp_path), SOLVER__IMS_PER_BATCH=1)
-    batches_from, _ = data.training_data(cfg)
+    images = TorchvisionEngine(cfg).load_training_data()
 
-    def some(start: int) -> list[dict]:
-        batches = batches_from(seed=3, start=start, workers=0)
+    def some(start: int) -> list[Any]:
+        batches = images.batches(seed=3, start=start, workers=0)
         return [batch[0] for batch in itertools.islice(batches, 20 - start)]
 
     for first, again in zip(some(0)[7:], some(7), strict=True):
         assert first["file_name"] == again["file_name"] and torch.equal(first["image"], again["image"])
         assert torch.equal(first["target"]["boxes"], again["target"]["boxes"])
-    assert len({(one["file_name"], *one["image"].shape, one["image"][0, 9, :9].sum().item()) for one in some(0)}) > 10
-    (tested,) = next(data.evaluation_batches(cfg, data.training_records(cfg)[0], range(1)))
-    assert "target" not in tested
+    assert (
+        len({(image["file_name"], *image["image"].shape, image["image"][0, 9, :9].sum().item()) for image in some(0)})
+        > 10
+    )
+    assert "target" not in TorchvisionEngine(cfg).test_images(images.records)[0, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -77,7 +83,8 @@ def test_an_unreadable_image_is_named_in_one_line(tmp_path, workers):
     path = tmp_path / "2.png"
     path.write_bytes(path.read_bytes()[:300])
     cfg = tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=workers)
-    records, _ = data.training_records(cfg)
-    training = data.training_data(cfg)[0](seed=0, start=0, workers=workers)
-    for batches in (itertools.islice(training, 9), data.evaluation_batches(cfg, records, range(6))):
-        refused(lambda batches=batches: list(batches), path)
+    engine = TorchvisionEngine(cfg)
+    records, _ = engine.load_test_set(name)
+    refused(lambda: engine.run_on_test_set(nn.Identity(), records, list), path)
+    batches = engine.load_training_data().batches(seed=0, start=0, workers=workers)
+    refused(lambda: list(itertools.islice(batches, 9)), path)

@@ -21,13 +21,17 @@ def test_pasting_a_mask_fills_its_box_and_clips_at_the_border():
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_masks_are_encoded_where_their_boxes_are(at_once: int):
     boxes = torch.tensor([[0.0, 0, 7, 9], [2, 0, 4, 9], [5, 6, 7, 9]])
-    found = encode(torch.ones(3, 4, 4), boxes, (9, 7), at_once)
-    assert coco_mask.toBbox(cast(Any, found)).tolist() == [[0, 0, 7, 9], [2, 0, 2, 9], [5, 6, 2, 3]]
+    encoded = encode(torch.ones(3, 4, 4), boxes, (9, 7), at_once)
+    assert coco_mask.toBbox(cast(Any, encoded)).tolist() == [[0, 0, 7, 9], [2, 0, 2, 9], [5, 6, 2, 3]]
 
 
 def test_an_image_without_detections_has_no_results():
-    nothing = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.long),
-               "masks": torch.zeros(0, 28, 28)}  # fmt: skip
+    nothing = {
+        "boxes": torch.zeros(0, 4),
+        "scores": torch.zeros(0),
+        "labels": torch.zeros(0, dtype=torch.long),
+        "masks": torch.zeros(0, 28, 28),
+    }
     assert to_coco(nothing, {"image": torch.zeros(3, 8, 8), "height": 8, "width": 8, "image_id": 1}, [1]) == []
 
 

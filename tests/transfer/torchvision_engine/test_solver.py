@@ -55,9 +55,9 @@ def test_a_step_equals_detectron2s():
     images = torch.randn(2, 3, 8, 8)
     theirs.SOLVER.merge_from_other_cfg(cfg.SOLVER)
     b.load_state_dict(a.state_dict())
-    mine, other = build_optimizer(cfg, a), build_theirs(theirs, b)
+    ours, their_optimizer = build_optimizer(cfg, a), build_theirs(theirs, b)
     for _ in range(3):
-        for net, optimizer in ((a, mine), (b, other)):
+        for net, optimizer in ((a, ours), (b, their_optimizer)):
             optimizer.zero_grad()
             net[1](net[0](images)).square().sum().backward()
             optimizer.step()

@@ -18,7 +18,7 @@ from pretrain.common.run import skipped_steps
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import train
-from transfer.torchvision_engine import engine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.weights.load import read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -29,8 +29,9 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
     """The metrics of the one data set that ``cfg`` is tested on; {} on other ranks than the first."""
-    (metrics,) = train.run(engine, cfg, weights=read_weights(cfg.MODEL.WEIGHTS), **options).values() or ({},)
-    return metrics
+    weights = read_weights(cfg.MODEL.WEIGHTS)
+    results = train.run(TorchvisionEngine, cfg, torch.device("cpu"), weights=weights, **options)
+    return next(iter(results.values()), {})
 
 
 def masks(out: Path, name: str) -> CfgNode:
@@ -100,7 +101,7 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
 
 
 def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
-    scaler, build_model = torch.amp.grad_scaler.GradScaler, engine.build_model
+    scaler, build_model = torch.amp.grad_scaler.GradScaler, TorchvisionEngine.build_model
     overflow, iterations = [0, 2], itertools.count()  # the iterations whose gradients overflow
 
     def build(*args):
@@ -109,7 +110,7 @@ def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_pat
         weight.register_hook(lambda grad: grad * (torch.inf if next(iterations) in overflow else 1.0))
         return model
 
-    monkeypatch.setattr(engine, "build_model", build)
+    monkeypatch.setattr(TorchvisionEngine, "build_model", build)
     monkeypatch.setattr(
         torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device)
     )  # the CPU has no fast fp16

@@ -1,0 +1,145 @@
+"""The base class of the engines, and the data and evaluation loops that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from pretrain.common import distributed
+from pretrain.common.errors import UserError
+
+from .coco.results import Detection, Metrics, score
+from .distributed import run_inference
+from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
+
+
+class Storage:
+    """Scalars from hooks, with the methods of Detectron2's EventStorage; metrics.json gets those of its iteration."""
+
+    def __init__(self, start: int) -> None:
+        self.iter = start
+        self._latest: dict[str, tuple[int, float]] = {}
+
+    def put_scalar(self, name: str, value: float, **_: Any) -> None:
+        self._latest[name] = (self.iter, float(value))
+
+    def put_scalars(self, *, smoothing_hint: bool = True, **values: float) -> None:
+        for name, value in values.items():
+            self.put_scalar(name, value)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the scalars of this iteration."""
+        return {name: value for name, (iteration, value) in self._latest.items() if iteration == self.iter}
+
+    def take_images(self) -> Iterator[tuple[str, Any, int]]:
+        """Yield the model's figures (name, image, iteration) since the last call."""
+        return iter(())
+
+
+class Engine(ABC):
+    """Builds the parts of a detector's training and evaluation from a config; `Trainer` runs them.
+
+    Attributes:
+        name: the engine's name in checkpoints and results.
+        frozen_norm: the class of batch norms whose statistics are fixed.
+        pin_memory: batches are loaded into pinned memory.
+        cfg: the engine's own config.
+    """
+
+    name: ClassVar[str]
+    frozen_norm: ClassVar[type[nn.Module]]
+    pin_memory: bool = False
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+
+    @abstractmethod
+    def build_model(self, device: torch.device) -> nn.Module:
+        """Build a detector, which maps a list of images to losses by name (in training) or to its detections."""
+
+    @abstractmethod
+    def run_backbone(self, model: Any, batch: list[ModelInput]) -> None:
+        """Run the ResNet alone on the images of a batch."""
+
+    @abstractmethod
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer, whose step clips gradients as SOLVER.CLIP_GRADIENTS says."""
+
+    @abstractmethod
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+        """Build a function of the iteration (from 0) that sets the learning rate and returns it."""
+
+    @abstractmethod
+    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
+        """Load the records of DATASETS.TRAIN; return them, their repeat factors (at least 1) and their mapper."""
+
+    @abstractmethod
+    def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
+        """Load the records of a set of DATASETS.TEST; return them and its category ids in the order of the labels."""
+
+    @abstractmethod
+    def build_test_mapper(self) -> Mapper:
+        """Build what maps a record to the model's input in an evaluation."""
+
+    @abstractmethod
+    def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
+        """Return the model's detections on all images of a batch, with the category id of each label."""
+
+    def storage(self, start: int) -> AbstractContextManager[Storage]:
+        """Return a context that collects what the model and hooks log."""
+        return nullcontext(Storage(start))
+
+    def load_training_data(self) -> TrainingData:
+        """Load the training images.
+
+        Raises:
+            UserError: no image has annotations.
+        """
+        records, repeat_factors, mapper = self.load_training_set()
+        if not records:
+            raise UserError(f"no image of {', '.join(self.cfg.DATASETS.TRAIN)} has annotations to train on")
+        return TrainingData(
+            records,
+            repeat_factors,
+            mapper,
+            batch_size=self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size(),
+            group_by_shape=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING,
+            pin_memory=self.pin_memory,
+        )
+
+    def test_images(self, records: Sequence[Record]) -> MappedRecords:
+        """Return records as an evaluation gives them to the model."""
+        return MappedRecords(records, self.build_test_mapper())
+
+    def run_on_test_set(
+        self, model: nn.Module, records: Sequence[Record], detect: Callable[[list[ModelInput]], list[Any]]
+    ) -> list[Any]:
+        """Call ``detect`` on this rank's records, one image at a time; return all results on rank 0, [] elsewhere."""
+        indices = range(len(records))[distributed.rank_slice(len(records))]
+        items = [[(index, index)] for index in indices]
+        workers = self.cfg.DATALOADER.NUM_WORKERS
+        batches = load_batches(self.test_images(records), items, workers, pin_memory=self.pin_memory)
+        return run_inference(model, batches, len(items), detect)
+
+    def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
+        """Return the metrics of each set of DATASETS.TEST on rank 0, {} on other ranks.
+
+        Args:
+            visualize: number of images per set on which to draw the predictions.
+            final: the run ends with this evaluation.
+        """
+        metrics = {name: self.evaluate_set(model, name, visualize) for name in self.cfg.DATASETS.TEST}
+        return metrics if distributed.is_main() else {}
+
+    def evaluate_set(self, model: nn.Module, name: str, visualize: int, *, keep: bool = True) -> Metrics:
+        """Return the metrics of one set on rank 0, {} on other ranks; ``keep`` writes the predictions."""
+        records, category_ids = self.load_test_set(name)
+        detections = self.run_on_test_set(model, records, partial(self.detect, model, category_ids=category_ids))
+        return score(self.cfg, name, detections, visualize, keep=keep) if distributed.is_main() else {}

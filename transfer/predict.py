@@ -1,0 +1,218 @@
+"""Runs a fine-tuned detector on images: images -> detections, figures of them, and COCO's files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config.yaml_io import get
+from pretrain.common.errors import UserError
+from pretrain.common.files import atomic_write, json_text, read_json, write_json
+from pretrain.common.run.folder import stage_of
+
+from . import preflight
+from .coco import catalog, data
+from .config import classes_key, load_config
+from .config_keys import check_ranges
+from .train_net import pick_engine
+
+if TYPE_CHECKING:  # they import torch
+    import torch
+
+    from .coco.results import Detection
+    from .engine import Engine
+    from .samplers import ModelInput
+
+log = logging.getLogger(__name__)
+Categories = list[dict[str, Any]]  # COCO's records (id, name) in the order of the detector's labels
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A fine-tuned detector, ready to run.
+
+    Attributes:
+        categories: COCO's records (id, name) in the order of the detector's labels.
+    """
+
+    engine: Engine
+    model: Any
+    device: torch.device
+    categories: Categories
+
+    def predict(self, image: str | Path) -> list[Detection]:
+        """Return the detections on an image file, best first, as an evaluation computes them.
+
+        Each is a dictionary in COCO's result format: ``image_id`` (1), ``category_id`` (see ``categories``), ``bbox``
+        (x, y, width, height in pixels of the file's upright image), ``score`` (0 to 1) and, of mask and keypoint
+        detectors, ``segmentation`` (compressed RLE of the whole image) or ``keypoints`` (x, y, score of each).
+        There are at most TEST.DETECTIONS_PER_IMAGE, with scores above MODEL.ROI_HEADS.SCORE_THRESH_TEST.
+
+        Raises:
+            UserError: the image cannot be read.
+        """
+        result = next(self.predict_all([str(image)]))
+        if isinstance(result, UserError):
+            raise result
+        return result[1]
+
+    def predict_all(
+        self, paths: Sequence[str], num_workers: int = 0
+    ) -> Iterator[tuple[ModelInput, list[Detection]] | UserError]:
+        """Yield each image and its detections; for an unreadable image, its error.
+
+        Image ids count from 1.
+
+        Args:
+            num_workers: processes that read images.
+        """
+        import torch
+
+        from pretrain.common.run.workers import SignalSafeDataLoader
+
+        records: Any = [{"file_name": path, "image_id": i, "annotations": []} for i, path in enumerate(paths, 1)]
+        batches = [[(index, index)] for index in range(len(records))]
+        images = self.engine.test_images(records)
+        category_ids = [category["id"] for category in self.categories]
+        self.model.eval()
+        for (image,) in SignalSafeDataLoader(images, batches, num_workers, collate_fn=list):
+            if isinstance(image, UserError):
+                yield image
+                continue
+            with torch.no_grad():
+                detections = self.engine.detect(self.model, [image], category_ids)
+            yield image, detections
+
+
+def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[str] = ()) -> Detector:
+    """Load a fine-tuned detector.
+
+    Args:
+        source: a run folder of fine-tuning (its model_best.pth, or without TEST.BEST its model_final.pth), or a
+            config file whose MODEL.WEIGHTS names the detector.
+        engine: detectron2, torchvision, or auto: what trained the detector; for a config file, Detectron2 if it is
+            installed.
+        opts: KEY VALUE overrides, such as ``["MODEL.DEVICE", "cpu"]``.
+
+    Raises:
+        UserError: not a run folder of fine-tuning, no weights, weights that do not fit, or an engine that is not
+            installed or cannot honor the config.
+    """
+    source = Path(source)
+    config_file = source
+    opts = list(opts)
+    if source.is_dir():
+        config_file = source / "config.yaml"
+        if not config_file.is_file() or stage_of(source) != "transfer":
+            raise UserError(f"{source} is not the run folder of a detector (train_net.py's OUTPUT_DIR)")
+        best = source / "model_best.pth"
+        opts = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *opts]
+        if engine == "auto" and (source / "results.json").is_file():
+            engine = read_json(source / "results.json")["engine"]["name"]
+    engine = pick_engine(engine)
+    cfg = load_config(config_file, opts)
+    if not cfg.MODEL.WEIGHTS:
+        raise UserError("MODEL.WEIGHTS is empty; name the file of a fine-tuned detector")
+    categories = _find_categories(cfg)
+    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
+    check_ranges(cfg)
+    preflight.check_inputs(cfg, eval_only=True, weights=True)
+    preflight.check_engine(cfg, engine, eval_only=True)
+
+    from .distributed import join  # after the checks: they import torch
+    from .train import build, load_engine
+    from .weights.load import read_weights
+
+    device = join(cfg.MODEL.DEVICE)
+    loaded_engine, model = build(load_engine(engine), cfg, device, read_weights(cfg.MODEL.WEIGHTS))
+    return Detector(loaded_engine, model, device, categories)
+
+
+def _find_categories(cfg: CfgNode) -> Categories:
+    """Find COCO's category records in the order of the labels, in the data sets that the config names.
+
+    Where these are not on this machine, ids count from 1, and the names are those that the run records; the classes of
+    a detector without any of these are called by their number.
+
+    Raises:
+        UserError: the data sets' classes are no longer the run's.
+    """
+    count = get(cfg, classes_key(cfg))
+    names = (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
+    recorded = preflight.read_recorded_classes(cfg, eval_only=True)
+    for name in names:
+        categories = _read_categories(name)
+        if categories and recorded:
+            classes = {name: data.category_names({"categories": categories})}
+            data.check_same_categories({**recorded, **classes}, "restore it, or set DATASETS.TRAIN and TEST to '()'")
+        if len(categories) == count:
+            return sorted(categories, key=lambda category: category["id"])
+    class_names = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])
+    log.info(f"no annotations of {' or '.join(names) or 'this detector'} here: categories are {', '.join(class_names)}")
+    return [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
+
+
+def _read_categories(name: str) -> Categories:
+    """Read the category records of a data set; [] if neither its annotations nor its metadata are on this machine."""
+    with contextlib.suppress(UserError):
+        files = data.find(name)
+        if files:
+            return data.read(files.annotations)["categories"]
+    with contextlib.suppress(UserError):
+        return [
+            {"id": i, "name": class_name} for i, class_name in enumerate(catalog.read_metadata(name).thing_classes, 1)
+        ]
+    return []
+
+
+def predict_files(detector: Detector, images: Mapping[str, str], output: Path, threshold: float | None) -> str:
+    """Write the detections on images as COCO's files, and figures of them; log which images are unreadable.
+
+    Args:
+        images: name -> path.
+        threshold: the lowest score in figures; None for no figures.
+
+    Returns:
+        A line with the numbers of images and predictions, and the speed.
+
+    Raises:
+        UserError: no image can be read.
+    """
+    from pretrain.common.run.stage import translate_torch_errors
+
+    from .coco.visualize import draw_predictions, picture_file
+    from .distributed import log_progress
+
+    readable: list[dict[str, Any]] = []
+    detections: list[Detection] = []
+    started = time.perf_counter()
+    with translate_torch_errors("prediction"):
+        results = detector.predict_all(list(images.values()), detector.engine.cfg.DATALOADER.NUM_WORKERS)
+        for name, result in zip(images, log_progress(results, len(images), "prediction"), strict=True):
+            if isinstance(result, UserError):
+                log.warning(f"skipped: {result}")
+                continue
+            image, image_detections = result
+            size = {"height": image["height"], "width": image["width"]}
+            readable.append({"id": image["image_id"], "file_name": name, **size})
+            detections += image_detections
+            if threshold is not None:
+                figure = picture_file(output / "pictures", name)
+                draw_predictions(image["file_name"], image_detections, detector.categories, threshold, figure)
+    seconds = time.perf_counter() - started
+    if not readable:
+        raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
+    content = {"images": readable, "annotations": [], "categories": detector.categories}
+    write_json(output / "images.json", content)
+    atomic_write(output / "predictions.json", json_text(detections))
+    return (
+        f"{output}: {len(detections)} predictions on {len(readable)} images, {len(images) - len(readable)} skipped; "
+        f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"
+    )

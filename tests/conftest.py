@@ -50,7 +50,7 @@ def tiny_resnet18() -> Iterator[None]:
 def _nothing_is_left_of_an_earlier_test() -> None:
     """No request to stop, and no log file in the loggers, which keep their messages from pytest."""
     interrupt.clear()
-    for name in ("pretrain", "transfer", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
+    for name in ("pretrain", "transfer", "tools", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)
         logger.propagate = True
         for handler in list(logger.handlers):

@@ -47,7 +47,7 @@ def _set_handlers(handlers: list[logging.Handler], level: int) -> None:
         logger.propagate = False
         for handler in logger.handlers:
             handler.close()
-        logger.handlers = list(handlers)
+        logger.handlers[:] = handlers  # in place: Detectron2's loggers share the list
 
 
 class _PrintableFormatter(logging.Formatter):

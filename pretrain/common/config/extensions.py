@@ -35,14 +35,8 @@ def register(registry: dict[str, T], name: str, value: T) -> None:
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     """Add --import to a command line; its value goes to `add`."""
-    parser.add_argument(
-        "--import",
-        dest="extensions",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import your module or .py file, with methods, views, data sets or a detector's parts; may be repeated",
-    )
+    text = "import your module or .py file, with methods, views, data sets or a detector's parts; may be repeated"
+    parser.add_argument("--import", dest="extensions", action="append", default=[], metavar="MODULE", help=text)
 
 
 def add(names: Sequence[str]) -> None:

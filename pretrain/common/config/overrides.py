@@ -35,18 +35,10 @@ def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]])
     Args:
         keys: returns the keys; called only to list them, or if a user writes one as an option.
     """
-    group = parser.add_argument_group(
-        "config keys",
-        "KEY VALUE ... after or between the options override the config, as in SOLVER.BASE_LR 0.05 SEED 1",
-    )
-    group.add_argument(
-        "--help-keys",
-        action=_ListKeys,
-        nargs="?",
-        const=keys,
-        metavar="PREFIX",
-        help="list the keys (those that begin with PREFIX, such as SOLVER): default, values and meaning",
-    )
+    description = "KEY VALUE ... after or between the options override the config, as in SOLVER.BASE_LR 0.05 SEED 1"
+    group = parser.add_argument_group("config keys", description)
+    text = "list the keys (those that begin with PREFIX, such as SOLVER): default, values and meaning"
+    group.add_argument("--help-keys", action=_ListKeys, nargs="?", const=keys, metavar="PREFIX", help=text)
 
 
 def add_usage(parser: argparse.ArgumentParser) -> None:

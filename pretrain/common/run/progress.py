@@ -34,13 +34,9 @@ class Progress:
         self._total = total_steps
         self._step = start_step
         self._images_per_step = images_per_step
+        disable = not (distributed.is_main() and sys.stderr.isatty())
         self._bar = tqdm(
-            total=total_steps,
-            initial=start_step,
-            desc=name,
-            unit="step",
-            disable=not (distributed.is_main() and sys.stderr.isatty()),
-            dynamic_ncols=True,
+            total=total_steps, initial=start_step, desc=name, unit="step", disable=disable, dynamic_ncols=True
         )
         now = time.perf_counter()
         self._mark = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -36,22 +36,17 @@ class SignalSafeDataLoader(DataLoader):
     needs its workers.
 
     Args:
-        batch_sampler: batches of items, perhaps without end.
+        batch_sampler: an iterable of batches of items, perhaps without end.
         kwargs: of torch's DataLoader, with a ``collate_fn``.
     """
 
-    def __init__(self, dataset: Any, batch_sampler: Iterable[Any], num_workers: int, **kwargs: Any) -> None:
+    def __init__(self, dataset: Any, batch_sampler: Any, num_workers: int, **kwargs: Any) -> None:
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         if num_workers:
             defaults["multiprocessing_context"] = START_METHOD
             kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
-        super().__init__(
-            dataset,
-            batch_sampler=batch_sampler,  # type: ignore[arg-type]  # any iterable of batches will do
-            num_workers=num_workers,
-            **{**defaults, **kwargs},
-        )
+        super().__init__(dataset, batch_sampler=batch_sampler, num_workers=num_workers, **{**defaults, **kwargs})
 
     def __iter__(self) -> Any:
         if self.num_workers and START_METHOD != "fork":

@@ -94,17 +94,18 @@ def load_latest_checkpoint(
             none.
     """
     read = functools.cache(read)
-    path = on_first_rank(_choose, output_dir, paths, read)
-    if path is None:
+    name = on_first_rank(_choose, output_dir, paths, read)
+    if not name:
         # A machine may list a shared folder late, or have its own disk.
         check_agreement(bool(paths), f"whether {output_dir} contains a checkpoint")
         return None
+    path = Path(output_dir) / name
     return path, on_every_rank(read, path)
 
 
-def _choose(output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Any]) -> Path | None:
+def _choose(output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Any]) -> str:
     newest = load_first_undamaged(output_dir, paths, read)
-    return newest[0] if newest else None
+    return newest[0].name if newest else ""
 
 
 @contextlib.contextmanager
@@ -119,9 +120,7 @@ def check_restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) ->
         for group, configured in zip(optimizer.param_groups, options, strict=True):  # only the rate is the checkpoint's
             group.update({**configured, "lr": group["lr"]})
         for parameter, state in optimizer.state.items():
-            for name in state.keys() - {"step"}:  # fused steps trust shape, type and strides, and write beyond the end
-                if state[name].shape != parameter.shape:
-                    raise ValueError(f"{name} of its optimizer does not fit a parameter of {tuple(parameter.shape)}")
+            for name in state.keys() - {"step"}:  # fused steps rely on the parameter's type and strides
                 state[name] = torch.empty_like(parameter).copy_(state[name])
     except UserError:
         raise

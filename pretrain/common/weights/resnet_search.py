@@ -53,7 +53,7 @@ class Network:
 
     @property
     def is_average(self) -> bool:
-        """Whether its prefix says that its weights are an average over steps."""
+        """Return whether its prefix says that its weights are an average over steps."""
         return bool(_AVERAGES & self._words())
 
     def equals(self, other: Network) -> bool:

@@ -29,12 +29,13 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
     chosen: list[torch.device] = []
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setenv("SLURM_LOCALID", slurm)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     if index is None:
-        refused(lambda: distributed.join(True), f"local rank {local_rank}", f"at most {count} process")
+        refused(lambda: distributed.init("cuda"), f"local rank {local_rank}", f"at most {count} process")
     else:
-        assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
+        assert distributed.init("cuda") == torch.device("cuda", index) == chosen[0]
     assert distributed.init("cpu") == torch.device("cpu")
 
 

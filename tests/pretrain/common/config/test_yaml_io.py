@@ -45,7 +45,7 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
     [
         (["DATA.DOWNLOAD", "None"], "'None'"),
         (["METHOD.MARGIN", "1"], "--import"),
-        (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "UTF-8"),
+        (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "unprintable"),
         (["SEED"], "KEY VALUE"),
         (["VIEWS.MEAN", "['a', 0.5, 0.5]"], "a list, not \"['a', 0.5, 0.5]\"; write it as [0.485, 0.456, 0.406]"),
         (["MODEL.HEAD_HIDDEN_DIMS", "[[32]]"], "write it as [2048]"),

@@ -100,7 +100,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             return results
 
         on_first_rank(_prepare_folder, cfg, folder, loader, checkpoint_path, step)
-        if saved:
+        if checkpoint_path:
             log.info(f"resumed from {checkpoint_path.name} at step {step} of {total_steps}")
             for change in saved["recipe_changes"]:
                 log.warning(f"the recipe was changed after {change}")

@@ -73,7 +73,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
     second.join(30)
     ended = {rank: path.read_text() for rank in range(2) if (path := tmp_path / f"ended.{rank}").exists()}
     if fault in ("other code", "another disk"):  # both ranks refuse to start, in the same words
-        name = "digest of the code" if fault == "other code" else "holds a checkpoint"
+        name = "digest of the code" if fault == "other code" else "contains a checkpoint"
         assert ended[0] == ended[1] and ended[0].startswith("UserError: ") and name in ended[0]
         assert not (tmp_path / "run/config.yaml").exists()
         return

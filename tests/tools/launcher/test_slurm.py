@@ -92,6 +92,7 @@ def test_no_probe_of_a_point_that_was_cancelled_while_it_waited(
     assert not (tmp_path / "b/knn/results.json").exists()
     assert "builds on b/pretrain, which is not complete" in outcome(tmp_path / "b/knn")["failure"]["error"]
     slurm_cluster.wait_state(job_of(tmp_path / "c/knn")["id"], "COMPLETED")
+    slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")  # it needs the folder of this test
     assert [node.key for node in graph.nodes if not node.spec.is_complete()] == ["b/pretrain", "b/knn"]
 
 

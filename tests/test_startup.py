@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tools.launcher import stages
-from tools.launcher.graph import single
+from tools.launcher.graph import build_single
 from tools.launcher.spec import StageSpec
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ ANSWERS = {
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"): DONE,
     (LAUNCH, "linear", *LOCAL, "pretrained"): DONE,
     (LAUNCH, "knn", *LOCAL, "pretrained"): DONE,
-    (LAUNCH, "convert", *LOCAL, "pretrained", "converted.pth"): DONE,
+    (LAUNCH, "convert", "--cluster", "local", "pretrained", "converted.pth"): DONE,
     (*TRANSFER, "OUTPUT_DIR", "box"): DONE,
 }
 
@@ -68,7 +68,7 @@ ANSWERS = {
 def finish(spec: StageSpec, config: str = "") -> None:
     """Leaves what the launcher and the stage leave of complete work."""
     folder = Path(spec.folder)
-    single(spec).nodes[0].spec.mark_complete()
+    build_single(spec).nodes[0].spec.mark_complete()
     (folder / "stage.txt").write_text(spec.stage)
     (folder / "config.yaml").write_text(config or spec.config)
     (folder / spec.produces).write_text("{}")

@@ -46,7 +46,11 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "read",
-    [lambda file: load_config(file, []), pipeline.load, lambda file: options.resolve({"cluster": "local"}, str(file))],
+    [
+        lambda file: load_config(file, []),
+        pipeline.load_pipeline,
+        lambda file: options.resolve({"cluster": "local"}, str(file)),
+    ],
     ids=["stages", "pipeline", "site"],
 )
 def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any]):

@@ -24,40 +24,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_options(parser)
+    run(parser.parse_args(argv))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command, which `launch.py convert` has, too."""
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
-    parser.add_argument("output", metavar="OUTPUT", help="its suffix is the format: .pth, .pkl or .safetensors")
-    add_source_options(parser)
+    parser.add_argument(
+        "output", metavar="OUTPUT", help="output file; the suffix (.pth, .pkl, .safetensors) is the format"
+    )
+    parser.add_argument("--encoder", choices=("query", "key"), default="query", help="which encoder of a momentum pair")
+    parser.add_argument("--prefix", default="", help="of the network to read, where the file has several; '.': none")
+    for name in ("mean", "std"):
+        text = f"{name} of the pixels in the pretraining, from 0 to 255, where the file does not record it"
+        parser.add_argument(f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"), help=text)
     parser.add_argument("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
     parser.add_argument("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Convert, and print a summary."""
     check_name(args.output, "OUTPUT")
     done = convert(
         args.source, args.output, encoder=args.encoder, prefix=args.prefix, pixel_mean=args.pixel_mean,
         pixel_std=args.pixel_std, unsafe_pickle=args.unsafe_pickle, overwrite=args.overwrite, back=args.to_torchvision,
     )  # fmt: skip
     print(done.summary())
-
-
-def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which network of the source is read, and what is not recorded of it."""
-    parser.add_argument("--encoder", choices=("query", "key"), default="query", help="which encoder of a momentum pair")
-    parser.add_argument("--prefix", default="", help="of the network to read, where the file has several; '.': none")
-    for name in ("mean", "std"):
-        parser.add_argument(
-            f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"),
-            help=f"{name} of the pixels in the pretraining, from 0 to 255, where the file does not record it",
-        )  # fmt: skip
-
-
-def source_words(args: argparse.Namespace) -> list[str]:
-    """The options of `add_source_options` that were given, as words of a command line."""
-    words = [f"--prefix={args.prefix}"] if args.prefix else []
-    words += ["--encoder=key"] if args.encoder == "key" else []  # the default would make it other work to the launcher
-    for name in ("mean", "std"):
-        if values := getattr(args, f"pixel_{name}"):
-            words += [f"--pixel-{name}", *map(str, values)]
-    return words
 
 
 if __name__ == "__main__":

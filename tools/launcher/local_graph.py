@@ -45,7 +45,7 @@ class LocalRun:
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
-        needs_gpus = any(options.fitting(node.spec).gpus_per_node for node in missing.values())
+        needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
         self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._interruptions: list[str] = []
@@ -97,7 +97,7 @@ class LocalRun:
                 print(f"{self._head(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                if self._options.fitting(node.spec).gpus_per_node <= free or not self._running:
+                if self._options.for_stage(node.spec).gpus_per_node <= free or not self._running:
                     return node
                 free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
         return None
@@ -106,7 +106,7 @@ class LocalRun:
         self._waiting.pop(node.key)
         if not self._is_alone:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
-        options = self._options.fitting(node.spec)
+        options = self._options.for_stage(node.spec)
         gpus, prefix = self._free_gpus[: options.gpus_per_node], f"{node.key}: " if self._parallel > 1 else ""
         try:
             job = self._running[node.key] = LocalJob(node.spec, options, gpus, prefix)

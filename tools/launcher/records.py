@@ -56,7 +56,7 @@ def new_log_folder(folder: str | Path) -> Path:
 
 
 def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
-    """Adds a job to launch.json; ``name`` is that of `submit.job_name`, which the jobs of an array share."""
+    """Adds a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
     job = {
         "id": job_id, "cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", ""), "name": name,

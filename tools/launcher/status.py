@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import sys
 import time
@@ -22,15 +23,24 @@ from . import local_job
 from .jobs import describe_unrecorded_exit, is_finished, job_states, why_unknown
 from .records import attempts, files_below, launch_files
 
-_PLANS = ("pipeline.json", "sweep.json")
+_PLANS = ("pipeline.json",)
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = ("done", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")
 
 
-def print_status(folder: Path) -> int:
-    """Prints a line per stage, and below them why stages wait, stopped or failed; returns 1 if one failed, else 0."""
+def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> int:
+    """Print a line per stage, and below them why stages wait, stopped or failed; return 1 if one failed, else 0.
+
+    Args:
+        failed: print only stages that failed.
+        as_json: print a list of objects instead.
+    """
     stages = collect(folder)
+    stages = [entry for entry in stages if not failed or entry["state"] not in _NOT_FAILED]
+    if as_json:
+        print(json.dumps(stages, default=str, indent=2))
+        return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
     notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
     table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
     print(printable("\n".join([table, *notes])))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tools.launcher.graph import run, single
+from tools.launcher.graph import build_single
 from tools.launcher.options import Options
 from tools.launcher.records import attempts
 from tools.launcher.spec import StageSpec, read_record
+from tools.launcher.start import start_graph
 from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,7 @@ def job_of(folder: Path | str) -> dict[str, Any]:
 
 
 def run_alone(spec: StageSpec, options: Options = HERE) -> int:
-    return run(single(spec), options)
+    return start_graph(build_single(spec), options)
 
 
 def tries(folder: Path) -> list[dict[str, Any]]:

@@ -18,8 +18,7 @@ from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
-from tools import convert_to_d2, launch
-from tools.launcher import stages
+from tools import convert_to_d2
 from transfer.weights.convert import convert
 from transfer.weights.load import check_config, read_weights
 
@@ -68,15 +67,6 @@ def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[s
     check_config(weights, cfg, pytest.fail)
     again = (tmp_path / "w.pth", tmp_path / "again.pth")
     refused(lambda: convert(*again, pixel_mean=[1, 2, 3], pixel_std=[1, 2, 3]), "records MODEL.PIXEL_MEAN")
-
-
-def test_the_launcher_hands_on_what_the_source_does_not_say() -> None:
-    words = ["--prefix=ema", "--encoder=key", "--pixel-mean", "1.0", "2.0", "3.0", "--pixel-std", "4.0", "5.0", "6.0"]
-    args = launch._parser().parse_args(["convert", "a.pth", "b.pth", *words])
-    assert convert_to_d2.source_words(args) == words
-    assert stages.convert("a.pth", "b.pth", options=words).args[0][2:] == words
-    plain = launch._parser().parse_args(["convert", "a.pth", "b.pth"])
-    assert convert_to_d2.source_words(plain) == []  # as a pipeline's conversion
 
 
 def test_what_is_not_recorded_is_not_checked(tmp_path: Path, r18: dict[str, Tensor]) -> None:

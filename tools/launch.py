@@ -31,13 +31,14 @@ from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
-from tools.launcher import doctor, jobs, options, recipes, stages, status
+from tools.launcher import doctor, jobs, options, recipes, stages
 from tools.launcher.graph import RECORD, Graph, build_single, read_graph
 from tools.launcher.options import Options, from_arguments
 from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.pipeline import load_pipeline
 from tools.launcher.spec import StageSpec
 from tools.launcher.start import show_graph, start_graph
+from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
 from transfer import config_keys
 
@@ -65,15 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    usage = "launch.py COMMAND ..."
+    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     _add_stages(commands)
     _add_many_runs(commands)
     _add_inspection(commands)
     _add_control(commands)
     lines = []
     for title, names in _GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<14}{commands.choices[name].description}" for name in names.split()), ""]
+        lines += [f"{title}:", *(f"  {name:<15}{commands.choices[name].description}" for name in names.split()), ""]
     parser.epilog = "\n".join(lines)
     return parser
 
@@ -130,20 +132,26 @@ def _add_many_runs(commands: argparse._SubParsersAction) -> None:
 
 def _add_inspection(commands: argparse._SubParsersAction) -> None:
     text = "show every run in and below a folder; the exit status is 1 if a stage failed"
-    sub = _add_command(commands, "status", text, show_status)
-    sub.add_argument("folder", nargs="?", default="runs", help="run folder or folder of runs (default: runs)")
+    sub = _add_command(commands, "status", text, lambda args: print_status(args.folder, args.failed, args.json))
+    text = "run folder or folder of runs (default: runs)"
+    sub.add_argument("folder", nargs="?", type=Path, default="runs", help=text)
     sub.add_argument("--failed", action="store_true", help="show only stages that failed")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub = _add_command(commands, "logs", "show the output of a job", show_logs)
+    sub = _add_command(
+        commands,
+        "logs",
+        "show the output of a job",
+        lambda args: jobs.print_logs(stage_to_show(args.folder), args.rank, args.follow),
+    )
     text = "run folder (FOLDER/BRANCH/STAGE), or pipeline folder: its stage that is running or failed last"
-    sub.add_argument("folder", help=text)
+    sub.add_argument("folder", type=Path, help=text)
     sub.add_argument("--rank", type=int, default=0, help="rank whose output to show (default: 0)")
     sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
     sub = _add_command(commands, "report", "collect results into tables, one per protocol", report.run)
     report.add_options(sub)
     text = "compare two runs: config, versions, and the first step at which their curves diverge"
-    sub = _add_command(commands, "compare", text, show_differences)
-    sub.add_argument("runs", nargs=2, metavar="RUN", help="run folders")
+    sub = _add_command(commands, "compare", text, lambda args: print(printable(compare(*args.runs))))
+    sub.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="run folders")
     sub = _add_command(commands, "recipes", "list recipes", lambda args: recipes.show(args.word))
     text = "show only recipes that mention this word; details if it is one recipe (default: all)"
     sub.add_argument("word", nargs="?", default="", metavar="WORD", help=text)
@@ -157,10 +165,11 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
 def _add_control(commands: argparse._SubParsersAction) -> None:
     text = "resume a run or pipeline with the options that it was started with"
     sub = _add_command(commands, "resume", text, resume)
-    sub.add_argument("folder", help="run folder or pipeline folder")
+    sub.add_argument("folder", type=Path, help="run folder or pipeline folder")
     _add_modes(sub)
-    sub = _add_command(commands, "cancel", "cancel the jobs of a run or pipeline", cancel)
-    sub.add_argument("folder", help="run folder or pipeline folder")
+    text = "cancel the jobs of a run or pipeline"
+    sub = _add_command(commands, "cancel", text, lambda args: jobs.cancel(args.folder, args.now))
+    sub.add_argument("folder", type=Path, help="run folder or pipeline folder")
     sub.add_argument("--now", action="store_true", help="kill the jobs immediately, without a checkpoint")
 
 
@@ -236,11 +245,10 @@ def paper(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Start again from the folder's record."""
-    folder = Path(args.folder)
-    records = [path for path in (folder / RECORD, folder / "launch" / "launch.json") if path.exists()]
+    records = [path for path in (args.folder / RECORD, args.folder / "launch" / "launch.json") if path.exists()]
     if not records:
         raise UserError(
-            f"no launcher jobs in {folder}; name the folder of a stage or of a pipeline (a run of "
+            f"no launcher jobs in {args.folder}; name the folder of a stage or of a pipeline (a run of "
             "transfer/train_net.py continues by its own command with --resume)"
         )
     owner = records[0].stat().st_uid
@@ -250,22 +258,6 @@ def resume(args: argparse.Namespace) -> int:
             "the original command instead, in a folder that you can write to"
         )
     return _start(*read_graph(records[0]), args.dry_run)
-
-
-def show_status(args: argparse.Namespace) -> int:
-    return status.print_status(Path(args.folder), failed=args.failed, as_json=args.json)
-
-
-def show_logs(args: argparse.Namespace) -> None:
-    jobs.print_logs(status.stage_to_show(Path(args.folder)), args.rank, args.follow)
-
-
-def show_differences(args: argparse.Namespace) -> None:
-    print(printable(compare(*map(Path, args.runs))))
-
-
-def cancel(args: argparse.Namespace) -> None:
-    jobs.cancel(Path(args.folder), args.now)
 
 
 def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:

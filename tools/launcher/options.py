@@ -34,17 +34,24 @@ SET_BY_LAUNCHER = (
 _CPU_MINUTES = 30  # of stages without a GPU, which take minutes
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
+_SBATCH = {
+    "action": "append",
+    "type": lambda word: word.partition("=")[::2],
+    "metavar": "KEY=VALUE",
+    "help": "additional sbatch option, for example qos=long; KEY alone is a flag; may be repeated",
+}
 
 
-def _option(default: Any, text: str, **argument: Any) -> Any:
-    """Return a field of `Options` that is an option of the command line, too."""
-    return field(default_factory=lambda: default, metadata={"argument": {"help": text, **argument}})
+def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
+    """Return a field of `Options` that is an option of the command line, too; a ``minimum`` makes it a number."""
+    if minimum is not None:
+        argument = {"type": int, **argument}
+    return field(default=default, metadata={"minimum": minimum, "argument": {"help": text, **argument}})
 
 
-def _number(default: int | None, minimum: int, text: str, **argument: Any) -> Any:
-    """Return a field of `Options` with a number; without a help ``text``, only the site file sets it."""
-    argument = {"help": text, "type": int, **argument} if text else {}
-    return field(default=default, metadata={"minimum": minimum, "argument": argument})
+def _site_number(default: int, minimum: int) -> Any:
+    """Return a field of `Options` with a number that only the site file sets."""
+    return field(default=default, metadata={"minimum": minimum})
 
 
 @dataclass(frozen=True)
@@ -64,17 +71,17 @@ class Options:
         "where to run (default: auto, which is SLURM if it is available, unless already inside a SLURM job)",
         choices=CLUSTERS,
     )
-    nodes: int = _number(1, 1, "nodes per job; more than one need SLURM (default: 1)")
-    gpus: int | str | None = _number(
+    nodes: int = _option(1, "nodes per job; more than one need SLURM (default: 1)", 1)
+    gpus: int | str | None = _option(
         None,
-        0,
         "GPUs per node, on SLURM also with their type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
+        0,
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="[TYPE:]NUMBER",
     )
-    tasks: int | None = _number(None, 1, "processes per node (default: one per GPU, at least one)")
-    cpus_per_task: int | None = _number(
-        None, 1, "CPU cores (and threads) per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)"
+    tasks: int | None = _option(None, "processes per node (default: one per GPU, at least one)", 1)
+    cpus_per_task: int | None = _option(
+        None, "CPU cores (and threads) per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)", 1
     )
     partition: str = _option("", "partition of all jobs (default: the cluster's default)")
     account: str = _option("", "account to charge")
@@ -83,20 +90,14 @@ class Options:
         "time limit per job, in minutes or as H:MM:SS or D-HH:MM:SS; a longer run is requeued "
         "(default: 240 minutes; at most 30 for stages that use no GPU)",
     )
-    sbatch: dict[str, str] = _option(  # noqa: RUF009
-        {},
-        "additional sbatch option, for example qos=long; KEY alone is a flag; may be repeated",
-        action="append",
-        type=lambda word: word.partition("=")[::2],
-        metavar="KEY=VALUE",
-    )
-    parallel: int | None = _number(
-        None, 1, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)"
+    sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
+    parallel: int | None = _option(
+        None, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)", 1
     )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
-    signal_delay: int = _number(120, 1, "")
-    max_timeouts: int = _number(100, 0, "")
+    signal_delay: int = _site_number(120, 1)
+    max_timeouts: int = _site_number(100, 0)
 
     @property
     def gpus_per_node(self) -> int:

@@ -134,24 +134,16 @@ class _Branch:
     """A branch of one seed.
 
     Attributes:
-        name: with its seed.
-        keys: the keys of `_BRANCH`.
-        plan: the keys of the file, for this seed and with this branch's LINEAR and TRANSFER.
-        folder: the folder of the pipeline.
-        where: the file and the branch, for messages.
+        name: the name with the seed.
+        keys: the keys of the file for this seed, and over them those of the branch.
+        folder: the folder of the branch.
     """
 
     name: str
     seed: str
     keys: dict[str, Any]
-    plan: dict[str, Any]
     folder: Path
-    where: str
     pretrain: StageSpec | None
-
-    def locate(self, stage: str) -> str:
-        """Return the folder of a stage."""
-        return str(self.folder / self.name / stage)
 
 
 def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path: str) -> _Branch:
@@ -161,24 +153,26 @@ def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path
         raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
     keys["SEED"] = ["SEED", seed] if seed else []
     keys["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(keys["OVERRIDES"]), *keys["SEED"]]
+    for key in ("LINEAR", "TRANSFER"):
+        keys[key] = keys[key] or plan[key]
     name = _name_branch(label, seed)
-    pretrain = None
-    if keys["PRETRAIN"]:
-        words = [*keys["OVERRIDES"], "OUTPUT_DIR", str(folder / name / "pretrain")]
-        pretrain = stages.pretrain(keys["PRETRAIN"], words)
-    plan = {**plan, **{key: keys[key] for key in ("LINEAR", "TRANSFER") if keys[key]}}
-    return _Branch(name, seed, keys, plan, folder, where, pretrain)
+    folder = folder / name
+    words = [*keys["OVERRIDES"], "OUTPUT_DIR", str(folder / "pretrain")]
+    pretrain = stages.pretrain(keys["PRETRAIN"], words) if keys["PRETRAIN"] else None
+    return _Branch(name, seed, {**plan, **keys}, folder, pretrain)
 
 
 def _build_branch(branch: _Branch, base: str, data: tuple[str, ...]) -> list[Node]:
     """Build the stages of a branch; ``base`` is the config of its probes, ``data`` the keys of the stages of DATA."""
+    nodes = []
+    parents = data
     weights = branch.keys["WEIGHTS"] or branch.keys["DETECTOR"]
-    if not branch.pretrain:
-        return [*_build_probes(branch, weights, base, data), *_build_detectors(branch, weights, data, data)]
-    node = Node(f"{branch.name}/pretrain", branch.pretrain, data)
-    weights = branch.pretrain.folder
-    probes = _build_probes(branch, weights, base, (node.key,))
-    return [node, *probes, *_build_detectors(branch, weights, (node.key,), data)]
+    if branch.pretrain:
+        nodes = [Node(f"{branch.name}/pretrain", branch.pretrain, data)]
+        parents = (nodes[0].key,)
+        weights = branch.pretrain.folder
+    nodes += _build_probes(branch, weights, base, parents)
+    return [*nodes, *_build_detectors(branch, weights, parents, data)]
 
 
 def _name_branch(name: Any, seed: str) -> str:
@@ -232,11 +226,11 @@ def check_name(name: Any, what: str) -> str:
 def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, ...]) -> list[Node]:
     nodes = []
     for stage in ("knn", "linear", "distributions"):
-        value = branch.plan[stage.upper()]
+        value = branch.keys[stage.upper()]
         files = [value] if isinstance(value, str) else value
         for file in ("" if file == "own" else str(file) for file in files):
             name = stage if len(files) == 1 else f"{stage}_{Path(file).stem or 'own'}"
-            folder = branch.locate(name)
+            folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
             if stage == "distributions":
                 spec = stages.distributions([weights], words, folder, file, base)
@@ -250,18 +244,18 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
     """Build conversion and fine-tuning; random weights and detectors are not converted."""
     nodes: list[Node] = []
     initialization = branch.keys["DETECTOR"]
-    if branch.plan["TRANSFER"] and not initialization and weights != "random":
-        initialization = branch.locate("backbone.pth")
-        spec = stages.convert(weights, initialization, branch.locate("convert"))
+    if branch.keys["TRANSFER"] and not initialization and weights != "random":
+        initialization = str(branch.folder / "backbone.pth")
+        spec = stages.convert(weights, initialization, str(branch.folder / "convert"))
         nodes.append(Node(f"{branch.name}/convert", spec, parents))
         parents = (nodes[0].key, *data)
-    for name, value in branch.plan["TRANSFER"].items():
-        folder = branch.locate(check_name(name, "a detector of TRANSFER"))
+    for name, value in branch.keys["TRANSFER"].items():
+        folder = str(branch.folder / check_name(name, "a detector of TRANSFER"))
         keys = value if isinstance(value, dict) else {"CONFIG": str(value)}
-        keys = _check_keys(keys, _DETECTOR, f"{branch.where}, detector {name}")
-        words = [*split_words(branch.plan["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
+        keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
+        words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
         words += [*branch.keys["SEED"], "MODEL.WEIGHTS", initialization, "OUTPUT_DIR", folder]
-        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.plan["ENGINE"])
+        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.keys["ENGINE"])
         nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 

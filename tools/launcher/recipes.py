@@ -36,6 +36,7 @@ def show(word: str) -> None:
     shown = [recipe for recipe in read_recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
     if not shown:
         raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; without a word, all are listed")
+    shown.sort(key=lambda recipe: (recipe.path.parent, recipe.path))
     width = max(len(recipe.path.name) for recipe in shown)
     for folder, recipes in itertools.groupby(shown, lambda recipe: recipe.path.parent):
         print(f"{folder.relative_to(ROOT)}/")

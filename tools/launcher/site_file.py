@@ -31,7 +31,7 @@ def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dic
     for name, value in site.items():
         if name not in metadata:
             raise UserError(f"unknown option {name} in {path}{nearest(name, metadata)}")
-        site[name] = _parse(f"{name} in {path}", name, value, is_number="minimum" in metadata[name])
+        site[name] = _parse(f"{name} in {path}", name, value, is_number=metadata[name].get("minimum") is not None)
     return site
 
 

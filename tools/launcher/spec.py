@@ -111,24 +111,19 @@ class StageSpec:
 
         Keys that may change when a stage is resumed are not named.
         """
-        current = self.identity
         changes = []
         defaults = _default_keys(self.stage)
-        for key in sorted({*earlier["config"], *current["config"]}):
-            before = earlier["config"].get(key, defaults.get(key))
-            now = current["config"].get(key, defaults.get(key))
-            if before != now and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
-                changes.append(f"{key} {before!r} -> {now!r}")
-        before = earlier["arguments"]
-        now = current["arguments"]
+        before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key) and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
+                changes.append(f"{key} {before.get(key)!r} -> {now.get(key)!r}")
+        before, now = (identity["arguments"] for identity in (earlier, self.identity))
         if self.stage == "transfer":  # may get --visualize, but not another engine
-            before = before[1][:3]
-            now = now[1][:3]
+            before, now = (arguments[1][:3] for arguments in (before, now))
         if before != now:
             changes.append(f"arguments {before} -> {now}")
-        for key in sorted({*earlier["parents"], *current["parents"]}):
-            if earlier["parents"].get(key) != current["parents"].get(key):
-                changes.append(f"{key} has changed")
+        before, now = (identity["parents"] for identity in (earlier, self.identity))
+        changes += [f"{key} has changed" for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
         return "; ".join(changes)
 
     def to_json(self) -> dict[str, Any]:

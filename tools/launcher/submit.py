@@ -158,8 +158,6 @@ def _list_variables(options: Options) -> dict[str, str]:
     """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
     hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, "wait", *options.sbatch)}
     hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
-    if any(key.startswith("mem") for key in options.sbatch):  # sbatch accepts only one of them
-        hidden |= {"mem-per-node", "mem-per-cpu"}
     variables: dict[str, str] = {}
     for name, value in os.environ.items():
         key = name.removeprefix("SBATCH_").lower().replace("_", "-")

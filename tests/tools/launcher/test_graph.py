@@ -54,7 +54,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def queue(cluster: Path, folder: Path, job_id: str) -> None:
-    """A running job of the stage in a folder."""
+    """Add a running job of the stage in a folder."""
     job = {"id": job_id, "cluster": "slurm", "host": socket.gethostname(), "name": "x", "logs": "", "tasks": 1}
     write_json(folder / "launch/launch.json", {"spec": {}, "jobs": [job]})
     with open(cluster / "queue", "a") as file:

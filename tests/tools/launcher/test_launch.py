@@ -88,11 +88,13 @@ JCL = ["pretrain", "--method", "jcl"]
         (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),
         ([*TORCHVISION, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         ([*TORCHVISION, *TRUTH, "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
-        ([*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
-         "is 12; it must be a multiple of the 8 processes"),
+        (
+            [*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
+            "is 12; it must be a multiple of the 8 processes",
+        ),
         (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "interprets '%'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_start_is_refused_and_leaves_no_folder(tmp_path: Path, words: list[str], named: str):
     (tmp_path / "here").mkdir()
     (tmp_path / "a.json").touch()
@@ -127,10 +129,18 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     assert launch.main([*words, "DATALOADER.NUM_WORKERS", "5", "MODEL.BN_GROUPS", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (
-        "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
-        "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "module load cuda",
-        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "#SBATCH --exclusive", "export PYTHONSAFEPATH=1",
-    ):  # fmt: skip
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=8",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --time=240",
+        "#SBATCH --signal=USR2@120",
+        "#SBATCH --kill-on-invalid-dep=yes",
+        "#SBATCH --requeue",
+        "module load cuda",
+        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''",
+        "#SBATCH --exclusive",
+        "export PYTHONSAFEPATH=1",
+    ):
         assert line in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
@@ -181,7 +191,7 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("file", ["demo", "demo_quick"])
-@pytest.mark.parametrize("gpus", [0, 1, 6, 8, 10])
+@pytest.mark.parametrize("gpus", [0, 6])
 def test_the_demo_uses_one_gpu_per_stage(
     file: str, gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -27,7 +27,7 @@ def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
 
 
 def published_top1(config: str) -> float | None:
-    """That of a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
+    """Return the published top-1 of a pretraining by ``config`` and the linear probe of its own LINEAR keys."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", protocol(cfg, "linear")))

@@ -108,7 +108,7 @@ def test_a_file_that_cannot_work_is_one_line(text: str, message: str):
 
 
 def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
-    """The sweep of a file, of which the first pretrainings are ``done``, and the report's table after it was moved."""
+    """Return the sweep of a file whose first pretrainings are ``done``, and the report's table after it was moved."""
     Path("s.yaml").write_text(plan)
     graph = pipeline.load_pipeline("s.yaml", "out")
     for place, node in enumerate(graph.nodes[:done]):
@@ -128,9 +128,10 @@ def test_a_grid_becomes_a_table_and_a_plot():
     spec = graph.nodes[-1].spec
     assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
     assert rows == [
-        ["num_keys=2_jcl_lambda=0.5", "10.5 ± 6.4"], ["num_keys=2_jcl_lambda=4", "12.5 ± 6.4"],
+        ["num_keys=2_jcl_lambda=0.5", "10.5 ± 6.4"],
+        ["num_keys=2_jcl_lambda=4", "12.5 ± 6.4"],
         ["num_keys=5_jcl_lambda=0.5", "14.0 [n 1]"],
-    ]  # fmt: skip
+    ]
 
 
 def test_keys_that_vary_together_or_are_lists():

@@ -107,7 +107,7 @@ def test_weights_count_by_content_and_not_by_path():
 
 def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     def save(path: str, iteration: int) -> str:
-        """A checkpoint of pretraining or of a detector; returns its content as a separate file."""
+        """Save a checkpoint of pretraining or of a detector; return its content as a separate file."""
         Path(path).parent.mkdir(exist_ok=True)
         torch.save({"model": {"w": torch.full((99,), float(iteration))}, "iteration": iteration}, path)
         return content_of(path)

@@ -64,21 +64,45 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "hidden", "counting"),
     [
-        (replace(OPTIONS, gpus=2),
-         {"GPUS_PER_NODE": "1", "CPUS_PER_GPU": "1", "GRES": "gpu:a100:1", "GPU_BIND": "closest", "MEM_PER_GPU": "9G"},
-         {"PARTITION": "cpu", "QOS": "a", "GRES_FLAGS": "x"}),
-        (replace(OPTIONS, sbatch={"mem": "1G"}), {"MEM_PER_NODE": "100M", "MEM_PER_CPU": "9M"}, {"MEM_BIND": "local"}),
-        (OPTIONS, {"JOB_NAME": "a", "SIGNAL": "INT@9", "REQUEUE": "1", "NO_REQUEUE": "1", "OPEN_MODE": "truncate",
-                   "ARRAY_INX": "0-9", "TIMELIMIT": "1", "OUTPUT": "a", "ERROR": "a", "WAIT": "1"},
-         {"MEM_PER_NODE": "100M", "WAIT_ALL_NODES": "1", "GRES": "scratch:9"}),
+        (
+            replace(OPTIONS, gpus=2),
+            {
+                "GPUS_PER_NODE": "1",
+                "CPUS_PER_GPU": "1",
+                "GRES": "gpu:a100:1",
+                "GPU_BIND": "closest",
+                "MEM_PER_GPU": "9G",
+            },
+            {"PARTITION": "cpu", "QOS": "a", "GRES_FLAGS": "x"},
+        ),
+        (
+            OPTIONS,
+            {
+                "JOB_NAME": "a",
+                "SIGNAL": "INT@9",
+                "REQUEUE": "1",
+                "NO_REQUEUE": "1",
+                "OPEN_MODE": "truncate",
+                "ARRAY_INX": "0-9",
+                "TIMELIMIT": "1",
+                "OUTPUT": "a",
+                "ERROR": "a",
+                "WAIT": "1",
+            },
+            {"MEM_PER_NODE": "100M", "WAIT_ALL_NODES": "1", "GRES": "scratch:9"},
+        ),
         (replace(OPTIONS, account="a", sbatch={"switches": "1"}), {"ACCOUNT": "b", "REQ_SWITCH": "2"}, {"WCKEY": "c"}),
     ],
-    ids=["GPUs", "memory", "what every script has", "given"],
-)  # fmt: skip
+    ids=["GPUs", "what every script has", "given"],
+)
 def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
-    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, hidden: dict[str, str],
+    sbatch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    hidden: dict[str, str],
     counting: dict[str, str],
-):  # fmt: skip
+):
     for name, value in {**hidden, **counting}.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
     submit.submit([fake(tmp_path / "run")], options)

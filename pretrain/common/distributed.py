@@ -172,7 +172,7 @@ def _meet() -> dict[str, Any]:
     except (OSError, dist.DistError) as error:
         raise UserError(
             f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
-            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in setup of cluster.yaml)"
+            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
         ) from error
 
 

@@ -153,7 +153,7 @@ class StageSpec:
     def is_complete(self) -> bool:
         """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""
         product = Path(self.folder) / self.produces
-        if not os.path.exists(product) or _read_fingerprint(self.folder) != self.fingerprint():
+        if not os.path.exists(product) or read_fingerprint(self.folder) != self.fingerprint():
             return False
         # A conversion records its source next to the weights.
         file = Path(f"{product}.json") if self.stage == "convert" else Path(self.folder) / "results.json"
@@ -163,7 +163,7 @@ class StageSpec:
     def check_parents(self) -> None:
         """Check that the stages this one builds on are complete, as they were when it was submitted."""
         for key, fingerprint in self.parents.items():
-            if key in self.folders and _read_fingerprint(self.folders[key]) != fingerprint:
+            if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
                 raise UserError(
                     f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
                     "changed); rerun the command that started them"
@@ -209,7 +209,7 @@ class StageSpec:
         return value
 
 
-def _read_fingerprint(folder: str) -> str:
+def read_fingerprint(folder: str) -> str:
     """Read the fingerprint of the work that was completed in a folder; it is empty if there is none."""
     return read_record(Path(folder) / "launch" / "complete.json").get("fingerprint", "")
 

@@ -147,7 +147,7 @@ class _Branch:
 
 
 def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path: str) -> _Branch:
-    where = f"{path}: branch {check_name(label, f'branch in {path}')}"
+    where = f"{path}: branch {check_label(label, f'branch in {path}')}"
     keys = _check_keys(plan["BRANCHES"][label], _BRANCH, where)
     if sum(bool(keys[key]) for key in ("PRETRAIN", "WEIGHTS", "DETECTOR")) != 1:
         raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
@@ -215,7 +215,7 @@ def read_plan(path: str) -> dict[str, Any]:
     return _check_keys(plan, _FILE, path)
 
 
-def check_name(name: Any, what: str) -> str:
+def check_label(name: Any, what: str) -> str:
     """Return a name that is safe in a path, in a job's name and on a command line; refuse any other."""
     if isinstance(name, bool) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", str(name)):
         rule = "names may contain letters, digits and . _ + = -, and must start with a letter or digit"
@@ -250,7 +250,7 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
         nodes.append(Node(f"{branch.name}/convert", spec, parents))
         parents = (nodes[0].key, *data)
     for name, value in branch.keys["TRANSFER"].items():
-        folder = str(branch.folder / check_name(name, "a detector of TRANSFER"))
+        folder = str(branch.folder / check_label(name, "a detector of TRANSFER"))
         keys = value if isinstance(value, dict) else {"CONFIG": str(value)}
         keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
         words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]

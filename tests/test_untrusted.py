@@ -137,7 +137,7 @@ def test_another_users_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.Mo
     folder = run_folder(tmp_path / "run", "a")
     (folder / "launch/launch.json").rename(folder / f"launch/{kind}.json")
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(UserError, match=rf"{kind}.json belongs to another user \(uid \d+\).*; rerun the original command"):
+    with pytest.raises(UserError, match=rf"{kind}.json belongs to another user \(uid \d+\).*; rerun the original"):
         launch.main(["resume", str(folder)])
 
 

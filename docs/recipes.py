@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tools.launcher.recipes import ROOT, Recipe, recipes
+from tools import ROOT
+from tools.launcher.recipes import Recipe, read_recipes
 
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",
@@ -25,7 +26,7 @@ def markdown() -> str:
     """The whole page."""
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
-        rows = [_row(recipe) for recipe in recipes(pattern)]
+        rows = [_row(recipe) for recipe in read_recipes(pattern)]
         lines = [f"| {' | '.join(row)} |" for row in (_HEAD, ["---"] * len(_HEAD), *rows)]
         parts.append("\n".join([f"## {title}", "", *lines]))
     return "\n\n".join(parts) + "\n"

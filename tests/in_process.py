@@ -9,7 +9,7 @@ from unittest import mock
 from pretrain.common import interrupt
 from tools import launch
 from tools.launcher import checks
-from tools.launcher.graph import Graph
+from tools.launcher.graph import Graph, write_graph
 from tools.launcher.options import Options
 from tools.launcher.rank_main import run_stage
 
@@ -17,9 +17,9 @@ HERE = Options(cluster="local", gpus=0)
 
 
 def run(graph: Graph, options: Options = HERE) -> int:
-    """As `tools.launcher.graph.run` on this machine, without a process per stage and its record."""
-    missing, _ = checks.check(graph, options)
-    graph.remember(options)
+    """As `tools.launcher.start.start_graph` on this machine, without a process per stage and its record."""
+    missing, _ = checks.check_graph(graph, options)
+    write_graph(graph, options)
     with interrupt.handle_signals():
         for node in missing.values():
             run_stage(node.spec)
@@ -29,7 +29,7 @@ def run(graph: Graph, options: Options = HERE) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    with mock.patch("tools.launch.run", run):
+    with mock.patch("tools.launch.start_graph", run):
         return launch.main(argv)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.tools.launcher.helpers import complete
 from tools.launcher import stages
-from tools.launcher.graph import single
+from tools.launcher.graph import build_single
 from tools.launcher.spec import StageSpec
 
 ROOT = Path(__file__).parents[1]
@@ -61,14 +61,14 @@ ANSWERS = {
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"): DONE,
     (LAUNCH, "linear", *LOCAL, "pretrained"): DONE,
     (LAUNCH, "knn", *LOCAL, "pretrained"): DONE,
-    (LAUNCH, "convert", *LOCAL, "pretrained", "converted.pth"): DONE,
+    (LAUNCH, "convert", "--cluster", "local", "pretrained", "converted.pth"): DONE,
     (*TRANSFER, "OUTPUT_DIR", "box"): DONE,
 }
 
 
 def finish(spec: StageSpec, config: str = "") -> None:
     """Leaves what the launcher and the stage leave of complete work."""
-    complete(single(spec).nodes[0].spec)
+    complete(build_single(spec).nodes[0].spec)
     (Path(spec.folder) / "config.yaml").write_text(config or spec.config)
 
 

@@ -1,0 +1,5 @@
+"""The commands of a checkout, and their implementation."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout

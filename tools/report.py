@@ -35,16 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    return write(args.folders, args.output)
+    add_options(parser)
+    return run(parser.parse_args(argv))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that this command shares with `launch.py report`."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command, which `launch.py report` has, too."""
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders or their parents")
     text = "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated"
     parser.add_argument("--output", default=[], action="append", metavar="FILE", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report of the runs in the folders, write it to the output files, and return the exit status."""
+    return write(args.folders, args.output)
 
 
 def write(folders: Sequence[str], output: Sequence[str]) -> int:

@@ -22,8 +22,8 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError
+from tools import ROOT
 from tools.benchmarks.machine import describe_environment
-from tools.launcher.spec import ROOT
 from tools.reporting.seeds import format_mean
 
 # Only the measured processes import torch, because a process inherits the peak memory of its parent.

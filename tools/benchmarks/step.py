@@ -27,9 +27,9 @@ from pretrain.model.encoder import build_encoder
 from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.steps import TrainState, training_step
+from tools import ROOT
 from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.objectives import naive_jcl
-from tools.launcher.spec import ROOT
 
 _GOAL = 0.7  # our time divided by the plain loop's
 _DEVICE = torch.device("cpu")

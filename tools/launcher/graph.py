@@ -1,35 +1,24 @@
-"""Stages that build on one another, or a single one: what is checked, shown, and run here or submitted to SLURM.
-
-Complete stages stay, missing ones run, and a failure ends only its own branch.
-"""
+"""A graph of stages as plain data: its nodes, how it is built, and its record in a file."""
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import interrupt
-from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
-from pretrain.common.run.lock import claim
 
-from . import checks, slurm
-from .local_graph import Interrupted, LocalRun, short
 from .options import Options, from_record
-from .records import new_log_folder
 from .spec import StageSpec, content_of, read_record
-from .submit import preview, snapshot, submit
+
+RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
 
 @dataclass(frozen=True)
 class Node:
-    """A stage of a graph: ``key`` names it to people (``jcl/linear``), ``parents`` are keys."""
+    """A stage of a graph: ``key`` is its display name (``jcl/linear``), ``parents`` are keys of other nodes."""
 
     key: str
     spec: StageSpec
@@ -38,208 +27,121 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Stages in an order in which they can run, and the folder that holds all of them.
-
-    Each stage's spec is completed by what it builds on: its parents' fingerprints, the folder they share, and the
-    content of the weights that no parent makes.
+    """Stages in an order in which they can run: a pipeline, a sweep, or a single stage.
 
     Attributes:
-        kind: pipeline or sweep; stage: a single one, whose folder is ``output``.
-        report: runs after everything else, failed or not; None for a single stage.
-        facts: whatever the report needs in addition to the stages.
+        output: the folder that contains all stages; the run folder of a single one.
+        report: runs after everything else, even after failures; None for a single stage.
+        study: ``{"branches": {name: {seed: folder}}, "baseline": name}``, which the report of a study over seeds reads.
     """
 
-    kind: str
     output: str
     nodes: tuple[Node, ...]
     report: StageSpec | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    study: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        specs: dict[str, StageSpec] = {}
-        owners: dict[str, str] = {}
-        for node in self.nodes:
-            spec, parents = node.spec, [specs[parent] for parent in node.parents]
-            if owners.setdefault(spec.folder, node.key) != node.key or node.key in specs:
-                raise UserError(f"{node.key} and {owners[spec.folder]} would share {spec.folder}; rename one of them")
-            if self.kind != "stage":  # which may be one of a pipeline, and then keeps what it builds on
-                folders = {key: folder for parent in parents for key, folder in parent.folders.items()}
-                folders |= {key: specs[key].folder for key in node.parents}
-                fingerprints = {key: specs[key].fingerprint() for key in node.parents}
-                spec = replace(spec, root=self.output, parents=fingerprints, folders=folders)
-            products = {str(Path(parent.folder, name)) for parent in parents for name in ("", parent.produces)}
-            earlier = read_record(Path(spec.folder) / "launch" / "launch.json") if spec.has_checkpoint() else {}
-            recorded = earlier.get("spec", {}).get("inputs", {})  # it goes on without its weights, which may be gone
-            inputs = {
-                path: sha or content_of(path) or recorded.get(path, "")
-                for path, sha in spec.inputs.items() if path not in products
-            }  # fmt: skip
-            specs[node.key] = replace(spec, inputs=inputs)
-        object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))
-
-    def remember(self, options: Options) -> None:
-        """`launch/<kind>.json`: the stages, for `report`, `status` and `resume`."""
-        if self.report is None:  # launch.json says it all
-            return
-        stages = [
-            {"key": node.key, "stage": node.spec.stage, "folder": node.spec.folder, "parents": list(node.parents),
-             "fingerprint": node.spec.fingerprint(), "spec": node.spec.to_json()}
-            for node in self.nodes
-        ]  # fmt: skip
-        write_json(
-            Path(self.output) / "launch" / f"{self.kind}.json",
-            {**self.facts, "facts": list(self.facts), "output": self.output, "stages": stages,
-             "report": self.report.to_json(), "options": asdict(options)},
-        )  # fmt: skip
-
-    @classmethod
-    def from_record(cls, path: Path) -> tuple[Graph, Options]:
-        """The graph of a launch.json, or that `remember` wrote to ``path``, and the options it was started with."""
-        record = read_json(path)
-        try:
-            if path.name == "launch.json":
-                graph = single(StageSpec.from_json(record["spec"]))
-            else:
-                nodes = tuple(
-                    Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
-                    for stage in record["stages"]
-                )
-                facts, report = {key: record[key] for key in record["facts"]}, StageSpec.from_json(record["report"])
-                graph = cls(path.stem, record["output"], nodes, report, facts)
-            options = from_record(record["options"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
-        for spec in (*(node.spec for node in graph.nodes), *filter(None, [graph.report])):
-            spec.check_entry()
-        if (folder := path.absolute().parents[1]).resolve() != Path(graph.output).resolve():
-            raise UserError(f"{folder} was at {graph.output} when it was started; run its own command again")
-        return graph, options
+    @property
+    def is_single(self) -> bool:
+        return self.report is None
 
 
-def single(spec: StageSpec) -> Graph:
-    """A graph of one stage."""
-    return Graph("stage", spec.folder, (Node(spec.stage, spec),))
+def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: dict[str, Any] | None = None) -> Graph:
+    """Build a graph, and complete the spec of each stage by what the stage builds on.
 
-
-def run(graph: Graph, options: Options) -> int:
-    """Runs what is missing on this machine, or submits it; returns the exit status.
+    A spec gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
+    that no parent writes.
 
     Raises:
-        UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
+        UserError: two stages would share a key or a folder.
     """
-    is_slurm = options.cluster == "slurm"
-    work = f"submission of the {graph.kind}" if is_slurm else graph.kind  # by which `cancel` finds this process
-    with claim(graph.output, work) if graph.report else contextlib.nullcontext():
-        return _submit_all(graph, options) if is_slurm else _run_here(graph, options)
+    specs: dict[str, StageSpec] = {}
+    owners: dict[str, str] = {}
+    for node in nodes:
+        owner = owners.setdefault(node.spec.folder, node.key)
+        if owner != node.key or node.key in specs:
+            raise UserError(f"{node.key} and {owner} would share {node.spec.folder}; rename one of them")
+        specs[node.key] = _complete_spec(node, specs, output)
+    completed = tuple(replace(node, spec=specs[node.key]) for node in nodes)
+    return Graph(output, completed, report, study or {})
 
 
-def _run_here(graph: Graph, options: Options) -> int:
-    missing, _ = checks.check(graph, options)
-    if not missing and graph.report is None:
-        print(f"{graph.output} is already complete; move it away to run it again")
-        return 0
-    graph.remember(options)
+def build_single(spec: StageSpec) -> Graph:
+    """Build a graph of one stage. A stage that was part of a pipeline keeps what it builds on."""
+    spec = replace(spec, inputs=_hash_inputs(spec, set()))
+    return Graph(spec.folder, (Node(spec.stage, spec),))
+
+
+def _complete_spec(node: Node, specs: Mapping[str, StageSpec], output: str) -> StageSpec:
+    """Add to the spec of ``node`` what it builds on; ``specs`` contains its parents."""
+    fingerprints: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    products: set[str] = set()
+    for key in node.parents:
+        parent = specs[key]
+        fingerprints[key] = parent.fingerprint()
+        folders |= {**parent.folders, key: parent.folder}
+        products |= {parent.folder, str(Path(parent.folder, parent.produces))}
+    inputs = _hash_inputs(node.spec, products)
+    return replace(node.spec, root=output, parents=fingerprints, folders=folders, inputs=inputs)
+
+
+def _hash_inputs(spec: StageSpec, products: set[str]) -> dict[str, str]:
+    """Map each weights file that is not in ``products`` to its content.
+
+    A resumed stage no longer needs its initial weights; if they are gone, the record knows what they were.
+    """
+    recorded: dict[str, str] = {}
+    if spec.has_checkpoint():
+        record = read_record(Path(spec.folder) / "launch" / "launch.json")
+        recorded = record.get("spec", {}).get("inputs", {})
+    hashes = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in products}
+    return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
+
+
+def write_graph(graph: Graph, options: Options) -> None:
+    """Write the record of a graph for `report`, `status` and `resume`. For a single stage, launch.json is enough."""
+    if graph.report is None:
+        return
+    stages = [
+        {
+            "key": node.key,
+            "stage": node.spec.stage,
+            "folder": node.spec.folder,
+            "parents": list(node.parents),
+            "fingerprint": node.spec.fingerprint(),
+            "spec": node.spec.to_json(),
+        }
+        for node in graph.nodes
+    ]
+    record = {
+        "output": graph.output,
+        "study": graph.study,
+        "stages": stages,
+        "report": graph.report.to_json(),
+        "options": asdict(options),
+    }
+    write_json(Path(graph.output) / RECORD, record)
+
+
+def read_graph(path: Path) -> tuple[Graph, Options]:
+    """Read the graph of a launch.json, or of a file of `write_graph`, and the options it was started with."""
+    record = read_json(path)
     try:
-        status = LocalRun(graph, options, missing).run()
-        if graph.report:
-            graph.report.run()
-        return status
-    except (Interrupted, interrupt.Stopped) as stop:
-        words = ["python", "tools/launch.py", "resume", graph.output, *extensions.options()]
-        print(f"{stop}\nto continue: {shlex.join(words)}", file=sys.stderr)
-        return 130
-
-
-def _submit_all(graph: Graph, options: Options) -> int:
-    """Submits what is missing to SLURM as dependent jobs with one copy of the code; active jobs are left alone.
-
-    Everything is checked before the first job is submitted; if sbatch refuses one, those before it are cancelled.
-    """
-    missing, jobs = checks.check(graph, options)
-    earlier_report = [jobs.pop("report")] if "report" in jobs else []  # the new one waits for it
-    for node in graph.nodes:
-        if node.key in jobs:
-            print(f"{node.key}: job {jobs[node.key]} is already queued or running")
-        elif node.key not in missing:
-            print(f"{node.key}: already complete")
-    graph.remember(options)
-    if not missing and not jobs:
-        if graph.report:
-            graph.report.run()
-        return 0
-    submitted: list[Any] = []
-    code = snapshot(new_log_folder(graph.output)) if graph.report else None  # a single job's lies next to its logs
-    try:
-        for batch in _batches(graph, missing, jobs):
-            dependency = _dependency("afterok", [jobs[key] for node in batch for key in node.parents if key in jobs])
-            new = submit([node.spec for node in batch], options, dependency=dependency, code=code)
-            submitted += new
-            jobs |= {node.key: job.job_id for node, job in zip(batch, new, strict=True)}
-            if len(batch) == 1:
-                print(f"{batch[0].key}: job {new[0].job_id} {dependency}".rstrip())
-            else:
-                array, most = new[0].job_id.split("_")[0], options.sbatch_parameters["array_parallelism"]
-                print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
-        if graph.report:
-            dependency = _dependency("afterany", [*jobs.values(), *earlier_report])
-            (job,) = submit([graph.report], options, dependency=dependency, code=code)
-            print(f"report: job {job.job_id} {dependency}")
-    except BaseException:
-        for job in submitted:
-            with contextlib.suppress(UserError):
-                slurm.cancel({"id": job.job_id, "slurm_cluster": options.sbatch.get("clusters", "")})
-        if submitted:
-            print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
-        raise
-    print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
-    return 0
-
-
-def show(graph: Graph, options: Options) -> int:
-    """Prints the graph, and the scripts or commands of the stages that can start; returns 2 if one is refused, else 0.
-
-    A stage that builds on a refused one cannot start either.
-    """
-    missing: dict[str, Node] = {}
-    blocked: dict[str, Node] = {}
-    refused = 0
-    for node in graph.nodes:
-        after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        state, reason = "complete", ""
-        if not node.spec.is_complete():
-            state = "missing"
-            try:
-                checks.check_stage(node, options, download=False)
-            except UserError as error:
-                state, reason, refused = "refused", f"\n         {error}", refused + 1
-            is_blocked = state == "refused" or not blocked.keys().isdisjoint(node.parents)
-            (blocked if is_blocked else missing)[node.key] = node
-        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
-    if graph.report:
-        print(f"missing  report  after everything  -> {short(graph.report.produces)}")
-    code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
-    for batch in _batches(graph, missing, {}):
-        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in missing]
-        script = preview([node.spec for node in batch], options, _dependency("afterok", parents), code)
-        print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
-    unseen = f"; data only where the job runs, for at most {options.minutes} minutes" * (options.cluster == "slurm")
-    print(f"\n# {len(missing) + len(blocked)} of {len(graph.nodes)} stages to run, {refused} of them refused")
-    print(f"# checked: config, run folder, weights{unseen}")
-    return 2 if refused else 0
-
-
-def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:
-    """Yields what is submitted together: one stage, or an array of a sweep's stages that wait for no other job."""
-    waiting = {*missing, *jobs}
-    rest = list(missing.values())
-    if graph.kind == "sweep":
-        ready = [node for node in rest if waiting.isdisjoint(node.parents)]
-        rest = [node for node in rest if node not in ready]
-        for stage in dict.fromkeys(node.spec.stage for node in ready):
-            yield [node for node in ready if node.spec.stage == stage]
-    for node in rest:
-        yield [node]
-
-
-def _dependency(kind: str, job_ids: Sequence[str]) -> str:
-    return f"{kind}:{':'.join(job_ids)}" if job_ids else ""
+        options = from_record(record["options"])
+        if path.name == RECORD.name:
+            nodes = tuple(
+                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
+                for stage in record["stages"]
+            )
+            graph = Graph(record["output"], nodes, StageSpec.from_json(record["report"]), record["study"])
+        else:
+            graph = build_single(StageSpec.from_json(record["spec"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged or from another version ({error}); rerun the original command") from error
+    for spec in (*(node.spec for node in graph.nodes), graph.report):
+        if spec:
+            spec.check_entry()
+    folder = path.absolute().parents[1]
+    if folder.resolve() != Path(graph.output).resolve():
+        raise UserError(f"{folder} was moved from {graph.output}; rerun the original command")
+    return graph, options

@@ -46,7 +46,7 @@ class LocalRun:
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
-        needs_gpus = any(options.fitting(node.spec).gpus_per_node for node in missing.values())
+        needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
         self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._interruptions: list[str] = []
@@ -104,7 +104,7 @@ class LocalRun:
                 print(f"{self._head(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                if self._options.fitting(node.spec).gpus_per_node <= free or not self._running:
+                if self._options.for_stage(node.spec).gpus_per_node <= free or not self._running:
                     return node
                 free = 0  # it waits for GPUs; only stages that need none may start before it
         return None
@@ -113,7 +113,7 @@ class LocalRun:
         self._waiting.pop(node.key)
         if not self._is_alone:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
-        options = self._options.fitting(node.spec)
+        options = self._options.for_stage(node.spec)
         gpus = self._free_gpus[: options.gpus_per_node]
         prefix = f"{node.key}: " if self._parallel > 1 else ""
         try:

@@ -22,11 +22,12 @@ from pretrain.common.files import write_json
 from pretrain.common.run.folder import usable_cores
 from pretrain.common.run.lock import start_of
 from pretrain.common.run.state import read_record
+from tools import ROOT
 
 from .options import Options
 from .rank_main import STOPPED, rank_environment
 from .records import find_job, new_log_folder, record_failure, record_job, record_stop
-from .spec import ROOT, StageSpec
+from .spec import StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
 _END_S = 10.0  # for killed processes to free their memory and their devices
@@ -37,7 +38,7 @@ class LocalJob:
     """The running ranks of a stage.
 
     Args:
-        options: the stage's own (`Options.fitting`).
+        options: the stage's own (`Options.for_stage`).
         gpus: names of its GPUs.
         prefix: before every line of its output.
     """

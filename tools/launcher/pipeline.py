@@ -1,25 +1,25 @@
-"""A pipeline file: pretraining by several methods, probes, conversion, fine-tuning, one report.
+"""Reads a pipeline file: pretraining by several methods, probes, conversion, fine-tuning, and one report.
 
 OUTPUT_DIR: runs/demo
-DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py, the folder last, or a list of them
-SEEDS: [1, 2, 3]                           # optional: every branch once per seed, which {seed} anywhere stands for
+DATA: [digits, datasets/digits]            # optional: arguments of tools/make_data.py, or a list of them
+SEEDS: [1, 2, 3]                           # optional: one copy of every branch per seed; {seed} is replaced by the seed
 BASELINE: random                           # optional: the branch that others are compared with
 BRANCHES:                                  # what is compared, by name
-  random: {WEIGHTS: random}                # no pretraining
-  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
-  coco: {DETECTOR: weights/zoo.pkl}        # fine-tuned further, with the heads that fit
+  random: {WEIGHTS: random}                # without pretraining
+  supervised: {WEIGHTS: weights/r50.pth}   # trained elsewhere
+  coco: {DETECTOR: weights/zoo.pkl}        # a detector to fine-tune further, with the heads that fit
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # may have its LINEAR, TRANSFER
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
-DISTRIBUTIONS: [own]                       # JCL's Fig. 3, a run per branch
+DISTRIBUTIONS: [own]                       # JCL's Fig. 3, one run per branch
 TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is set per branch
   mask: configs/coco_mask_R50_FPN_1x_jcl.yaml
   short: {CONFIG: configs/coco_mask_R50_FPN_1x_jcl.yaml, OVERRIDES: [SOLVER.MAX_ITER, 9000], ENGINE: torchvision}
 TRANSFER_OVERRIDES: []
-ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
+ENGINE: detectron2                         # or torchvision (default: Detectron2 if it is installed)
 
-Instead of BRANCHES, settings of one recipe, a branch each, once per seed (0 without SEEDS):
+A sweep has settings of one recipe instead of BRANCHES: one branch per setting and seed (default: seed 0).
 
 PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
 GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}   # every combination of values
@@ -33,6 +33,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,50 +42,53 @@ from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import existing_file
 
 from . import stages
-from .graph import Graph, Node
+from .graph import Graph, Node, build_graph
 from .spec import StageSpec
 
-_DEFAULTS: dict[str, Any] = {
-    "OUTPUT_DIR": "", "DATA": [], "SEEDS": [], "BASELINE": "", "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [],
-    "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "", "PRETRAIN": "", "GRID": {},
-    "POINTS": [],
-}  # fmt: skip
-_BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "DETECTOR": "", "OVERRIDES": [], "LINEAR": [], "TRANSFER": {}}
-_DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
+# The type of each key, whose default is empty.
+_FILE: dict[str, type] = {
+    **dict.fromkeys(("OUTPUT_DIR", "BASELINE", "ENGINE", "PRETRAIN"), str),
+    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "DISTRIBUTIONS"), list),
+    **dict.fromkeys(("TRANSFER_OVERRIDES", "POINTS"), list),
+    **dict.fromkeys(("BRANCHES", "TRANSFER", "GRID"), dict),
+}
+_BRANCH = {"PRETRAIN": str, "WEIGHTS": str, "DETECTOR": str, "OVERRIDES": list, "LINEAR": list, "TRANSFER": dict}
+_DETECTOR = {"CONFIG": str, "OVERRIDES": list, "ENGINE": str}
 
 
-def load(path: str, output: str = "", engine: str = "") -> Graph:
-    """Reads a pipeline file and resolves every config it names.
+def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
+    """Read a pipeline file and resolve every config it names.
 
     Args:
-        output: instead of the file's OUTPUT_DIR.
-        engine: instead of the file's ENGINE.
+        output: replaces the file's OUTPUT_DIR.
+        engine: replaces the file's ENGINE.
     """
     plan = read_plan(path)
     plan["ENGINE"] = engine or plan["ENGINE"]
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
-    folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{'sweeps/' * is_sweep}{Path(path).stem}").absolute()
+    default = f"runs/sweeps/{Path(path).stem}" if is_sweep else f"runs/{Path(path).stem}"
+    folder = Path(output or plan["OUTPUT_DIR"] or default).absolute()
     if is_sweep:
-        _vary(plan, path)
-    kind = "sweep" if is_sweep else "pipeline"
-    return Graph(kind, str(folder), _nodes(plan, folder, path), stages.report(folder), _study(plan, path))
+        _add_settings(plan, path)
+    return build_graph(str(folder), _build_nodes(plan, folder, path), stages.report(folder), _build_study(plan, path))
 
 
-def _study(plan: dict[str, Any], path: str) -> dict[str, Any]:
-    """What the report of a pipeline over seeds needs; {} without SEEDS."""
-    seeds, baseline = _seeds(plan["SEEDS"], path), plan["BASELINE"]
+def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return what the report of a study over seeds needs, or {} without SEEDS."""
+    seeds = _read_seeds(plan["SEEDS"], path)
+    baseline = plan["BASELINE"]
     if baseline and (baseline not in plan["BRANCHES"] or not seeds):
-        raise UserError(f"BASELINE in {path} is {baseline}; it must be one of BRANCHES, each with several SEEDS")
-    branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
+        raise UserError(f"BASELINE in {path} is {baseline}; it must name one of BRANCHES, and needs several SEEDS")
+    branches = {name: {seed: _name_branch(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
     return {"branches": branches, "baseline": baseline} if seeds else {}
 
 
-def _vary(plan: dict[str, Any], path: str) -> None:
-    """Gives ``plan`` a branch per setting."""
+def _add_settings(plan: dict[str, Any], path: str) -> None:
+    """Add one branch per setting to ``plan``."""
     if not plan["PRETRAIN"] or plan["BRANCHES"]:
         raise UserError(f"{path} needs PRETRAIN, the recipe that its settings vary, and no BRANCHES")
-    plan["SEEDS"], plan["BRANCHES"] = plan["SEEDS"] or [0], {}
-    for setting in _settings(plan["GRID"], plan["POINTS"], path):
+    plan["SEEDS"] = plan["SEEDS"] or [0]
+    for setting in _list_settings(plan["GRID"], plan["POINTS"], path):
         pairs = [(key.split(".")[-1].lower(), re.sub(r"[^A-Za-z0-9.+-]", "_", str(setting[key]))) for key in setting]
         name = "_".join(f"{key}={value}" for key, value in pairs)
         if name in plan["BRANCHES"]:
@@ -93,8 +97,8 @@ def _vary(plan: dict[str, Any], path: str) -> None:
         plan["BRANCHES"][name] = {"PRETRAIN": plan["PRETRAIN"], "OVERRIDES": overrides}
 
 
-def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[str, Any]]:
-    """Every combination of ``grid``, or ``points``, of which exactly one is given: config key -> value."""
+def _list_settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[str, Any]]:
+    """List every combination of ``grid``, or ``points``, each as a map from config key to value."""
     if bool(grid) == bool(points):
         raise UserError(f"{path} needs GRID (every combination of values) or POINTS (a list of settings), and not both")
     for point in points:
@@ -106,141 +110,170 @@ def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[s
     return points or [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
-    """The stages of a ``plan`` with the keys of `_DEFAULTS`, each below ``folder``; ``path`` is for messages."""
+def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
+    """Build the stages of a ``plan`` with the keys of `_FILE`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
-    plans = {seed: _for_seed(plan, seed) for seed in _seeds(plan["SEEDS"], path) or [""]}
-    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plans.values()).items()]
-    first = tuple(node.key for node in nodes)
-    branches: list[tuple[str, str, dict[str, Any]]] = []  # name, seed, content
-    trained: dict[str, StageSpec] = {}
-    for label, (seed, of_seed) in itertools.product(plan["BRANCHES"], plans.items()):
-        where = f"{path}: branch {single_word(label, f'branch in {path}')}"
-        branch = _checked(of_seed["BRANCHES"][label], _BRANCH, where)
-        branch["SEED"] = ["SEED", seed] if seed else []
-        branch["OVERRIDES"] = [*split_words(of_seed["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
-        branches.append((_branch_name(label, seed), seed, branch))
-        if branch["PRETRAIN"]:
-            words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / branches[-1][0] / "pretrain")]
-            trained[branches[-1][0]] = stages.pretrain(branch["PRETRAIN"], words)
-    for name, seed, branch in branches:
-        # A branch without a pretraining is probed by data and architecture of the first one of its seed.
-        base = trained.get(name) or next((trained[n] for n, of, _ in branches if of == seed and n in trained), None)
-        of_branch = {**plans[seed], **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
-        weights, ready = branch["WEIGHTS"] or branch["DETECTOR"], first
-        if name in trained:
-            nodes.append(Node(f"{name}/pretrain", trained[name], first))
-            weights, ready = trained[name].folder, (nodes[-1].key,)
-        nodes += _probes(name, weights, branch["OVERRIDES"], of_branch, folder, ready, base.config if base else "")
-        nodes += _detectors(name, weights, branch, of_branch, folder, ready, first, path)
-    return tuple(nodes)
+    plans = {seed: _insert_seed(plan, seed) for seed in _read_seeds(plan["SEEDS"], path) or [""]}
+    data_sets = _list_data_sets(plans.values())
+    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in data_sets.items()]
+    branches: list[_Branch] = []
+    for name, (seed, seed_plan) in itertools.product(plan["BRANCHES"], plans.items()):
+        branches.append(_read_branch(name, seed, seed_plan, folder, path))
+    trained = [branch for branch in branches if branch.pretrain]
+    for branch in branches:
+        # A branch without a pretraining is probed with the data and architecture of the first one of its seed.
+        bases = [branch, *(other for other in trained if other.seed == branch.seed)]
+        base = next((other.pretrain.config for other in bases if other.pretrain), "")
+        nodes += _build_branch(branch, base, tuple(data_sets))
+    return nodes
 
 
-def _branch_name(name: Any, seed: str) -> str:
+@dataclass(frozen=True)
+class _Branch:
+    """A branch of one seed.
+
+    Attributes:
+        name: the name with the seed.
+        keys: the keys of the file for this seed, and over them those of the branch.
+        folder: the folder of the branch.
+    """
+
+    name: str
+    seed: str
+    keys: dict[str, Any]
+    folder: Path
+    pretrain: StageSpec | None
+
+
+def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path: str) -> _Branch:
+    where = f"{path}: branch {check_label(label, f'branch in {path}')}"
+    keys = _check_keys(plan["BRANCHES"][label], _BRANCH, where)
+    if sum(bool(keys[key]) for key in ("PRETRAIN", "WEIGHTS", "DETECTOR")) != 1:
+        raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
+    keys["SEED"] = ["SEED", seed] if seed else []
+    keys["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(keys["OVERRIDES"]), *keys["SEED"]]
+    for key in ("LINEAR", "TRANSFER"):
+        keys[key] = keys[key] or plan[key]
+    name = _name_branch(label, seed)
+    folder = folder / name
+    words = [*keys["OVERRIDES"], "OUTPUT_DIR", str(folder / "pretrain")]
+    pretrain = stages.pretrain(keys["PRETRAIN"], words) if keys["PRETRAIN"] else None
+    return _Branch(name, seed, {**plan, **keys}, folder, pretrain)
+
+
+def _build_branch(branch: _Branch, base: str, data: tuple[str, ...]) -> list[Node]:
+    """Build the stages of a branch; ``base`` is the config of its probes, ``data`` the keys of the stages of DATA."""
+    nodes = []
+    parents = data
+    weights = branch.keys["WEIGHTS"] or branch.keys["DETECTOR"]
+    if branch.pretrain:
+        nodes = [Node(f"{branch.name}/pretrain", branch.pretrain, data)]
+        parents = (nodes[0].key,)
+        weights = branch.pretrain.folder
+    nodes += _build_probes(branch, weights, base, parents)
+    return [*nodes, *_build_detectors(branch, weights, parents, data)]
+
+
+def _name_branch(name: Any, seed: str) -> str:
     return f"{name}_seed={seed}" if seed else str(name)
 
 
-def _seeds(given: Any, path: str) -> list[str]:
-    seeds = split_words(given)
+def _read_seeds(value: Any, path: str) -> list[str]:
+    seeds = split_words(value)
     if not all(seed.isdecimal() and seeds.count(seed) == 1 for seed in seeds):
-        raise UserError(f"SEEDS in {path} are {', '.join(seeds)}; write whole numbers, each once")
+        raise UserError(f"SEEDS in {path} are {', '.join(seeds)}; write distinct integers")
     return seeds
 
 
-def _for_seed(value: Any, seed: str) -> Any:
-    """A value of a pipeline file with ``seed`` instead of each ``{seed}`` in its texts."""
+def _insert_seed(value: Any, seed: str) -> Any:
+    """Replace each ``{seed}`` in the texts of a value of a pipeline file."""
     if isinstance(value, dict):
-        return {key: _for_seed(content, seed) for key, content in value.items()}
+        return {key: _insert_seed(content, seed) for key, content in value.items()}
     if isinstance(value, list):
-        return [_for_seed(content, seed) for content in value]
+        return [_insert_seed(content, seed) for content in value]
     return value.replace("{seed}", seed) if isinstance(value, str) else value
 
 
-def _data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
-    """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
+def _list_data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Map keys of stages to arguments of make_data.py; several data sets are named after their folders."""
     sets: list[list[str]] = []
     is_list = False
-    for given in (plan["DATA"] for plan in plans if plan["DATA"]):
-        is_list = isinstance(given[0], list)
-        sets += [words for words in map(split_words, given if is_list else [given]) if words and words not in sets]
+    for data in (plan["DATA"] for plan in plans if plan["DATA"]):
+        is_list = isinstance(data[0], list)
+        sets += [words for words in map(split_words, data if is_list else [data]) if words and words not in sets]
     return {f"data/{Path(words[-1]).name}" if is_list or len(sets) > 1 else "data": words for words in sets}
 
 
 def read_plan(path: str) -> dict[str, Any]:
-    """The keys of `_DEFAULTS` as a file gives them."""
+    """Read the keys of `_FILE` from a file."""
     file = existing_file(path, "file", "*.yaml")
     try:
         plan = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {one_line(error)}") from error
-    return _checked(plan, _DEFAULTS, path)
+    return _check_keys(plan, _FILE, path)
 
 
-def single_word(name: Any, what: str) -> str:
-    """A name that is safe in a path, in a job's name and on a command line."""
+def check_label(name: Any, what: str) -> str:
+    """Return a name that is safe in a path, in a job's name and on a command line; refuse any other."""
     if isinstance(name, bool) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", str(name)):
-        raise UserError(f"{what} is named {name!r}; use letters, digits and . _ + = - only, a letter or digit first")
+        rule = "names may contain letters, digits and . _ + = -, and must start with a letter or digit"
+        raise UserError(f"{what} is named {name!r}; {rule}")
     return str(name)
 
 
-def _probes(
-    name: str, weights: str, overrides: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...], base: str
-) -> list[Node]:
+def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, ...]) -> list[Node]:
     nodes = []
     for stage in ("knn", "linear", "distributions"):
-        files = [plan[stage.upper()]] if isinstance(plan[stage.upper()], str) else plan[stage.upper()]
+        value = branch.keys[stage.upper()]
+        files = [value] if isinstance(value, str) else value
         for file in ("" if file == "own" else str(file) for file in files):
-            key = f"{name}/{stage}" if len(files) == 1 else f"{name}/{stage}_{Path(file).stem or 'own'}"
-            words = [*overrides, "OUTPUT_DIR", str(folder / key)]
+            name = stage if len(files) == 1 else f"{stage}_{Path(file).stem or 'own'}"
+            folder = str(branch.folder / name)
+            words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
             if stage == "distributions":
-                spec = stages.distributions([weights], words, str(folder / key), file, base)
+                spec = stages.distributions([weights], words, folder, file, base)
             else:
                 spec = stages.probe(stage, weights, file, words, base)
-            nodes.append(Node(key, spec, ready))
+            nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 
 
-def _detectors(
-    name: str, weights: str, branch: dict[str, Any], plan: dict[str, Any], folder: Path, ready: tuple[str, ...],
-    first: tuple[str, ...], path: str,
-) -> list[Node]:  # fmt: skip
-    """Conversion and fine-tuning; random weights and detectors are not converted."""
+def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], data: tuple[str, ...]) -> list[Node]:
+    """Build conversion and fine-tuning; random weights and detectors are not converted."""
     nodes: list[Node] = []
-    start = branch["DETECTOR"] or ("" if weights == "random" else str(folder / name / "backbone.pth"))
-    if plan["TRANSFER"] and start and not branch["DETECTOR"]:
-        spec = stages.convert(weights, start, folder=str(folder / name / "convert"))
-        nodes.append(Node(f"{name}/convert", spec, ready))
-        ready = (f"{name}/convert", *first)
-    for detector, keys in plan["TRANSFER"].items():
-        key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
-        keys = keys if isinstance(keys, dict) else {"CONFIG": str(keys)}
-        keys = _checked(keys, _DETECTOR, f"{path}: detector {detector}")
-        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"]), *branch["SEED"]]
-        words += ["MODEL.WEIGHTS", start, "OUTPUT_DIR", str(folder / key)]
-        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or plan["ENGINE"])
-        nodes.append(Node(key, spec, ready))
+    initialization = branch.keys["DETECTOR"]
+    if branch.keys["TRANSFER"] and not initialization and weights != "random":
+        initialization = str(branch.folder / "backbone.pth")
+        spec = stages.convert(weights, initialization, str(branch.folder / "convert"))
+        nodes.append(Node(f"{branch.name}/convert", spec, parents))
+        parents = (nodes[0].key, *data)
+    for name, value in branch.keys["TRANSFER"].items():
+        folder = str(branch.folder / check_label(name, "a detector of TRANSFER"))
+        keys = value if isinstance(value, dict) else {"CONFIG": str(value)}
+        keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
+        words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
+        words += [*branch.keys["SEED"], "MODEL.WEIGHTS", initialization, "OUTPUT_DIR", folder]
+        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.keys["ENGINE"])
+        nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 
 
-def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any]:
+def _check_keys(loaded: Any, types: dict[str, type], where: str) -> dict[str, Any]:
+    """Check that ``loaded`` has known keys with values of the right types, and add the missing ones."""
     if not isinstance(loaded, dict):
-        raise UserError(f"{where} must hold 'KEY: value' lines; known keys: {', '.join(defaults)}")
+        raise UserError(f"{where} must contain 'KEY: value' lines; known keys: {', '.join(types)}")
     for key, value in loaded.items():
-        if key not in defaults:
-            raise UserError(f"unknown key {key} in {where}{did_you_mean(str(key), defaults)}")
-        if not isinstance(value, type(defaults[key])) and not (
-            isinstance(defaults[key], list) and isinstance(value, str)
-        ):
-            raise UserError(f"{key} in {where} is {value!r}; it must be a {type(defaults[key]).__name__}")
-    branch = {**defaults, **loaded}
-    if "WEIGHTS" in defaults and sum(bool(branch[key]) for key in ("PRETRAIN", "WEIGHTS", "DETECTOR")) != 1:
-        raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
-    return branch
+        if key not in types:
+            raise UserError(f"unknown key {key} in {where}{did_you_mean(str(key), types)}")
+        if not isinstance(value, (list, str) if types[key] is list else types[key]):
+            raise UserError(f"{key} in {where} is {value!r}; it must be a {types[key].__name__}")
+    return {key: loaded.get(key, kind()) for key, kind in types.items()}
 
 
 def split_words(value: str | Sequence[Any]) -> list[str]:
-    """Words of a command line: a list, or one string, split as a shell would."""
+    """Return the words of a list, or of one string, split as a shell would."""
     try:
         return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
     except ValueError as error:

@@ -48,7 +48,7 @@ def run_stage(spec: StageSpec, job: str = "") -> None:
     """
     # A third-party deprecation warning, which every job would repeat many times.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
-    set_job(job, fingerprint=spec.fingerprint(), work=spec.work)
+    set_job(job, fingerprint=spec.fingerprint(), work=spec.identity)
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
     with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage):

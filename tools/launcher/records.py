@@ -51,7 +51,7 @@ def new_log_folder(folder: str | Path) -> Path:
 
 
 def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
-    """Add a job to launch.json; ``name`` is that of `submit.job_name`, which the jobs of an array share."""
+    """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
     clusters = {"cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", "")}
     source = {"host": socket.gethostname(), "submitted": time.time(), "code": git_state()}

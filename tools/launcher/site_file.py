@@ -14,39 +14,42 @@ from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import existing_file
 
 GPUS = r"([\w.-]+:)?\d+"  # a number, or with a type: a100:8
-_FORMS = {
-    "setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines"),
-    "stages": (dict, "a block 'cpu:' of 'option: value' lines"),
-}  # fmt: skip
+_LINES = "'option: value' lines"
 
 
-def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The values of a site file, by the names of ``known`` options, whose metadata say which are numbers."""
+def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Read the values of a site file; the ``metadata`` of each option say which are numbers."""
     existing_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = load_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
+        raise UserError(f"{path} must contain {_LINES}: {one_line(error)}") from error
     if not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold 'option: value' lines, not a {type(loaded).__name__}")
+        raise UserError(f"{path} must contain {_LINES}, not a {type(loaded).__name__}")
     site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
     for name, value in site.items():
-        if name not in known:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}")
-        if name == "stages":
-            value = value.get("cpu") if isinstance(value, dict) and list(value) == ["cpu"] else [value]
-        if "least" in known[name] and not re.fullmatch(GPUS if name == "gpus" else r"\d+", str(value)):
-            form = ", or TYPE:NUMBER, such as a100:8" * (name == "gpus")
-            raise UserError(f"{name} in {path} is {value!r}; it must be a whole number{form}")
-        kind, form = _FORMS.get(name, (str, "text"))
-        if kind is list and isinstance(value, str):
-            value = value.splitlines()
-        value = value or kind()  # a key with nothing below it
-        parts = value.values() if isinstance(value, dict) else value
-        if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
-            raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
-        site[name] = int(str(value)) if "least" in known[name] and str(value).isdecimal() else value
-    if "stages" in site:
-        site["stages"] = {"cpu": {key.replace("_", "-"): text for key, text in site["stages"].items()}}
+        if name not in metadata:
+            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, metadata)}")
+        site[name] = _parse(f"{name} in {path}", name, value, is_number=metadata[name].get("minimum") is not None)
     return site
+
+
+def _parse(what: str, name: str, value: Any, is_number: bool) -> Any:
+    if is_number:
+        if not re.fullmatch(GPUS if name == "gpus" else r"\d+", str(value)):
+            form = ", or TYPE:NUMBER, such as a100:8" if name == "gpus" else ""
+            raise UserError(f"{what} is {value!r}; it must be a whole number{form}")
+        return int(value) if value.isdecimal() else value
+    if name == "setup":
+        lines = value.splitlines() if isinstance(value, str) else value
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise UserError(f"{what} is {value!r}; it must be shell lines")
+        return tuple(lines)
+    if name in ("sbatch", "cpu"):
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise UserError(f"{what} is {value!r}; it must be {_LINES}")
+        return {key.replace("_", "-"): text for key, text in value.items()}
+    if not isinstance(value, str):
+        raise UserError(f"{what} is {value!r}; it must be text")
+    return value

@@ -1,4 +1,4 @@
-"""A stage, as the launcher handles it: an importable entry point, its arguments as plain data, its run folder."""
+"""A stage as the launcher handles it: an importable entry point, its arguments as plain data, its run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from pretrain.common.run.folder import stage_of
 from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
 
-ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",
@@ -30,35 +29,35 @@ ENTRIES = {
     "knn": "pretrain.probe.knn:main",
     "embedding": "pretrain.probe.embedding:main",
     "distributions": "pretrain.probe.distributions:main",
-    "convert": "tools.convert_to_d2:main",
+    "convert": "tools.launcher.stages:run_conversion",
     "transfer": "tools.launcher.stages:fine_tune",
     "data": "tools.make_data:main",
     "report": "tools.report:main",
 }
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
-# Prefixes of keys with which a stage may go on; "": `check_same_run` compares them.
+# Prefixes of keys that may change when a stage is resumed; all keys of a pretraining: `check_same_run` compares them.
 _MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage's work. It is pickled for the job, and recorded in launch.json so that it can be started again.
+    """One stage. It is pickled for the job, and recorded in launch.json so that it can be started again.
 
     Attributes:
         stage: a name in `ENTRIES`.
         folder: the run folder, absolute.
         entry: ``"package.module:function"``; imported in the job, never pickled.
-        config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
-            (Detectron2's keys), other entries the config that `pretrain.config` reads.
+        config: resolved config as YAML text, or empty if the stage has none. It is the entry's first argument: as text
+            for a transfer, else as the config that `pretrain.config` reads.
         args: further arguments.
-        produces: a file that the stage leaves when it is complete, relative to ``folder``.
-        one_process: runs in a single process, whatever the options are.
-        gpu: uses GPUs; False: gets none.
-        inputs: weights that are read, by path, and their content as `content_of` names it; empty until a graph has
-            looked at those that no stage before this one makes.
+        produces: a file that exists when the stage is complete, relative to ``folder``.
+        one_process: True if the stage runs in a single process, whatever the options are.
+        gpu: True if the stage uses GPUs.
+        inputs: maps each weights file that the stage reads to its content (`content_of`). The graph fills in the
+            content, and removes weights that another of its stages writes.
         parents: fingerprints of the stages this one builds on, by name.
-        folders: of the stages this one builds on, directly or not, by name.
-        root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
+        folders: folders of the stages this one builds on, directly or not, by name.
+        root: the folder that contains this stage and the ones it builds on (default: ``folder``).
     """
 
     stage: str
@@ -79,11 +78,11 @@ class StageSpec:
 
     @property
     def workers(self) -> int:
-        """The processes that read images for each process of the stage."""
-        return _parsed(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
+        """Number of loader workers per process of the stage."""
+        return _parse(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
 
     def run(self) -> Any:
-        """Calls the entry point in this process."""
+        """Call the entry point in this process."""
         module, name = self.entry.split(":")
         function = getattr(importlib.import_module(module), name)
         if not self.config:
@@ -93,38 +92,39 @@ class StageSpec:
         return function(pretraining.from_yaml_text(self.config), *self.args)
 
     @functools.cached_property
-    def work(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What this stage computes, as JSON has it: arguments, config, and the stages it builds on.
 
         It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
         complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
         the paths of weights (their content counts).
         """
-        config = {key: self._placeless(value) for key, value in self._changed_keys()}
-        work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
-        return json.loads(json.dumps(work))
+        config = {key: self._make_relative(value) for key, value in self._list_changed_keys()}
+        arguments = [self.stage, *self._make_relative(self.args)]
+        return json.loads(json.dumps({"arguments": arguments, "config": config, "parents": self.parents}))
 
     def fingerprint(self) -> str:
-        """Identity of `work`."""
-        return hashlib.sha256(json.dumps(self.work, sort_keys=True).encode()).hexdigest()[:16]
+        """Return a hash of `identity`."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
-    def changes(self, then: dict[str, Any]) -> str:
-        """How this work differs from an earlier one that it may continue: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
+    def describe_changes(self, earlier: dict[str, Any]) -> str:
+        """Describe how this stage differs from an ``earlier`` identity: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
 
-        Keys that a resumed stage may change are not named.
+        Keys that may change when a stage is resumed are not named.
         """
-        now, changes, defaults = self.work, [], _defaults(self.stage)
-        for key in sorted({*then["config"], *now["config"]}):
-            values = [work["config"].get(key, defaults.get(key)) for work in (then, now)]
-            if values[0] != values[1] and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
-                changes.append(f"{key} {values[0]!r} -> {values[1]!r}")
-        arguments = [then["arguments"], now["arguments"]]
-        if self.stage == "transfer":  # which may get --visualize, but not another engine
-            arguments = [words[:3] for _, words in arguments]
-        if arguments[0] != arguments[1]:
-            changes.append(f"arguments {arguments[0]} -> {arguments[1]}")
-        parents = sorted({*then["parents"], *now["parents"]})
-        changes += [f"{key} has changed" for key in parents if then["parents"].get(key) != now["parents"].get(key)]
+        changes = []
+        defaults = _default_keys(self.stage)
+        before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key) and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
+                changes.append(f"{key} {before.get(key)!r} -> {now.get(key)!r}")
+        before, now = (identity["arguments"] for identity in (earlier, self.identity))
+        if self.stage == "transfer":  # may get --visualize, but not another engine
+            before, now = (arguments[1][:3] for arguments in (before, now))
+        if before != now:
+            changes.append(f"arguments {before} -> {now}")
+        before, now = (identity["parents"] for identity in (earlier, self.identity))
+        changes += [f"{key} has changed" for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
         return "; ".join(changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -132,41 +132,40 @@ class StageSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> StageSpec:
-        """The spec of a record."""
+        """Build the spec of a record."""
         try:
             return cls(**{**data, "args": tuple(data["args"])})
         except (TypeError, KeyError) as error:
-            what = "the record of a stage is damaged, or of another version"
-            raise UserError(f"{what} ({error}); start the stage by its own command") from error
+            what = "the stage record is damaged or from another version"
+            raise UserError(f"{what} ({error}); rerun the original command") from error
 
     def check_entry(self) -> None:
-        """Checks that a record's stage is one of this launcher, before it is started again."""
+        """Check that a record's stage is one of this launcher, before it is started again."""
         if self.entry != ENTRIES.get(self.stage):
-            raise UserError(f"{self.entry!r} is not a stage of this launcher; start the stage by its own command")
+            raise UserError(f"{self.entry!r} is not a known stage; rerun the original command")
 
     def is_complete(self) -> bool:
-        """True if exactly this work was completed here, with the present checkpoint, and its product still exists."""
+        """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""
         product = Path(self.folder) / self.produces
         if not os.path.exists(product) or read_fingerprint(self.folder) != self.fingerprint():
             return False
         # A conversion records its source next to the weights.
-        results = read_record(
-            Path(f"{product}.json") if self.stage == "convert" else Path(self.folder) / "results.json"
-        )
+        file = Path(f"{product}.json") if self.stage == "convert" else Path(self.folder) / "results.json"
+        results = read_record(file)
         return all(is_made_from(results, Path(folder)) for folder in self.folders.values())
 
     def check_parents(self) -> None:
-        """Checks that the stages this one builds on are complete, as they were when it was submitted."""
+        """Check that the stages this one builds on are complete, as they were when it was submitted."""
         for key, fingerprint in self.parents.items():
             if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
                 raise UserError(
                     f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
-                    "changed); run the command that started them again"
+                    "changed); rerun the command that started them"
                 )
 
     def check_weights(self) -> None:
-        """Checks that there are weights to read, without reading all of them."""
-        if self.stage in ("pretrain", "transfer") and self.has_checkpoint():  # it goes on from its own
+        """Check that there are weights to read, without reading all of them."""
+        if self.stage in ("pretrain", "transfer") and self.has_checkpoint():  # resumes from its own checkpoint
             return
         for path, content in self.inputs.items():
             if not content:
@@ -175,32 +174,32 @@ class StageSpec:
                     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
-                raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
+                raise UserError(f"{path} contains no weights: {what}; name a run folder or a checkpoint")
 
     def has_checkpoint(self) -> bool:
-        """True if the stage would resume from a checkpoint."""
+        """Return whether the stage would resume from a checkpoint."""
         return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
 
-    def _changed_keys(self) -> list[tuple[str, Any]]:
-        """The keys that are not at their default and may change the result."""
+    def _list_changed_keys(self) -> list[tuple[str, Any]]:
+        """List the keys that are not at their default and may change the result."""
         if not self.config:
             return []
-        of_stage = {"transfer": fine_tuning.FREE_ANYWHERE, "pretrain": pretraining.FREE_ON_RESUME}
-        free = of_stage.get(self.stage, pretraining.FREE_ANYWHERE)
-        others = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
-        defaults, keys = _defaults(self.stage), flatten(_parsed(self.config))
-        return [
-            (key, value) for key, value in keys if value != defaults.get(key) and not key.startswith((*free, *others))
-        ]
+        free = {"transfer": fine_tuning.FREE_ANYWHERE, "pretrain": pretraining.FREE_ON_RESUME}
+        unread = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
+        ignored = (*free.get(self.stage, pretraining.FREE_ANYWHERE), *unread)
+        defaults = _default_keys(self.stage)
+        keys = flatten(_parse(self.config))
+        return [(key, value) for key, value in keys if value != defaults.get(key) and not key.startswith(ignored)]
 
-    def _placeless(self, value: Any) -> Any:
+    def _make_relative(self, value: Any) -> Any:
+        """Replace paths of weights by their content, and ``root`` by a dot."""
         if isinstance(value, str):
             root = re.escape(self.root or self.folder)
             return self.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
         if isinstance(value, (list, tuple)):
-            return [self._placeless(item) for item in value]
+            return [self._make_relative(item) for item in value]
         if isinstance(value, dict):
-            return {key: self._placeless(item) for key, item in value.items()}
+            return {key: self._make_relative(item) for key, item in value.items()}
         return value
 
 
@@ -211,9 +210,9 @@ def read_fingerprint(folder: str | Path) -> str:
 
 
 def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
-    """False if ``results`` name the checkpoint that they were made from, and it is not the final one of a run folder.
+    """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``pretraining``.
 
-    True where the folder is not that of a pretraining.
+    Every result counts as made from a folder that is not that of a pretraining.
     """
     if stage_of(pretraining) != "pretrain":
         return True
@@ -223,11 +222,11 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
 
 
 def content_of(weights: str) -> str:
-    """``sha256:...`` of a weights file, or of the checkpoint that is read in a run folder; empty: there is none."""
+    """Return ``sha256:...`` of a weights file, or of the checkpoint of a run folder; it is empty if there is none."""
     path = Path(weights)
-    if os.path.isdir(path):  # pathlib's raise where the name is too long
+    if os.path.isdir(path):  # pathlib's functions raise if the name is too long
         checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
-        if len(checkpoints) > 1:  # which is the newest good one is in the files; reading them takes torch
+        if len(checkpoints) > 1:  # finding the newest valid one means reading them, which needs torch
             from transfer.weights.convert import open_source
 
             checkpoints = [open_source(path).path]
@@ -243,12 +242,12 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     return f"sha256:{sha256(path)}"
 
 
-def _defaults(stage: str) -> dict[str, Any]:
+def _default_keys(stage: str) -> dict[str, Any]:
     config = fine_tuning if stage == "transfer" else pretraining
-    return dict(flatten(_parsed(config.default_config().dump())))
+    return dict(flatten(_parse(config.default_config().dump())))
 
 
 @functools.lru_cache(maxsize=32)
-def _parsed(text: str) -> dict[str, Any]:
-    """A config from its YAML text; a pipeline asks for the same ones again and again."""
+def _parse(text: str) -> dict[str, Any]:
+    """Parse a config. The result is cached, because a pipeline parses the same configs repeatedly."""
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, did_you_mean
+from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
 from transfer import train_net
 
-from .spec import ENTRIES, ROOT, StageSpec
+from .spec import ENTRIES, StageSpec
 
 # The default recipe of a method: its paper's on ImageNet-1K where there is one.
-_RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
+_RECIPES = ROOT / "configs" / "pretrain"
+_RECIPE = "_R50_IN1k_200ep.yaml"
 _OTHER_RECIPES = {
     "ressl": "ressl_R18_cifar10_200ep.yaml",
     "supcon": "supcon_R50_cifar10_100ep.yaml",
@@ -30,99 +33,126 @@ _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has
 
 
 def recipe_of(method: str) -> Path:
-    """The default recipe of a method."""
+    """Return the default recipe of a method."""
     path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE}")
     if not path.is_file():
         raise UserError(
-            f"no default recipe for --method {method} (there are {', '.join(methods())}); name your own recipe by "
+            f"no default recipe for --method {method} (available: {', '.join(methods())}); choose one of them, or pass "
             f"--config-file FILE{did_you_mean(method, methods())}"
         )
     return path
 
 
 def methods() -> list[str]:
-    """The methods that have a default recipe."""
+    """List the methods that have a default recipe."""
     return sorted([*_OTHER_RECIPES, *(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))])
 
 
 def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
-    """Pretraining by a recipe, in OUTPUT_DIR or runs/<recipe>."""
+    """Build a pretraining with a recipe, in OUTPUT_DIR or runs/<recipe>."""
     cfg = _load(config_file, overrides)
-    return _spec("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights(cfg))
+    return _build("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights_of(cfg))
 
 
 def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:
-    """The ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
+    """Build the ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
 
     Args:
-        base: config as YAML text under ``config_file``; empty: that of the run ``weights``, where it is one.
+        base: config as YAML text, which ``config_file`` overrides (default: the config of the run ``weights``).
     """
     cfg = _load(config_file, overrides, base or pretrain_config(weights))
     run = Path(weights)
     output = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
     if weights == "random":
-        return _spec(stage, cfg, output, (weights,))
+        return _build(stage, cfg, output, (weights,))
     target = _absolute(weights)
-    return _spec(stage, cfg, output, (target,), inputs={target: ""})
+    return _build(stage, cfg, output, (target,), inputs={target: ""})
 
 
 def distributions(
     runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
 ) -> StageSpec:
-    """Fig. 3 of JCL for several runs; data and views are the first one's. ``base``: see `probe`."""
+    """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `probe`."""
     cfg = _load(config_file, overrides, base or pretrain_config(runs[0]))
     paths = [run if run == "random" else _absolute(run) for run in runs]
     names = dict(zip(map(_label, runs), paths, strict=True))
     if len(names) < len(runs):
         names = dict(zip(map(str, runs), paths, strict=True))
     inputs = {path: "" for path in paths if path != "random"}
-    return _spec("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
+    return _build("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 
-def convert(source: str, output: str, folder: str = "", options: Sequence[str] = ()) -> StageSpec:
-    """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is next to it."""
-    target, source = _absolute(output), _absolute(source)
+def convert(source: str, output: str, folder: str = "", options: Mapping[str, Any] | None = None) -> StageSpec:
+    """Build the conversion of a run or checkpoint to Detectron2 weights at ``output``; its run folder is next to it.
+
+    Args:
+        options: values of options of convert_to_d2.py, by name; other names are ignored.
+    """
+    defaults = vars(_parse_conversion([source, output], {}))
+    changed = {name: value for name, value in (options or {}).items() if value != defaults.get(name, value)}
+    source = _absolute(source)
+    target = _absolute(output)
     return StageSpec(
-        "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target, *options],),
-        produces=target, one_process=True, gpu=False, inputs={source: ""},
-    )  # fmt: skip
+        "convert",
+        _absolute(folder or f"{target}.run"),
+        ENTRIES["convert"],
+        args=([source, target], changed) if changed else ([source, target],),
+        produces=target,
+        one_process=True,
+        gpu=False,
+        inputs={source: ""},
+    )
+
+
+def run_conversion(words: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+    """Run convert_to_d2.py in a job."""
+    convert_to_d2.run(_parse_conversion(words, options or {}))
+
+
+def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    convert_to_d2.add_options(parser)
+    return parser.parse_args(words, argparse.Namespace(**options))
 
 
 def transfer(
     config_file: str, overrides: Sequence[str] = (), *, engine: str = "", eval_only: bool = False, visualize: int = 0
 ) -> StageSpec:
-    """Fine-tuning by a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
+    """Build the fine-tuning of a detector with a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
 
     The YAML is read immediately, so that later edits do not change a queued job. An evaluation has a run folder of its
-    own, eval_only/ in that of the training, so that the training's record and results stay.
+    own, eval_only/ in that of the training, so that the record and the results of the training stay.
 
     Args:
-        engine: empty or auto: Detectron2 where it is installed.
+        engine: if it is empty or auto, Detectron2 where it is installed.
     """
     if engine not in ("", *_ENGINES):
         raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{did_you_mean(engine, _ENGINES)}")
+    if engine in ("", "auto"):
+        engine = _installed_engine()
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
-    output = str(Path(output) / "eval_only") if eval_only else output
-    engine = _installed_engine() if engine in ("", "auto") else engine
-    words = ["--eval-only" if eval_only else "--resume", "--engine", engine]
-    words += ["--visualize", str(visualize)] if visualize else []
+    mode = "--resume"
+    if eval_only:
+        mode = "--eval-only"
+        output = str(Path(output) / "eval_only")
+    more = ["--visualize", str(visualize)] if visualize else []
+    words = [mode, "--engine", engine, *more, "OUTPUT_DIR", output]
     return StageSpec(
-        "transfer", output, ENTRIES["transfer"], config=fine_tuning.dump(cfg), args=([*words, "OUTPUT_DIR", output],),
-        inputs=_weights(cfg),
-    )  # fmt: skip
+        "transfer", output, ENTRIES["transfer"], config=fine_tuning.dump(cfg), args=(words,), inputs=_weights_of(cfg)
+    )
 
 
 def fine_tune(config: str, words: Sequence[str]) -> None:
-    """Runs transfer/train_net.py with a config as YAML text, in each process of a job."""
+    """Run transfer/train_net.py with a config as YAML text, in each process of a job."""
     with config_file(config) as file:
         train_net.main(["--config-file", file, *words])
 
 
 @contextlib.contextmanager
 def config_file(text: str) -> Iterator[str]:
-    """The path of a YAML file that holds ``text`` until the block ends."""
+    """Yield the path of a YAML file that contains ``text`` until the block ends."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -130,24 +160,30 @@ def config_file(text: str) -> Iterator[str]:
 
 
 def make_data(words: Sequence[str], folder: str) -> StageSpec:
-    """Data that tools/make_data.py makes; the last of its ``words`` is their folder."""
-    return StageSpec(
-        "data", _absolute(folder), ENTRIES["data"], args=(list(words),), produces=_absolute(words[-1]),
-        one_process=True, gpu=False,
-    )  # fmt: skip
+    """Build the stage that runs tools/make_data.py; the last of its ``words`` is the folder of the data."""
+    return _build_tool("data", folder, words, words[-1])
 
 
 def report(folder: Path) -> StageSpec:
-    """Writes report.md and report.html of the pipeline or sweep in ``folder``."""
+    """Build the stage that writes report.md and report.html of the pipeline in ``folder``."""
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
+    return _build_tool("report", str(folder / "report"), words, str(folder / "report.md"))
+
+
+def _build_tool(stage: str, folder: str, words: Sequence[str], product: str) -> StageSpec:
     return StageSpec(
-        "report", str(folder / "report"), ENTRIES["report"], args=(words,), produces=str(folder / "report.md"),
-        one_process=True, gpu=False,
-    )  # fmt: skip
+        stage,
+        _absolute(folder),
+        ENTRIES[stage],
+        args=(list(words),),
+        produces=_absolute(product),
+        one_process=True,
+        gpu=False,
+    )
 
 
 def pretrain_config(run: str) -> str:
-    """The config of a run as YAML text: resolved when it started; empty where ``run`` is no run folder."""
+    """Return the resolved config of a run as YAML text, or an empty string if ``run`` is no run folder."""
     path = Path(run) / "config.yaml"
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
@@ -155,7 +191,7 @@ def pretrain_config(run: str) -> str:
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
     cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config_for(config_file, overrides)
     cfg.defrost()
-    cfg.OUTPUT_DIR = ""  # that of ``base`` is another stage's
+    cfg.OUTPUT_DIR = ""  # the one of ``base`` belongs to another stage
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
@@ -165,15 +201,15 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
     return cfg
 
 
-def _weights(cfg: Any) -> dict[str, str]:
-    """MODEL.WEIGHTS, unless it is an address."""
+def _weights_of(cfg: Any) -> dict[str, str]:
+    """Return MODEL.WEIGHTS as the inputs of a stage, unless it is an address."""
     weights = cfg.MODEL.WEIGHTS
     return {weights: ""} if weights and "://" not in weights else {}
 
 
-def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:
+def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: Any) -> StageSpec:
     cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **given)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **fields)
 
 
 @functools.cache
@@ -185,7 +221,7 @@ def _installed_engine() -> str:
 
 
 def _label(run: str) -> str:
-    """A run's name in a legend: its folder's; the branch's where it is a pipeline's pretraining."""
+    """Return the legend label of a run: the branch name in a pipeline, else the folder name."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "pretrain" else path.stem
 

@@ -22,7 +22,7 @@ from pretrain.common.run.lock import holder
 from .jobs import describe_unrecorded_exit, explain_unknown, is_finished, job_states
 from .records import files_below, launch_files, read_outcome
 
-_PLANS = ("pipeline.json", "sweep.json")
+_PLANS = ("pipeline.json",)
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = ("complete", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")

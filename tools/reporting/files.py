@@ -56,8 +56,7 @@ def find_runs(folders: Sequence[Path]) -> Collection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        names = ("launch/pipeline.json", "launch/sweep.json", "results.json")
-        files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), *names))
+        files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"))
     for path in files:
         if path.name != "results.json":
             _add_plan(path, collection)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fvcore.common.config import CfgNode
@@ -15,7 +13,8 @@ from fvcore.common.config import CfgNode
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten, merge_file
 from pretrain.probe.protocol import build_protocol
-from tools.launcher.spec import ROOT
+from tools import ROOT
+from tools.launcher.paper_pipeline import read_table
 from transfer.config import load_config
 
 from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, normalize_protocol
@@ -83,13 +82,6 @@ def find_detection_result(run: Detection) -> Verdict:
 def read_rows(name: str) -> list[dict[str, str]]:
     """Return all rows of the published table with this name, as they are in verdicts."""
     return next(rows for table, rows in map(read_table, sorted(FOLDER.glob("*.csv"))) if table == name)
-
-
-def read_table(file: Path) -> tuple[str, list[dict[str, str]]]:
-    """Return the table's name, which is the start of its first comment, and its rows."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader(line for line in lines if line[0] != "#")
-    return lines[0].removeprefix("# ").partition(":")[0], list(rows)
 
 
 def _build_verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:

@@ -57,12 +57,12 @@ class Study:
 
 def read_study(folder: Path) -> Study | None:
     """Return the available scores of the pipeline or sweep in ``folder``, or None if it has no SEEDS."""
-    files = [file for name in ("pipeline", "sweep") if (file := folder / "launch" / f"{name}.json").is_file()]
-    record = read_record(files[0]) if files else {}
-    if "branches" not in record:
+    record = read_record(folder / "launch" / "pipeline.json")
+    plan = record.get("study")
+    if not plan:
         return None
-    branches = {name: (branch, seed) for branch, names in record["branches"].items() for seed, name in names.items()}
-    study = Study(folder.name, record["baseline"], list(dict.fromkeys(seed for _, seed in branches.values())), {})
+    branches = {name: (branch, seed) for branch, names in plan["branches"].items() for seed, name in names.items()}
+    study = Study(folder.name, plan["baseline"], list(dict.fromkeys(seed for _, seed in branches.values())), {})
     for key in (stage["key"] for stage in record["stages"]):
         name, _, stage = key.partition("/")
         if name not in branches:

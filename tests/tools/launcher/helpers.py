@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from pretrain.common.run.state import read_record, update_state
-from tools.launcher.graph import run, single
+from tools.launcher.graph import build_single
 from tools.launcher.options import Options
 from tools.launcher.records import read_outcome
 from tools.launcher.spec import StageSpec
+from tools.launcher.start import start_graph
 from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,7 @@ def job_of(folder: Path | str) -> dict[str, Any]:
 
 
 def run_alone(spec: StageSpec, options: Options = HERE) -> int:
-    return run(single(spec), options)
+    return start_graph(build_single(spec), options)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def end(folder: Path, state: str, **values: Any) -> None:
 
 def complete(spec: StageSpec) -> StageSpec:
     """Leave what a job leaves of complete work."""
-    end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.work)
+    end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.identity)
     Path(spec.folder, spec.produces).write_text("{}")
     return spec
 

@@ -17,16 +17,17 @@ from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, complete, fake, job_of, programs
 from tools.launcher import graph as module
-from tools.launcher.graph import Graph, Node, run, show, single
+from tools.launcher.graph import Graph, Node, build_graph, build_single
 from tools.launcher.options import Options
 from tools.launcher.rank_main import run_stage
 from tools.launcher.spec import StageSpec
+from tools.launcher.start import show_graph, start_graph
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
 
-def graph_of(folder: Path, *nodes: Node, kind: str = "pipeline") -> Graph:
-    return Graph(kind, str(folder), nodes, fake(folder / "report"))
+def graph_of(folder: Path, *nodes: Node) -> Graph:
+    return build_graph(str(folder), nodes, fake(folder / "report"))
 
 
 def chain(folder: Path, extra: str = "") -> Graph:
@@ -54,7 +55,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def queue(cluster: Path, folder: Path, job_id: str) -> None:
-    """A running job of the stage in a folder."""
+    """Add a running job of the stage in a folder."""
     job = {"id": job_id, "cluster": "slurm", "host": socket.gethostname(), "name": "x", "logs": "", "tasks": 1}
     write_json(folder / "launch/launch.json", {"spec": {}, "jobs": [job]})
     with open(cluster / "queue", "a") as file:
@@ -64,20 +65,21 @@ def queue(cluster: Path, folder: Path, job_id: str) -> None:
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
     complete(chain(tmp_path, "earlier").nodes[1].spec)
     with pytest.raises(
-        UserError, match=r"b: .*/b holds other work \(arguments .*; a has changed\).*nothing was started"
+        UserError, match=r"b: .*/b contains a different run \(arguments .*; a has changed\).*nothing was started"
     ):
-        run(chain(tmp_path), SLURM)
+        start_graph(chain(tmp_path), SLURM)
     complete(chain(tmp_path, "earlier").nodes[0].spec)
-    with pytest.raises(UserError, match="2 of 3 stages are refused"):
-        run(chain(tmp_path), SLURM)
+    with pytest.raises(UserError, match="2 of 3 stages are invalid"):
+        start_graph(chain(tmp_path), SLURM)
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):
-    nodes = [Node(name, fake(tmp_path / name)) for name in ("a", "b", "refused", "c")]
+    parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
+    nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
     with pytest.raises(UserError, match="invalid partition"):
-        run(graph_of(tmp_path, *nodes), SLURM)
+        start_graph(graph_of(tmp_path, *nodes), SLURM)
     assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and len(list(cluster.glob("*.script"))) == 2
 
@@ -94,27 +96,29 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
             Node(f"{i}/pretrain", fake(folder / "pretrain")),
             Node(f"{i}/linear", fake(folder / "linear"), (f"{i}/pretrain",)),
         ]
-    graph = graph_of(tmp_path, *nodes, kind="sweep")
+    graph = graph_of(tmp_path, *nodes)
     specs = {node.key: node.spec for node in graph.nodes}
     queue(cluster, tmp_path / "0/pretrain", "42_3")
     queue(cluster, tmp_path / "report", "77")
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
         complete(specs[key])
-    assert run(graph, SLURM) == 0
+    assert start_graph(graph, SLURM) == 0
     pending = [key for key, spec in specs.items() if not spec.is_complete()]
     jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
     assert {key: (job["id"], job.get("dependency", "")) for key, job in jobs.items()} == {
         "0/pretrain": ("42_3", ""),
-        **{key: (f"100_{i}", "") for i, key in enumerate(("2/linear", "3/pretrain", "4/pretrain"))},  # an array
-        "0/linear": ("101", "afterok:42_3"), "3/linear": ("102", "afterok:100_1"), "4/linear": ("103", "afterok:100_2"),
-        "report": ("104", "afterany:42_3:100_0:100_1:100_2:101:102:103:77"),
-    }  # fmt: skip
+        "0/linear": ("100", "afterok:42_3"),
+        **{key: (f"101_{i}", "") for i, key in enumerate(("2/linear", "3/pretrain", "4/pretrain"))},  # an array
+        "3/linear": ("102", "afterok:101_1"),
+        "4/linear": ("103", "afterok:101_2"),
+        "report": ("104", "afterany:42_3:100:101_0:101_1:101_2:102:103:77"),
+    }
     assert len(list(tmp_path.glob("launch/*/code/tools"))) == len(list(tmp_path.glob("**/code/tools"))) == 1
     assert (cluster / "asked").read_text() == "\n"
 
 
 def test_a_dry_run_shows_an_array_as_it_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture):
-    show(graph_of(tmp_path, *(Node(f"{i}", fake(tmp_path / str(i))) for i in range(3)), kind="sweep"), SLURM)
+    show_graph(graph_of(tmp_path, *(Node(f"{i}", fake(tmp_path / str(i))) for i in range(3))), SLURM)
     shown = capsys.readouterr().out
     assert shown.count("#SBATCH --array=0-2%2\n") == shown.count("#!/bin/bash") == 1
 
@@ -124,11 +128,11 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
     nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
     nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
     nodes += [Node("later", fake(tmp_path / "later"), ("good",))]
-    assert show(graph_of(tmp_path, *nodes), SLURM) == 2
+    assert show_graph(graph_of(tmp_path, *nodes), SLURM) == 2
     shown = capsys.readouterr().out
     assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
-    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, 1 of them refused" in shown
-    assert show(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
+    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run; 1 invalid" in shown
+    assert show_graph(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
 
 
 def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -140,19 +144,19 @@ def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypa
 def test_a_run_stays_complete_when_the_weights_that_it_began_with_are_deleted(tmp_path: Path):
     spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
     Path("weights.pth").write_bytes(b"weights")
-    begun = single(spec).nodes[0].spec
+    begun = build_single(spec).nodes[0].spec
     complete(begun)
     write_json(tmp_path / "run/launch/launch.json", {"spec": begun.to_json()})
     (tmp_path / "run/model_final.pth").touch()
     Path("weights.pth").unlink()
-    assert single(spec).nodes[0].spec.is_complete()
+    assert build_single(spec).nodes[0].spec.is_complete()
 
 
 def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path):
     graph = chain(tmp_path)
     for node in graph.nodes:
         complete(node.spec)
-    assert run(graph, SLURM) == 0
+    assert start_graph(graph, SLURM) == 0
     assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
@@ -160,14 +164,14 @@ def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accep
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     graph = chain(tmp_path)
-    assert run(graph, HERE) == 0
+    assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
-    assert run(single(alone), HERE) == 0
+    assert start_graph(build_single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
     (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
     capsys.readouterr()
-    assert run(chain(tmp_path), HERE) == 0
+    assert start_graph(chain(tmp_path), HERE) == 0
     shown = capsys.readouterr().out
     assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
     assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
@@ -181,7 +185,7 @@ def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_pat
             complete(earlier)
         refused(lambda: run_stage(child), "builds on a, which is not complete", tmp_path / "a")
         for options in (HERE, SLURM):
-            refused(lambda: run(single(child), options), "builds on a, which is not complete")  # noqa: B023
+            refused(lambda: start_graph(build_single(child), options), "builds on a, which is not complete")  # noqa: B023
     assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
     complete(chain(tmp_path).nodes[0].spec)
     run_stage(child)
@@ -213,12 +217,12 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
     with claim(tmp_path, "pipeline"):
         for options in (HERE, SLURM):
             with pytest.raises(UserError, match="is in use: pipeline"):
-                run(chain(tmp_path), options)
+                start_graph(chain(tmp_path), options)
     assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
 
 
 def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
     (tmp_path / "report.md").write_text("precious")
     with pytest.raises(UserError, match=r"contains report.md of another program.*; choose another folder"):
-        run(chain(tmp_path), Options(cluster="local"))
+        start_graph(chain(tmp_path), Options(cluster="local"))
     assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

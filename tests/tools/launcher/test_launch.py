@@ -32,17 +32,15 @@ def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    "words",
     [
-        (["pretrain", "--method", "jcl", "--parallel", "2"], ("--parallel is 2, but pretrain uses at most 1",)),
-        (["convert", "a", "b.pth", "--gpus", "1"], ("--gpus is 1, but convert uses at most 0",)),
-        (["convert", "a", "b.pth", "--tasks", "2"], ("--tasks is 2, but convert uses at most 1",)),
-        (["convert", "a", "b.pth", "--cluster", "slurm", "--nodes", "2"], ("--nodes is 2, but convert",)),
-        (["distributions", "random", "--gpus", "2"], ("--gpus is 2, but distributions uses at most 1",)),
+        ["pretrain", "--method", "jcl", "--parallel", "2"],
+        ["convert", "a", "b.pth", "--gpus", "1"],
+        ["distributions", "random", "--nodes", "2"],
     ],
 )
-def test_resources_that_a_stage_would_not_use_are_refused(words: list[str], named: tuple[str, ...]):
-    refused(lambda: launch.main([*words, "--dry-run"]), *named)
+def test_resources_that_a_stage_would_not_use_are_unknown(words: list[str]):
+    refused(lambda: launch.main([*words, "--dry-run"]), f"{words[0]} does not know '{words[-2]}'")
 
 
 @pytest.mark.parametrize("words", [["pretrain", "--method", "jcl"], ["pipeline", "x.yaml"], ["resume", "runs/x"]])
@@ -67,6 +65,14 @@ def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
             assert launch.main([*words, "--cluster", "local", *more]) == 0
 
 
+def test_a_conversion_has_the_options_of_its_script():
+    first = stages.convert("run", "a.pth")
+    options = {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0], "overwrite": False, "cluster": "local"}
+    second = stages.convert("run", "a.pth", options=options)
+    assert first.args == second.args[:1] and second.args[1] == {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0]}
+    refused(lambda: second.run(), "no run folder or checkpoint at")
+
+
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]
 TRUTH = ["DATASETS.TRAIN", "('coco:a.json:here',)", "DATASETS.TEST", "('coco:a.json:here',)"]
 JCL = ["pretrain", "--method", "jcl"]
@@ -82,18 +88,21 @@ JCL = ["pretrain", "--method", "jcl"]
         (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),
         ([*TORCHVISION, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         ([*TORCHVISION, *TRUTH, "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
-        ([*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
-         "is 12; it must be a multiple of 8"),
-        (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "50% holds a '%'"),
+        (
+            [*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
+            "is 12; it must be a multiple of the 8 processes",
+        ),
+        (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "interprets '%'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_start_is_refused_and_leaves_no_folder(tmp_path: Path, words: list[str], named: str):
     (tmp_path / "here").mkdir()
     (tmp_path / "a.json").touch()
     (tmp_path / "notes.pth").write_text("version https://git-lfs.github.com/spec/v1")
     (tmp_path / "empty.pth").touch()
     before = sorted(tmp_path.rglob("*"))
-    refused(lambda: launch.main([*words[:1], *HERE, *words[1:]]), named.format(tmp_path))
+    here = HERE[:2] if words[0] == "convert" else HERE
+    refused(lambda: launch.main([*words[:1], *here, *words[1:]]), named.format(tmp_path))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -102,27 +111,36 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
 ):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
-    monkeypatch.setattr("tools.launcher.graph.LocalRun.run", lambda run: 0)
+    monkeypatch.setattr("tools.launcher.start.LocalRun.run", lambda run: 0)
     words = ["DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "48", "MODEL.WEIGHTS", "run"]
     assert launch.main(["pretrain", "--method", "jcl", *HERE, *words]) == 0
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.graph.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
+    monkeypatch.setattr("tools.launcher.start.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 
 def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--nodes", "2", "--gpus", "8", "--dry-run"]
     words += ["--time", "4:00:00", "--sbatch", "comment=a $(b) 'c'", "--sbatch", "exclusive"]
-    words += ["--setup", "module load cuda"]
+    Path("site.yaml").write_text("setup: [module load cuda]\n")
+    words += ["--cluster-file", "site.yaml"]
     assert launch.main([*words, "DATALOADER.NUM_WORKERS", "5", "MODEL.BN_GROUPS", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (
-        "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
-        "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "module load cuda",
-        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "#SBATCH --exclusive", "export PYTHONSAFEPATH=1",
-    ):  # fmt: skip
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=8",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --time=240",
+        "#SBATCH --signal=USR2@120",
+        "#SBATCH --kill-on-invalid-dep=yes",
+        "#SBATCH --requeue",
+        "module load cuda",
+        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''",
+        "#SBATCH --exclusive",
+        "export PYTHONSAFEPATH=1",
+    ):
         assert line in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
@@ -144,12 +162,12 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     words = ["pretrain", "--method", "jcl", *HERE, "--dry-run", "SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
-    assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process(es) on this machine" in shown
-    assert "stages to run, 0 of them refused" in shown
+    assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process on this machine" in shown
+    assert "stages to run; 0 invalid" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert launch.main([*words, "folder:gone"]) == 2
-    assert "refused  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
-    assert "process(es) on this machine" not in shown
+    assert "invalid  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
+    assert "process on this machine" not in shown
     assert not (tmp_path / "runs").exists()
 
 
@@ -158,7 +176,7 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
     assert launch.main([*words, "--dry-run"]) == 0
-    assert "stages to run, 0 of them refused" in capsys.readouterr().out
+    assert "stages to run; 0 invalid" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 
@@ -173,7 +191,7 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("file", ["demo", "demo_quick"])
-@pytest.mark.parametrize("gpus", [0, 1, 6, 8, 10])
+@pytest.mark.parametrize("gpus", [0, 6])
 def test_the_demo_uses_one_gpu_per_stage(
     file: str, gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -183,15 +201,16 @@ def test_the_demo_uses_one_gpu_per_stage(
     (options,) = re.findall(r"^SIDE_BY_SIDE := (.*)", makefile, re.MULTILINE)
     assert f"launch.py pipeline configs/examples/{file}.yaml $(SIDE_BY_SIDE)" in makefile
     assert launch.main(["pipeline", f"configs/examples/{file}.yaml", *options.split(), "--dry-run"]) == 0
-    places = re.findall(r"(\d+) process\(es\) on this machine, GPUs: ([\w,]+), logs", capsys.readouterr().out)
+    places = re.findall(r"(\d+) process on this machine, GPUs: ([\w,]+), logs", capsys.readouterr().out)
     assert len(places) > 8 and set(places) == {("1", "none"), ("1", "0" if gpus else "none")}
 
 
 def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
     assert launch.main(["recipes", "CIFAR100"]) == 0
     text = capsys.readouterr().out
-    assert "configs/pretrain/sce_R18_cifar100_200ep.yaml\n    SCE on CIFAR-100" in text and "65.45 top-1" in text
-    assert "    method: sce\n    data: cifar100\n    hardware:" in text
-    assert "mocov2_R50" not in text
+    assert re.search("^configs/pretrain/\n(  .*\n)*  sce_R18_cifar100_200ep.yaml +SCE on CIFAR-100", text, re.MULTILINE)
+    assert "mocov2_R50" not in text and "top-1" not in text
+    assert launch.main(["recipes", "sce_R18_cifar100_200ep"]) == 0
+    assert "65.45 top-1" in capsys.readouterr().out
     with pytest.raises(UserError, match="mentions 'cifar1000'"):
         launch.main(["recipes", "cifar1000"])

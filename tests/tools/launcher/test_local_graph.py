@@ -18,9 +18,10 @@ from pretrain.common.errors import UserError
 from pretrain.common.run.state import read_record, read_state
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
 from tools.launcher import jobs, local_job, options, status
-from tools.launcher.graph import Graph, Node, run
+from tools.launcher.graph import Graph, Node, build_graph
 from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
+from tools.launcher.start import start_graph
 
 
 def here(tasks: int = 1, **values: object) -> Options:
@@ -194,7 +195,7 @@ def pair(folder: Path) -> list[Node]:
 
 
 def graph_of(folder: Path, *nodes: Node) -> Graph:
-    return Graph("pipeline", str(folder), nodes, fake(folder / "report"))
+    return build_graph(str(folder), nodes, fake(folder / "report"))
 
 
 def two(gpus: int = 0, **values: object) -> Options:
@@ -206,7 +207,7 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
-    assert run(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
+    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
     variables = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
     assert sorted(values["CUDA_VISIBLE_DEVICES"] for values in variables) == ["3", "5"]
     assert {values["OMP_NUM_THREADS"] for values in variables} == {"1"}
@@ -220,7 +221,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
-    assert run(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
+    assert start_graph(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
     printed = capfd.readouterr().out
     assert printed.index("[1/3] a: ") < printed.index("[2/3] c -> ")
 
@@ -228,7 +229,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))
-    assert run(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
+    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
     printed = capfd.readouterr().err
     assert "[1/4] bad: failed; the other branches continue" in printed
     assert "[2/4] child: skipped, because bad failed" in printed
@@ -240,7 +241,7 @@ def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
         "import sys; from pathlib import Path; from tests.tools.launcher.test_local_graph import *\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "nodes = [Node(name, fake(folder / name, 'count', 1000, 0.05)) for name in 'abc']\n"
-        "sys.exit(run(graph_of(folder, *nodes), two()))"
+        "sys.exit(start_graph(graph_of(folder, *nodes), two()))"
     )
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())

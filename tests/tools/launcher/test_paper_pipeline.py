@@ -22,12 +22,12 @@ PAPERS = CONFIGS / "papers"
 
 
 def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
-    graph = pipeline.load(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
+    graph = pipeline.load_pipeline(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
     return {node.key: node.spec for node in graph.nodes}
 
 
 def published_top1(config: str) -> float | None:
-    """That of a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
+    """Return the published top-1 of a pretraining by ``config`` and the linear probe of its own LINEAR keys."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", build_protocol(cfg, "linear")))
@@ -54,7 +54,7 @@ def test_a_row_is_a_pretraining_per_seed_with_its_probe(
     table: str, word: str, count: int, top1: set[float], tmp_path: Path
 ) -> None:
     if not count:
-        with pytest.raises(UserError, match=rf"no row of .*{table}.csv with a recipe holds '{word}'; leave --rows out"):
+        with pytest.raises(UserError, match=rf"no runnable row of .*{table}.csv contains '{word}'; leave --rows out"):
             stages_of(table, tmp_path, word)
         return
     stages = stages_of(table, tmp_path, word)
@@ -84,10 +84,10 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
 def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
     rows = "a.yaml,SOLVER.EPOCHS 5,own,\na.yaml,LINEAR.EPOCHS 5,own,\n"
     (tmp_path / "a.csv").write_text(f"pretrain,overrides,linear,seeds\n{rows}")
-    with pytest.raises(UserError, match="two rows would share the folder a_epochs=5"):
+    with pytest.raises(UserError, match="rows share the output folder a_epochs=5"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
-    with pytest.raises(UserError, match="is no table of results; name a CSV file"):
+    with pytest.raises(UserError, match="is not a results table; name a CSV file"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]
     assert launch.main([*words, "--cluster", "slurm", "--dry-run"]) == 0

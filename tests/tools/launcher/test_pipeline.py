@@ -14,7 +14,7 @@ from tests.tools.launcher.helpers import CONFIGS, HERE
 from tests.tools.reporting.runs import write
 from tools import report
 from tools.launcher import pipeline, stages
-from tools.launcher.graph import Graph
+from tools.launcher.graph import Graph, write_graph
 
 FILES = [
     path for path in sorted(CONFIGS.rglob("*.yaml")) if re.search("^(BRANCHES|GRID|POINTS):", path.read_text(), re.M)
@@ -32,7 +32,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
         '  2020: {WEIGHTS: "runs/{seed}.pth"}\n  zoo: {DETECTOR: zoo.pkl}\n'
     )
-    graph = pipeline.load("p.yaml")
+    graph = pipeline.load_pipeline("p.yaml")
     nodes = {node.key: node for node in graph.nodes}
     of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "distributions", "long", "short")}
     of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
@@ -60,15 +60,15 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
     assert nodes["2020_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
     folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", 2020, "zoo")}
-    assert graph.facts == {"branches": folders, "baseline": "random"}
+    assert graph.study == {"branches": folders, "baseline": "random"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
-    graph = pipeline.load(str(path))
+    graph = pipeline.load_pipeline(str(path))
     trained = {node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}
-    if graph.kind == "sweep":
+    if re.search("^(GRID|POINTS):", path.read_text(), re.M):
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
         is_converted = "convert" in {node.spec.stage for node in graph.nodes}
@@ -87,11 +87,11 @@ RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.recipe
         ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
         ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
         ("[1", "p.yaml: is not YAML"),
-        ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
+        ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; names may contain letters"),
         (f"{RANDOM}BRANCHES: {{b: {{WEIGHTS: random}}}}", "p.yaml: BRANCHES occurs twice, in lines 1 and 2"),
         (f"{RANDOM}KNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
-        (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must be one of BRANCHES"),
-        (f"{RANDOM}SEEDS: [1, 1]", "SEEDS in .* are 1, 1; write whole numbers, each once"),
+        (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must name one of BRANCHES"),
+        (f"{RANDOM}SEEDS: [1, 1]", "SEEDS in .* are 1, 1; write distinct integers"),
         (f"{RANDOM}TRANSFER: {{m: {{CONFG: x}}}}", "unknown key CONFG in .* detector m"),
         (f"{RANDOM}KNN: ['', '']", "a/knn_own and a/knn_own would share"),
         (f"{RANDOM}GRID: {{METHOD.JCL_LAMBDA: [1]}}", "needs PRETRAIN, .*and no BRANCHES"),
@@ -104,16 +104,16 @@ RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.recipe
 def test_a_file_that_cannot_work_is_one_line(text: str, message: str):
     Path("p.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
-        pipeline.load("p.yaml")
+        pipeline.load_pipeline("p.yaml")
 
 
 def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
-    """The sweep of a file, of which the first pretrainings are ``done``, and the report's table after it was moved."""
+    """Return the sweep of a file whose first pretrainings are ``done``, and the report's table after it was moved."""
     Path("s.yaml").write_text(plan)
-    graph = pipeline.load("s.yaml", "out")
+    graph = pipeline.load_pipeline("s.yaml", "out")
     for place, node in enumerate(graph.nodes[:done]):
         write(Path(node.spec.folder), {"stage": "pretrain", "metrics": {"knn_top1": 10.0 + place}})
-    graph.remember(HERE)
+    write_graph(graph, HERE)
     Path("out").rename("moved")
     content = report.gather([Path("moved")], "report.md")
     assert [figure.file for figure in content.figures] == [Path("report_scores.png")]
@@ -128,9 +128,10 @@ def test_a_grid_becomes_a_table_and_a_plot():
     spec = graph.nodes[-1].spec
     assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
     assert rows == [
-        ["num_keys=2_jcl_lambda=0.5", "10.5 ± 6.4"], ["num_keys=2_jcl_lambda=4", "12.5 ± 6.4"],
+        ["num_keys=2_jcl_lambda=0.5", "10.5 ± 6.4"],
+        ["num_keys=2_jcl_lambda=4", "12.5 ± 6.4"],
         ["num_keys=5_jcl_lambda=0.5", "14.0 [n 1]"],
-    ]  # fmt: skip
+    ]
 
 
 def test_keys_that_vary_together_or_are_lists():

@@ -15,7 +15,7 @@ from tests.tools.launcher.helpers import HERE, ROOT, TINY
 from tests.tools.launcher.test_jobs import LOCAL
 from tools import launch
 from tools.launcher import stages
-from tools.launcher.graph import Graph
+from tools.launcher.graph import Graph, write_graph
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 
@@ -34,26 +34,28 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     calls: Started = []
 
     def run(graph: Graph, options: Options) -> int:
-        graph.remember(options)
+        write_graph(graph, options)
         calls.append((graph, options))
         return 0
 
-    monkeypatch.setattr("tools.launch.run", run)
+    monkeypatch.setattr("tools.launch.start_graph", run)
     return calls
 
 
 def test_a_resumed_graph_keeps_its_resources(started: Started):
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
-    words += ["--setup", "module load x"]
+    config = Path("config/pretrain-to-transfer")
+    config.mkdir(parents=True)
+    (config / "cluster.yaml").write_text("setup: module load x\n")
     assert launch.main(["pipeline", "s.yaml", "--output", "out", *words]) == 0
     Path("s.yaml").unlink()  # it resumes what was begun, not the edited file
     assert launch.main(["resume", "out"]) == 0
     (first, options), (second, same) = started
     assert options == same and (options.partition, options.minutes, options.setup) == ("long", 300, ("module load x",))
-    assert second == first and second.kind == "sweep"
+    assert second == first
     Path("out").rename("moved")
-    with pytest.raises(UserError, match=r"moved was at .*out when it was started; run its own command again"):
+    with pytest.raises(UserError, match=r"moved was moved from .*out; rerun the original command"):
         launch.main(["resume", "moved"])
 
 
@@ -65,7 +67,7 @@ def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
     ((graph, options),) = started
     assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
     Path("x").rename("y")
-    with pytest.raises(UserError, match=r"y was at .*/x when it was started"):
+    with pytest.raises(UserError, match=r"y was moved from .*/x"):
         launch.main(["resume", "y"])
 
 
@@ -74,10 +76,16 @@ def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
     spec = {"stage": "knn", "folder": str(Path("x").absolute()), "entry": entry, "args": ["echo CALLED"]}
     alone = {"spec": spec, "options": asdict(HERE), "jobs": []}
     stage = {"key": "a", "parents": [], "spec": spec}
-    graph = {"stages": [stage], "report": spec, "facts": [], "output": str(Path("x").absolute()), "options": {}}
+    graph = {
+        "stages": [stage],
+        "report": spec,
+        "study": {},
+        "output": str(Path("x").absolute()),
+        "options": asdict(HERE),
+    }
     for record, name in ((alone, "launch.json"), (graph, "pipeline.json")):
         write_record("x", record, name)
-        with pytest.raises(UserError, match=f"'{entry}' is not a stage of this launcher"):
+        with pytest.raises(UserError, match=f"'{entry}' is not a known stage"):
             launch.main(["resume", "x"])
     assert started == []
 
@@ -85,7 +93,7 @@ def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
 @pytest.mark.parametrize("record", [{}, {"spec": {"args": [], "removed": 1}}])
 def test_a_record_of_another_version_is_one_line(record: dict[str, Any]):
     write_record("x", record)
-    refused(lambda: launch.main(["resume", "x"]), "of another version")
+    refused(lambda: launch.main(["resume", "x"]), "from another version")
 
 
 @pytest.fixture
@@ -107,7 +115,7 @@ def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
     pipeline_file: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("tools.launcher.graph.LocalRun.run", lambda run: pytest.fail("it was started"))
+    monkeypatch.setattr("tools.launcher.start.LocalRun.run", lambda run: pytest.fail("it was started"))
     words = ["pipeline", pipeline_file, "--cluster", "local", "--gpus", "0", "--engine"]
     refused(lambda: launch.main([*words, "detectron"]), "'detectron'", "did you mean 'detectron2'")
     refused(lambda: launch.main([*words, "detectron2"]), "Detectron2 is not installed", "--engine torchvision")

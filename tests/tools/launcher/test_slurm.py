@@ -13,8 +13,9 @@ from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import ROOT, fake, job_of, outcome, shown, steps, wait_for
 from tools.launcher import jobs as all_jobs
 from tools.launcher import status
-from tools.launcher.graph import Graph, Node, run
+from tools.launcher.graph import Node, build_graph
 from tools.launcher.options import Options
+from tools.launcher.start import start_graph
 from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
@@ -62,14 +63,14 @@ def test_a_failed_stage_ends_its_own_branch_only(
         Node("good/pretrain", fake(tmp_path / "good")),
         Node("good/linear", fake(tmp_path / "good_child"), ("good/pretrain",)),
     )
-    graph = Graph("pipeline", str(tmp_path), nodes, fake(tmp_path / "report"))
-    assert run(graph, slurm_options) == 0
+    graph = build_graph(str(tmp_path), nodes, fake(tmp_path / "report"))
+    assert start_graph(graph, slurm_options) == 0
     assert len(list(tmp_path.glob("**/code"))) == 1  # one copy of the code for five jobs
     slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")
     ended = [slurm_cluster.state(job_of(node.spec.folder)["id"]) for node in nodes]
     assert ended == ["FAILED", "CANCELLED", "COMPLETED", "COMPLETED"]
     capsys.readouterr()
-    assert run(graph, slurm_options) == 0  # again: only what failed or was skipped
+    assert start_graph(graph, slurm_options) == 0  # again: only what failed or was skipped
     assert capsys.readouterr().out.count("already complete") == 2
     assert len(read_record(tmp_path / "good/launch/launch.json")["jobs"]) == 1
     assert len(read_record(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
@@ -84,8 +85,8 @@ def test_no_probe_of_a_point_that_was_cancelled_while_it_waited(
     for point in "abc":
         nodes.append(Node(f"{point}/pretrain", fake(tmp_path / point / "pretrain", "count", 8, 0.3)))
         nodes.append(Node(f"{point}/knn", fake(tmp_path / point / "knn"), (f"{point}/pretrain",)))
-    graph = Graph("sweep", str(tmp_path), tuple(nodes), fake(tmp_path / "report"))
-    assert run(graph, replace(slurm_options, parallel=1)) == 0
+    graph = build_graph(str(tmp_path), tuple(nodes), fake(tmp_path / "report"))
+    assert start_graph(graph, replace(slurm_options, parallel=1)) == 0
     slurm_cluster.wait_state(job_of(tmp_path / "a/pretrain")["id"], "RUNNING")
     all_jobs.cancel(tmp_path / "b/pretrain")
     slurm_cluster.wait_state(job_of(tmp_path / "b/knn")["id"], "FAILED")

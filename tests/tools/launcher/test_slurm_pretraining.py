@@ -19,8 +19,8 @@ from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
 from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, wait_for
 from tests.tools.launcher.test_slurm_slow import attempts, is_complete
 from tools.launcher import pipeline, stages
-from tools.launcher.graph import run
 from tools.launcher.options import Options
+from tools.launcher.start import start_graph
 from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
@@ -138,9 +138,9 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
 ):
     Path("smoke.yaml").write_text(yaml.safe_dump({**SMOKE, "ENGINE": engine}))
-    assert run(pipeline.load("smoke.yaml", "whole"), HERE) == 0
-    graph = pipeline.load("smoke.yaml", "cut")
-    assert run(graph, slurm_options) == 0
+    assert start_graph(pipeline.load_pipeline("smoke.yaml", "whole"), HERE) == 0
+    graph = pipeline.load_pipeline("smoke.yaml", "cut")
+    assert start_graph(graph, slurm_options) == 0
     folders = {node.key: Path(node.spec.folder) for node in graph.nodes}
     for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
         log = folders[key] / "log.txt"
@@ -171,14 +171,14 @@ def test_a_sweep_on_slurm_ends_in_a_table(
         "OVERRIDES": overrides(images, tmp_path, "SOLVER.MAX_STEPS", "2"),
     }
     Path("sweep.yaml").write_text(yaml.safe_dump(plan))
-    graph = pipeline.load("sweep.yaml", "out")
-    assert run(graph, replace(slurm_options, parallel=1)) == 0
+    graph = pipeline.load_pipeline("sweep.yaml", "out")
+    assert start_graph(graph, replace(slurm_options, parallel=1)) == 0
     slurm_cluster.wait_state(job_of("out/report")["id"], "COMPLETED", seconds=300)
     table = Path("out/report.md").read_text()
     assert all(f"\n| jcl_lambda={value} " in table.split("## out\n")[1] for value in (1, 4))
     assert "Incomplete runs" not in table
     assert Path("out/report_scores.png").exists()
     capsys.readouterr()
-    assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
+    assert start_graph(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
     printed = capsys.readouterr().out
     assert "array" not in printed and table in printed

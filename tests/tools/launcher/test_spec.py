@@ -13,7 +13,7 @@ from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import TINY, complete
 from tools.launcher import pipeline, stages
 from tools.launcher.checks import check_may_continue
-from tools.launcher.graph import single
+from tools.launcher.graph import build_single
 from tools.launcher.spec import StageSpec, content_of
 
 
@@ -28,7 +28,7 @@ def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str
 
 
 def with_contents(spec: StageSpec) -> StageSpec:
-    return single(spec).nodes[0].spec
+    return build_single(spec).nodes[0].spec
 
 
 def knn(*more: str) -> StageSpec:
@@ -38,7 +38,7 @@ def knn(*more: str) -> StageSpec:
 def test_other_work_is_refused_and_each_change_named():
     complete(knn())
     changed = knn("PROBE.KNN_K", "5", "SEED", "7")
-    with pytest.raises(UserError, match=r"knn holds other work \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
+    with pytest.raises(UserError, match=r"knn contains a different run \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
         check_may_continue(changed)
     assert "\n" not in str(raised.value)
     Path("knn/results.json").unlink()  # nothing to protect
@@ -56,9 +56,9 @@ def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
     longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
     assert not longer.is_complete()
     check_may_continue(longer)
-    with pytest.raises(UserError, match=r"mask holds other work \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
+    with pytest.raises(UserError, match=r"mask contains a different run \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
         check_may_continue(other)
-    with pytest.raises(UserError, match=r"mask holds other work \(arguments .*torchvision.* -> .*detectron2"):
+    with pytest.raises(UserError, match=r"mask contains a different run \(arguments .*torchvision.* -> .*detectron2"):
         check_may_continue(detector(engine="detectron2"))
 
 
@@ -96,12 +96,12 @@ def test_weights_count_by_content_and_not_by_path():
     first = with_contents(detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth"))
     Path("d.pth").write_bytes(b"others")
     second = with_contents(detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth"))
-    assert second.changes(first.work).startswith("MODEL.WEIGHTS 'sha256:")
+    assert second.describe_changes(first.identity).startswith("MODEL.WEIGHTS 'sha256:")
 
 
 def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     def save(path: str, iteration: int) -> str:
-        """A checkpoint of pretraining or of a detector; returns its content as a separate file."""
+        """Save a checkpoint of pretraining or of a detector; return its content as a separate file."""
         Path(path).parent.mkdir(exist_ok=True)
         torch.save({"model": {"w": torch.full((99,), float(iteration))}, "iteration": iteration}, path)
         return content_of(path)
@@ -143,9 +143,9 @@ def test_a_moved_pipeline_stays_complete():
         f"BRANCHES: {{a: {{PRETRAIN: {stages.recipe_of('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
         "ENGINE: torchvision\n"
     )
-    specs = [complete(node.spec) for node in pipeline.load("p.yaml", "one").nodes]
+    specs = [complete(node.spec) for node in pipeline.load_pipeline("p.yaml", "one").nodes]
     Path("one").rename("elsewhere")
-    moved = [node.spec for node in pipeline.load("p.yaml", "elsewhere").nodes]
+    moved = [node.spec for node in pipeline.load_pipeline("p.yaml", "elsewhere").nodes]
     assert len(moved) == len(specs) == 4 and all(spec.is_complete() for spec in moved)
 
 

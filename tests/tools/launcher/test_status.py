@@ -20,7 +20,7 @@ from tests.tools.launcher.helpers import HERE, end, fake, programs
 from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import local_job, status
-from tools.launcher.graph import Graph, Node
+from tools.launcher.graph import Node, build_graph, write_graph
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     folder = tmp_path / "runs/p"
     parents = {"a": (), "b": ("a",), "c": ("a", "b")}
     nodes = tuple(Node(name, fake(folder / name), before) for name, before in parents.items())
-    Graph("pipeline", str(folder), nodes, fake(folder / "report")).remember(HERE)
+    write_graph(build_graph(str(folder), nodes, fake(folder / "report")), HERE)
     started(tmp_path / "runs/p/a", {**SLURM, "cluster": "local"})
     end(tmp_path / "runs/p/a", "complete")
     states = {key: (entry["state"], entry["waits_for"]) for key, entry in by_key(tmp_path / "runs").items()}

@@ -16,9 +16,10 @@ from pretrain.common.errors import UserError
 from tests.errors import refused
 from tests.tools.launcher.helpers import fake, programs
 from tools.launcher import records, submit
-from tools.launcher.graph import Graph, run, single
+from tools.launcher.graph import build_graph, build_single
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
+from tools.launcher.start import start_graph
 
 OPTIONS = Options(cluster="slurm", gpus=0)
 
@@ -63,27 +64,51 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "hidden", "counting"),
     [
-        (replace(OPTIONS, gpus=2), {"GPUS_PER_NODE": "1", "GPUS": "1", "CPUS_PER_GPU": "1", "GRES": "gpu:1"},
-         {"GPU_BIND": "closest", "PARTITION": "cpu", "QOS": "a", "GRES_FLAGS": "x"}),
-        (OPTIONS, {"GPUS_PER_NODE": "1", "GRES": "gpu:a100:1", "GPU_BIND": "closest", "MEM_PER_GPU": "9G"}, {}),
-        (replace(OPTIONS, sbatch={"mem": "1G"}), {"MEM_PER_NODE": "100M", "MEM_PER_CPU": "9M"}, {"MEM_BIND": "local"}),
-        (OPTIONS, {"JOB_NAME": "a", "SIGNAL": "INT@9", "REQUEUE": "1", "NO_REQUEUE": "1", "OPEN_MODE": "truncate",
-                   "ARRAY_INX": "0-9", "TIMELIMIT": "1", "OUTPUT": "a", "ERROR": "a", "WAIT": "1"},
-         {"MEM_PER_NODE": "100M", "WAIT_ALL_NODES": "1", "GRES": "scratch:9"}),
+        (
+            replace(OPTIONS, gpus=2),
+            {
+                "GPUS_PER_NODE": "1",
+                "CPUS_PER_GPU": "1",
+                "GRES": "gpu:a100:1",
+                "GPU_BIND": "closest",
+                "MEM_PER_GPU": "9G",
+            },
+            {"PARTITION": "cpu", "QOS": "a", "GRES_FLAGS": "x"},
+        ),
+        (
+            OPTIONS,
+            {
+                "JOB_NAME": "a",
+                "SIGNAL": "INT@9",
+                "REQUEUE": "1",
+                "NO_REQUEUE": "1",
+                "OPEN_MODE": "truncate",
+                "ARRAY_INX": "0-9",
+                "TIMELIMIT": "1",
+                "OUTPUT": "a",
+                "ERROR": "a",
+                "WAIT": "1",
+            },
+            {"MEM_PER_NODE": "100M", "WAIT_ALL_NODES": "1", "GRES": "scratch:9"},
+        ),
         (replace(OPTIONS, account="a", sbatch={"switches": "1"}), {"ACCOUNT": "b", "REQ_SWITCH": "2"}, {"WCKEY": "c"}),
     ],
-    ids=["GPUs", "no GPUs", "memory", "what every script has", "given"],
-)  # fmt: skip
+    ids=["GPUs", "what every script has", "given"],
+)
 def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
-    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, hidden: dict[str, str],
+    sbatch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    hidden: dict[str, str],
     counting: dict[str, str],
-):  # fmt: skip
+):
     for name, value in {**hidden, **counting}.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
     submit.submit([fake(tmp_path / "run")], options)
     received = set(re.findall("^SBATCH_([^=]*)=", (sbatch / "env").read_text(), re.MULTILINE))
     assert received == counting.keys()
-    shown = re.findall(r"^# .*$", submit.preview([fake(tmp_path / "run")], options), re.MULTILINE)[-1]
+    shown = re.findall(r"^# .*$", submit.preview([fake(tmp_path / "run")], options, "", tmp_path), re.MULTILINE)[-1]
     assert [f"SBATCH_{name}={value}" in shown for name, value in counting.items()] == [True] * len(counting)
     assert not any(f"SBATCH_{name}=" in shown for name in hidden)
 
@@ -101,10 +126,10 @@ def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
         return real(source, target, **more)
 
     monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, copy, False, False))
-    graph = single(fake(tmp_path / "full"))
+    graph = build_single(fake(tmp_path / "full"))
     if what == "pipeline":
-        graph = Graph("pipeline", str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))
-    text = refused(lambda: run(graph, OPTIONS), tmp_path / "full/launch", "Disk quota exceeded", "free space")
+        graph = build_graph(str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))
+    text = refused(lambda: start_graph(graph, OPTIONS), tmp_path / "full/launch", "Disk quota exceeded", "free space")
     assert len(text) < 300 and not (sbatch / "script").exists()
     assert not [path for path in tmp_path.glob("full/**/*") if path.name == "code"]
 
@@ -116,12 +141,17 @@ def test_a_job_is_recorded_with_its_cluster(sbatch: Path, tmp_path: Path):
 
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
-    script = submit.preview([fake(tmp_path / "a run's")], replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
+    script = submit.preview(
+        [fake(tmp_path / "a run's")],
+        replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)),
+        "",
+        Path("/the code"),
+    )
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
         text = "\n".join([*setup, 'printf %s "$PYTHONPATH"'])
         shown = subprocess.run(["bash", "-c", text], env={}, capture_output=True, text=True)
-        assert shown.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
+        assert shown.stdout == f"/the code{behind}"
 
 
 def test_a_job_that_cannot_be_recorded_is_a_warning(
@@ -140,6 +170,6 @@ def test_jobs_are_told_apart_by_name(tmp_path: Path):
     """In squeue, and by the guard against a foreign job of the same id."""
     root = str(tmp_path / "demo")
     stages = [replace(fake(tmp_path / "demo" / name / "pretrain"), root=root) for name in ("jcl", "sce")]
-    assert [submit.job_name([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]
-    assert submit.job_name(stages) == "demo:fake"
-    assert submit.job_name([fake(tmp_path / "jcl")]) == "fake-jcl"
+    assert [submit.name_job([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]
+    assert submit.name_job(stages) == "demo:fake"
+    assert submit.name_job([fake(tmp_path / "jcl")]) == "fake-jcl"

@@ -27,7 +27,7 @@ def pipeline(folder: Path, stages: list[str], baseline: str = "random") -> None:
     keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
     record = [{"key": key, "folder": str(folder / key), "fingerprint": ""} for key in keys]
     write(folder / "launch", {})
-    data = {"branches": branches, "baseline": baseline, "stages": record}
+    data = {"study": {"branches": branches, "baseline": baseline}, "stages": record}
     (folder / "launch/pipeline.json").write_text(json.dumps(data))
 
 

@@ -39,7 +39,7 @@ for words in json.load(sys.stdin):
 # One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
-    ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
+    ("tools/export.py", "nowhere", "--output", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
     ("tools/predict.py", "nowhere", "--run", "box", "--output", "x"): "no image or folder at nowhere",
     ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "moco_v",

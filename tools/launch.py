@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rows", default="", metavar="WORD", help="only the rows that hold this word anywhere (all)")
     sub.add_argument("--output", default="runs/papers", metavar="FOLDER", help="shared by all tables (runs/papers)")
     _add_resources(sub)
-    report.add_arguments(
+    report.add_options(
         _command(commands, "report", "puts all results below the given folders into one table per protocol")
     )
     sub = _command(commands, "compare", "names what two runs differ in, and the step at which their curves part")
@@ -218,7 +218,7 @@ def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {  # any other one is a stage
     "pipeline": lambda args: _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args),
     "paper": paper,
-    "report": lambda args: report.write(args.folders, args.output),
+    "report": report.run,
     "compare": lambda args: print(printable(differences(*map(Path, args.runs)))),
     "recipes": lambda args: show_recipes(args.word),
     "doctor": lambda args: examine(args.output, args.data_root),

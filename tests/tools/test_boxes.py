@@ -25,7 +25,7 @@ def photo(path: Path, turned: bool = False) -> None:
 
 
 def made(folder: Path, *words: str) -> dict:
-    make_data.main([*words[:2], str(folder / "out"), *words[2:]])
+    make_data.main([*words, "--output", str(folder / "out")])
     return json.loads((folder / "out" / "annotations.json").read_text())
 
 

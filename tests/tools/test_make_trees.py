@@ -57,7 +57,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(wheel: Path, region: int) -> Path:
     output = wheel.parent / f"trees_{region}"
-    make_data.main(["trees", str(output), "--test-region", str(region), "--wheel", str(wheel)])
+    make_data.main(["trees", "--output", str(output), "--test-region", str(region), "--wheel", str(wheel)])
     return output
 
 

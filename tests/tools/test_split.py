@@ -31,7 +31,7 @@ def write(path: Path, images: int = 100) -> dict:
 @pytest.mark.parametrize(("val", "count"), [("0.2", 20), ("20", 20), ("0.5", 50), ("1", 1), ("99", 99)])
 def test_every_record_is_in_one_part(tmp_path: Path, val: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     whole = write(tmp_path / "all.json")
-    make_data.main(["split", str(tmp_path / "all.json"), str(tmp_path / "out"), "--val", val])
+    make_data.main(["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out"), "--val", val])
     train, held_out = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("train", "val"))
     assert len(held_out["images"]) == count
     for section in ("images", "annotations"):
@@ -73,7 +73,7 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, words: list[str], named: str) -> None:
     content = write(tmp_path / "all.json")
-    command = ["split", str(tmp_path / "all.json"), str(tmp_path / "out")]
+    command = ["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out")]
     refused(lambda: make_data.main([*command, *words]), named)
     content["annotations"][7]["image_id"] = 1
     (tmp_path / "all.json").write_text(json.dumps(content))

@@ -40,7 +40,7 @@ def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_pa
     whole: dict[str, Any] = json.loads(annotations.read_text())
     flat = [{**one, "bbox": [1, 1, 4, 0.0]} for one in whole["annotations"]]  # a few of COCO's own, left out
     annotations.write_text(json.dumps({**whole, "annotations": whole["annotations"] + flat}))
-    make_data.main([*words[:2], str(tmp_path / "a"), *words[2:]])
+    make_data.main([*words, "--output", str(tmp_path / "a")])
     shown = capsys.readouterr().out
     for fold in range(3):
         ids = [_ids(tmp_path / f"a/{percent}pct_fold{fold}.json") for percent in (5, 10, 50)]
@@ -51,8 +51,8 @@ def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_pa
         row = [f"50pct_fold{fold}.json", "20", str(len(half["annotations"]))]
         assert row in [line.split() for line in shown.splitlines()]
     assert len({frozenset(_ids(tmp_path / f"a/50pct_fold{fold}.json")) for fold in range(3)}) == 3
-    make_data.main([*words[:2], str(tmp_path / "b"), *words[2:]])
-    make_data.main([*words[:2], str(tmp_path / "c"), *words[2:], "--seed", "1"])
+    make_data.main([*words, "--output", str(tmp_path / "b")])
+    make_data.main([*words, "--output", str(tmp_path / "c"), "--seed", "1"])
     one, same, other = ((tmp_path / folder / "50pct_fold0.json").read_bytes() for folder in "abc")
     assert one == same != other
 
@@ -66,12 +66,12 @@ def test_a_published_list_names_positions_among_annotated_images(annotations: Pa
     annotations.write_text(json.dumps(whole))
     listed = tmp_path / "supervision.txt"
     listed.write_text(json.dumps({"10.0": {"0": [7, 3], "1": [0, 28]}}))
-    words = ["subset", str(annotations), str(tmp_path / "out"), "--list", str(listed), "--percent", "10"]
-    make_data.main([*words, "--folds", "2"])
+    words = ["subset", str(annotations), "--list", str(listed), "--percent", "10", "--output"]
+    make_data.main([*words, str(tmp_path / "out"), "--folds", "2"])
     kept = [one for one in annotated if one != annotated[4]]
     assert _ids(tmp_path / "out/10pct_fold0.json") == {kept[3], kept[7]}
     assert _ids(tmp_path / "out/10pct_fold1.json") == {kept[0], kept[28]}
-    words[2] = str(tmp_path / "more")
+    words += [str(tmp_path / "more")]
     refused(lambda: make_data.main(words), "no list for 10%, fold 2")
     for positions in ([0, 29], [0]):  # of other annotations
         listed.write_text(json.dumps({"10.0": {"0": positions}}))
@@ -88,7 +88,7 @@ def test_a_published_list_names_positions_among_annotated_images(annotations: Pa
     ],
 )
 def test_what_cannot_be_drawn_is_refused(annotations: Path, tmp_path: Path, words: list[str], says: str) -> None:
-    refused(lambda: make_data.main(["subset", str(annotations), str(tmp_path / "out"), *words]), says)
+    refused(lambda: make_data.main(["subset", str(annotations), "--output", str(tmp_path / "out"), *words]), says)
     assert not (tmp_path / "out").exists()
 
 

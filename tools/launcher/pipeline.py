@@ -1,7 +1,7 @@
 """A pipeline file: pretraining by several methods, probes, conversion, fine-tuning, one report.
 
 OUTPUT_DIR: runs/demo
-DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py, the folder last, or a list of them
+DATA: [digits, datasets/digits]            # optional: kind of tools/make_data.py, its options and the folder, or a list
 SEEDS: [1, 2, 3]                           # optional: every branch once per seed, which {seed} anywhere stands for
 BASELINE: random                           # optional: the branch that others are compared with
 BRANCHES:                                  # what is compared, by name

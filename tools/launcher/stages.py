@@ -131,8 +131,9 @@ def config_file(text: str) -> Iterator[str]:
 
 def make_data(words: Sequence[str], folder: str) -> StageSpec:
     """Data that tools/make_data.py makes; the last of its ``words`` is their folder."""
+    arguments = [*words[:-1], "--output", words[-1]]
     return StageSpec(
-        "data", _absolute(folder), ENTRIES["data"], args=(list(words),), produces=_absolute(words[-1]),
+        "data", _absolute(folder), ENTRIES["data"], args=(arguments,), produces=_absolute(words[-1]),
         one_process=True, gpu=False,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.errors import refused
 from tools import make_data
-from tools.data.split import stratified
+from tools.data.split import stratify
 
 
 def write(path: Path, images: int = 100) -> dict:
@@ -52,8 +52,8 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
     rng = np.random.default_rng(seed)
     has_NC = rng.random((500, 12)) < np.geomspace(0.5, 0.01, 12)
     classes_of = {n: set(np.flatnonzero(row).tolist()) for n, row in enumerate(has_NC)}
-    chosen = stratified(classes_of, 100, seed)
-    assert len(chosen) == 100 and chosen == stratified(classes_of, 100, seed) != stratified(classes_of, 100, seed + 1)
+    chosen = stratify(classes_of, 100, seed)
+    assert len(chosen) == 100 and chosen == stratify(classes_of, 100, seed) != stratify(classes_of, 100, seed + 1)
 
     def error(part: list[int]) -> float:
         return float(np.abs(has_NC[part].sum(0) - has_NC.sum(0) / 5).max())

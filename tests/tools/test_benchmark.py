@@ -47,17 +47,16 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Both ways make the views that are asked for; their times are compared with ours."""
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
 
     def times(forms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-        made.update({name: np.stack(form()) for name, form in forms.items()})
+        arrays.update({name: np.stack(form()) for name, form in forms.items()})
         return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
 
     monkeypatch.setattr(views, "measure_milliseconds", times)
     written = numbers("views", "--views", "2", "--size", "32")
-    assert {name: array.shape for name, array in made.items()} == {
-        "ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3),
-    }  # fmt: skip
+    shapes = {"ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3)}
+    assert {name: array.shape for name, array in arrays.items()} == shapes
     assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
     assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [
         ["1.00", "0.50"],

@@ -47,8 +47,9 @@ def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     box = {"image_id": 1, "bbox": [2, 4, 10, 20], "area": 200}
     assert content["annotations"] == [
-        {"id": 1, "category_id": 2, "iscrowd": 0, **box}, {"id": 2, "category_id": 1, "iscrowd": 1, **box}
-    ]  # fmt: skip
+        {"id": 1, "category_id": 2, "iscrowd": 0, **box},
+        {"id": 2, "category_id": 1, "iscrowd": 1, **box},
+    ]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "all boxes 2" in lines and "of them crowds 1" in lines
     voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))

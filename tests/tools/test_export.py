@@ -26,8 +26,10 @@ from tests.resnets import caffe2, moco, resnet_state
 from tools import export
 from tools.exporting import card, formats, source
 
-MEAN, STD = [0.6, 0.5, 0.3], [0.2, 0.25, 0.3]  # no library's defaults
-SIZE, RESIZE = 40, 53  # of which timm's arithmetic makes 52 unless its crop_pct is rounded down
+MEAN = [0.6, 0.5, 0.3]  # no library's default
+STD = [0.2, 0.25, 0.3]
+SIZE = 40
+RESIZE = 53  # of which timm's arithmetic makes 52 unless its crop_pct is rounded down
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
@@ -123,9 +125,9 @@ def test_onnx_takes_pixels_of_any_number_and_size(tmp_path: Path, stem: str) -> 
     for shape in ((1, 3, 32, 32), (3, 3, 65, 40)):
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            wanted = resnet.eval()((pixels / 255 - mean) / std)
-        (found,) = session.run(None, {"images": pixels.numpy()})
-        assert np.abs(found - wanted.numpy()).max() < 1e-4 * wanted.abs().max()
+            expected = resnet.eval()((pixels / 255 - mean) / std)
+        (features,) = session.run(None, {"images": pixels.numpy()})
+        assert np.abs(features - expected.numpy()).max() < 1e-4 * expected.abs().max()
     provenance = json.loads(session.get_modelmeta().custom_metadata_map["provenance"])
     assert provenance["source_sha256"] == sha256(tmp_path / "weights.pth")
 

@@ -48,7 +48,8 @@ def test_the_same_seed_makes_the_same_bytes(kind: str, words: list[str], request
     make_data.main([kind, "--output", str(tmp_path / "again"), *words])
     assert files(tmp_path / "again") == files(first)
     make_data.main([kind, "--output", str(tmp_path / "other"), *words, "--seed", "1"])
-    other, same = files(tmp_path / "other"), files(first)
+    other = files(tmp_path / "other")
+    same = files(first)
     assert all(other[name] != same[name] for name in same.keys() & other.keys())
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -123,7 +124,8 @@ def test_digits_as_coco(digits: Path, split: str):
 
 def check_record(annotation: dict, mask: np.ndarray) -> None:
     """Box and area are those of the mask that pycocotools makes of the record."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    rows = np.flatnonzero(mask.any(axis=1))
+    columns = np.flatnonzero(mask.any(axis=0))
     box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
     assert annotation["bbox"] == box and annotation["area"] == mask.sum() > 0
 
@@ -147,8 +149,7 @@ def test_people(people: Path):
         if annotation["iscrowd"]:
             assert not v.any()
             continue
-        left, right = KEYPOINTS.index("left_shoulder"), KEYPOINTS.index("right_shoulder")
-        assert not (v[left] and v[right]) or x[left] > x[right]  # a figure that faces us
+        assert not (v[5] and v[6]) or x[5] > x[6]  # shoulders of a person who faces us
         flags += v.tolist()
         grown = cv2.dilate(mask.astype(np.uint8), np.ones((3, 3))).astype(bool)
         assert grown[y[v == 2], x[v == 2]].all()  # what is visible lies on the figure

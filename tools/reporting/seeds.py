@@ -57,8 +57,8 @@ class Study:
 
 def read_study(folder: Path) -> Study | None:
     """Return the available scores of the pipeline or sweep in ``folder``, or None if it has no SEEDS."""
-    files = [file for name in ("pipeline", "sweep") if (file := folder / "launch" / f"{name}.json").is_file()]
-    record = read_record(files[0]) if files else {}
+    files = [folder / "launch" / f"{name}.json" for name in ("pipeline", "sweep")]
+    record = next((read_record(file) for file in files if file.is_file()), {})
     if "branches" not in record:
         return None
     branches = {name: (branch, seed) for branch, names in record["branches"].items() for seed, name in names.items()}
@@ -97,7 +97,8 @@ def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str,
         yield from ((name, float(similarity[key])) for key, name in _SIMILARITY.items())
     elif stage == "transfer":
         for task, name in TASK_NAMES.items():
-            if isinstance(value := metrics.get(task, {}).get("AP"), (int, float)):
+            value = metrics.get(task, {}).get("AP")
+            if isinstance(value, (int, float)):
                 yield f"{folder} {name} AP", float(value)
 
 

@@ -32,9 +32,14 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
 def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
     """Writes a finished pretraining to ``folder``; returns its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
-    content = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": cfg.SOLVER.EPOCHS,
-               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {},
-               "checkpoint_sha256": provenance(cfg.dump())["source_sha256"]}  # fmt: skip
+    content = {
+        "stage": "pretrain",
+        "method": cfg.METHOD.NAME,
+        "arch": cfg.MODEL.ARCH,
+        "epochs": cfg.SOLVER.EPOCHS,
+        "metrics": {},
+        "checkpoint_sha256": provenance(cfg.dump())["source_sha256"],
+    }
     if knn is not None:
         content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
     write(folder, content, cfg.dump())
@@ -55,10 +60,15 @@ def provenance(config: str, **change: Any) -> dict[str, Any]:
     other = {key: value for key, value in change.items() if key != "encoder"}
     digest = sha256(f"{config}{other or ''}".encode()).hexdigest()
     return {
-        "source": "checkpoint_final.pth", "source_sha256": digest, "encoder": "query", "stem": "imagenet",
-        "arch": cfg.MODEL.ARCH, "config": config, "method": cfg.METHOD.NAME, "epoch": cfg.SOLVER.EPOCHS,
-        "step": 10 * cfg.SOLVER.EPOCHS, **change,
-    }  # fmt: skip
+        "source": "checkpoint_final.pth",
+        "source_sha256": digest,
+        "encoder": "query",
+        "arch": cfg.MODEL.ARCH,
+        "config": config,
+        "method": cfg.METHOD.NAME,
+        "epoch": cfg.SOLVER.EPOCHS,
+        **change,
+    }
 
 
 def probe(
@@ -71,14 +81,19 @@ def probe(
         merge_file(cfg, CONFIGS / "linear" / f"{recipe}.yaml")
     cfg.merge_from_list(list(overrides))
     stage = "linear" if recipe else "knn"
-    write(folder, {"stage": stage, "source": source or provenance(config), "protocol": protocol(cfg, stage),
-                   "metrics": {"top1": top1, "top5": 88.0}}, cfg.dump())  # fmt: skip
+    source = source or provenance(config)
+    metrics = {"top1": top1, "top5": 88.0}
+    results = {"stage": stage, "source": source, "protocol": protocol(cfg, stage), "metrics": metrics}
+    write(folder, results, cfg.dump())
 
 
 def detector(
-    *overrides: str, leaf: str = "Base-Mask-RCNN-FPN-1x", weights: dict[str, Any] | None = None,
-    engine: str = "detectron2", **change: Any,
-) -> dict[str, Any]:  # fmt: skip
+    *overrides: str,
+    leaf: str = "Base-Mask-RCNN-FPN-1x",
+    weights: dict[str, Any] | None = None,
+    engine: str = "detectron2",
+    **change: Any,
+) -> dict[str, Any]:
     """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
     metrics = {"bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None}, "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0}}
@@ -90,16 +105,23 @@ def detector(
         "predictions": {},
         "iteration": cfg.SOLVER.MAX_ITER,
         "protocol": {
-            "detector": "mask", "backbone": "R50-FPN", "norm": "SyncBN", "heads": "0conv2fc", "freeze_at": 2,
-            "train": list(cfg.DATASETS.TRAIN), "test": list(cfg.DATASETS.TEST),
+            "detector": "mask",
+            "backbone": "R50-FPN",
+            "norm": "SyncBN",
+            "heads": "0conv2fc",
+            "freeze_at": 2,
+            "train": list(cfg.DATASETS.TRAIN),
         },
         "schedule": {
-            "iterations": cfg.SOLVER.MAX_ITER, "steps": list(cfg.SOLVER.STEPS), "name": "1x",
-            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH, "base_lr": cfg.SOLVER.BASE_LR,
+            "iterations": cfg.SOLVER.MAX_ITER,
+            "name": "1x",
+            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH,
+            "base_lr": cfg.SOLVER.BASE_LR,
         },
         "weights": {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}},
-        "config": cfg.dump(), **change,
-    }  # fmt: skip
+        "config": cfg.dump(),
+        **change,
+    }
 
 
 def pipeline(folder: Path, *keys: str) -> None:

@@ -53,12 +53,13 @@ def test_means_and_welchs_difference(tmp_path: Path):
     assert study and (study.name, study.seeds, study.baseline) == ("study", SEEDS, "random")
     random, jcl = AP.values()
     welch = stats.ttest_ind(jcl, random, equal_var=False).confidence_interval()
+    change = f"{(welch.high + welch.low) / 2:+.1f} ± {(welch.high - welch.low) / 2:.1f}"
     shown = build_table(study, ["mask_40 box AP"])
-    assert shown.title == "study" and shown.head == ["", "mask_40 box AP"] and shown.rows == [
+    assert shown.title == "study" and shown.head == ["", "mask_40 box AP"]
+    assert shown.rows == [
         ["random", f"{sum(random) / 3:.1f} ± {half_of_interval(random):.1f}"],
-        ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} "
-                f"({(welch.high + welch.low) / 2:+.1f} ± {(welch.high - welch.low) / 2:.1f})"],
-    ]  # fmt: skip
+        ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} ({change})"],
+    ]
 
 
 @pytest.mark.parametrize("results", [None, {"checkpoint_sha256": "5678"}], ids=["not finished", "done again"])
@@ -76,7 +77,8 @@ def test_scores_of_a_checkpoint_on_the_way_are_left_out(tmp_path: Path, results:
 
 
 def test_scores_of_one_backbone_are_compared_seed_by_seed():
-    ours, base = {"1": 3.0, "2": 5.0, "3": 4.0}, {"3": 3.5, "1": 2.0}
+    ours = {"1": 3.0, "2": 5.0, "3": 4.0}
+    base = {"3": 3.5, "1": 2.0}
     change = difference(ours, base, paired=True)
     paired = stats.ttest_rel([3.0, 4.0], [2.0, 3.5])
     assert change and change.mean == 0.75 and change.p == pytest.approx(paired.pvalue)

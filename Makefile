@@ -47,7 +47,7 @@ help:
 	@echo "make docs        docs/recipes.md, docs/reference/ and the tables of docs/evidence/, from the recipes, the code and the"
 	@echo "                 JSON files; then the tests of what the documentation says: its commands, snippets, links and names"
 	@echo "make site        the documentation as a site, in build/site"
-	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
+	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a figure of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
 	@echo "make demo-quick  the same stages in about 2 minutes, with too little training for its numbers to mean anything"
 	@echo "make clean       removes .venv and caches; run folders and data stay"

@@ -58,10 +58,7 @@ def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     shapes = {"ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3)}
     assert {name: array.shape for name, array in arrays.items()} == shapes
     assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
-    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [
-        ["1.00", "0.50"],
-        ["17.00", "8.50"],
-    ]
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["17.00", "8.50"]
 
 
 def test_both_loops_step():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests.tools.reporting.runs import render, write
 from tools.reporting.document import render_table
-from tools.reporting.seeds import Difference, build_table, difference, mean_and_interval, read_study
+from tools.reporting.seeds import Difference, build_table, difference, read_study
 
 AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
 SEEDS = ["1", "2", "3"]
@@ -98,24 +98,9 @@ def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Pa
     assert "(n)" not in shown.notes[0]
 
 
-def test_a_missing_seed_is_counted(tmp_path: Path):
-    study_in(tmp_path)
-    (tmp_path / "random_seed=2/mask_40/results.json").unlink()
-    (tmp_path / "jcl_seed=1/mask_40/results.json").unlink()
-    study = read_study(tmp_path)
-    assert study and "says how many (n)" in build_table(study).notes[0]
-    random, jcl = (cell for _, cell in build_table(study, ["mask_40 box AP"]).rows)
-    assert "[n 2]" in random and "[n 2]" in jcl
-
-
 def test_the_report_shows_it_without_a_damaged_score(tmp_path: Path):
     study_in(tmp_path / "study")
     (tmp_path / "study/jcl_seed=1/knn/results.json").write_text("{")
     text = render([tmp_path])
-    assert "jcl_seed=1/knn/results.json is not JSON" in text and "[n 2]" in text.partition("## study\n")[2]
-
-
-def test_interval_is_students():
-    mean, half = mean_and_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
-    assert mean_and_interval([5.0]) == (5.0, None)
+    assert "jcl_seed=1/knn/results.json is not JSON" in text
+    assert "says how many (n)" in text and "[n 2]" in text.partition("## study\n")[2]

@@ -42,7 +42,7 @@ ONNX = needs("onnxscript", "onnxruntime")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder of pretraining with a random ResNet-18."""
+    """Write a run folder of pretraining with a random ResNet-18."""
     folder = tmp_path / "pretrain"
     folder.mkdir()
     keys = ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18", "DATA.TRAIN", "cifar10", "SEED", "3"]

@@ -30,7 +30,7 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
 
 
 def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
-    """Writes a finished pretraining to ``folder``; returns its config."""
+    """Write a finished pretraining to ``folder`` and return its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
     content = {
         "stage": "pretrain",
@@ -47,12 +47,12 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
 
 
 def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
-    """What a probe under ``cfg`` records of how it scores."""
+    """Return the protocol that a probe with ``cfg`` records."""
     return {**probe_protocol(cfg, stage), "train_images": 300, "val_images": 100}
 
 
 def provenance(config: str, **change: Any) -> dict[str, Any]:
-    """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``.
+    """Return what a probe or a conversion records about the final checkpoint of a pretraining with ``config``.
 
     A ``change`` of more than the encoder is that of another file.
     """
@@ -74,7 +74,7 @@ def provenance(config: str, **change: Any) -> dict[str, Any]:
 def probe(
     folder: Path, config: str, top1: float, *overrides: Any, recipe: str = "", source: dict[str, Any] | None = None
 ) -> None:
-    """Writes a kNN, or by a ``recipe`` (own: the pretraining's) a linear probe, over the pretraining's ``config``."""
+    """Write a kNN probe, or with a ``recipe`` (or ``own``, the pretraining's) a linear probe, of ``config``."""
     cfg = from_yaml_text(config).clone()
     cfg.defrost()
     if recipe not in ("", "own"):
@@ -94,7 +94,7 @@ def detector(
     engine: str = "detectron2",
     **change: Any,
 ) -> dict[str, Any]:
-    """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
+    """Return the results.json of a fine-tuning; ``weights`` is their provenance, None a random initialization."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
     metrics = {"bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None}, "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0}}
     return {
@@ -125,7 +125,7 @@ def detector(
 
 
 def pipeline(folder: Path, *keys: str) -> None:
-    """Writes what the launcher keeps of a pipeline whose stages are ``keys``; all but those of moco are complete."""
+    """Write the launcher's record of a pipeline with the stages ``keys``; all but those of moco are complete."""
     listed = [{"key": key, "folder": str(folder / key), "fingerprint": key} for key in keys]
     (folder / "launch").mkdir(parents=True)
     (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed}))
@@ -136,7 +136,7 @@ def pipeline(folder: Path, *keys: str) -> None:
 
 
 def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") -> None:
-    """What a stage logs, and what it records of the machine."""
+    """Write the metrics that a stage logs, and its record of the machine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "environment.txt").write_text(environment)
@@ -147,13 +147,13 @@ def render(folders: list[Path]) -> str:
 
 
 def cells(text: str, first: str) -> list[str]:
-    """The cells of the one row that begins with ``first``."""
+    """Return the cells of the only row that begins with ``first``."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {first} ")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def column(text: str, first: str, heading: str) -> str:
-    """The cell of a row under ``heading``; the report may hold several tables."""
+    """Return the cell of a row under ``heading``; the report may contain several tables."""
     lines = text.splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.startswith(f"| {first} ")]
     head = next(line for line in reversed(lines[:place]) if line.startswith("| run "))

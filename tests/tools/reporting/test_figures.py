@@ -20,7 +20,7 @@ BRANCHES = ("random", "tcl", "jcl")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished pipeline that was moved, with a detector; TCL's finds everything, the others' find nothing."""
+    """Write a finished pipeline, which was moved; TCL's detector finds everything, the others find nothing."""
     name = tiny_coco.write(tmp_path / "data")
     truth = json.loads((tmp_path / "data/annotations.json").read_text())["annotations"]
     pipeline(tmp_path / "before", *(f"{branch}/mask" for branch in BRANCHES))
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def columns_of(figure: Path) -> list[np.ndarray]:
-    """What is below the titles of each column: ground truth first."""
+    """Return the images of each column, without titles; the ground truth comes first."""
     canvas = cv2.imread(str(figure))
     assert canvas is not None
     rows = canvas.reshape(4, 28 + 360, -1, 360 + 4, 3)[:, 28:]

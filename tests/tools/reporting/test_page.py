@@ -24,7 +24,7 @@ NUMBERS = {"random": 9.0, "mocov2": 44.1, "jcl": 10.0}  # as text, "9.0" would b
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline with two pretrainings and three detectors, and runs with HTML in their name and results."""
+    """Write a pipeline with two pretrainings and three detectors, and runs with HTML in their name and results."""
     root = tmp_path_factory.mktemp("page")
     test = tiny_coco.write(root / "data")
     folder = root / "runs/demo"
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(runs: Path) -> tuple[Path, Path]:
-    """The page and the Markdown of the same call."""
+    """Write the page and the Markdown with one call."""
     page = runs.parent / "report.html"
     text = runs.parent / "report.md"
     assert report.main([str(runs), "--output", str(page), "--output", str(text)]) == 0
@@ -121,7 +121,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[400, 1280])
 def shown(request: pytest.FixtureRequest, browser: Any, written: tuple[Path, Path]) -> Iterator[Any]:
-    """The page in a window of this width; afterwards, no error and no request to a network was seen."""
+    """Show the page in a window of this width; no error and no request to a network may occur."""
     said: list[str] = []
     page = browser.new_page(viewport={"width": request.param, "height": 900})
     page.on("console", lambda message: said.append(message.text))

@@ -17,7 +17,7 @@ RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 
 def published(folder: Path, table: str) -> dict[str, list[str]]:
-    """The rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
+    """Return the rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
     tables = {shown.title: shown for shown in report.gather([folder]).tables}
     rows = tables[f"Published: {table}"].rows if f"Published: {table}" in tables else []
     return {row[0]: list(row[1:]) for row in rows if row[2] != "-"}

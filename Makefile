@@ -9,9 +9,11 @@ UV := .venv-uv/bin/uv
 # Named after what was asked for: another LOCKED or other EXTRAS set up anew.
 READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
 comma := ,
-# A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
-DETECTRON2 ?=
-export DETECTRON2
+# Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
+DETECTRON2 ?= https://github.com/facebookresearch/detectron2
+DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
+# Detectron2 is not on the package index. Its wheel is built once per machine, and new checkouts install it from this cache.
+DETECTRON2_WHEEL := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pretrain-to-transfer/detectron2-02b5c4e2-pure/detectron2-0.6-py3-none-any.whl
 # Of pyproject.toml; with dev,docs,export,loggers nothing is skipped for want of a package.
 EXTRAS ?= dev,docs
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
@@ -45,7 +47,7 @@ help:
 	@echo "make docs        docs/recipes.md, docs/reference/ and the tables of docs/evidence/, from the recipes, the code and the"
 	@echo "                 JSON files; then the tests of what the documentation says: its commands, snippets, links and names"
 	@echo "make site        the documentation as a site, in build/site"
-	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
+	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a figure of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
 	@echo "make demo-quick  the same stages in about 2 minutes, with too little training for its numbers to mean anything"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
@@ -65,11 +67,26 @@ $(READY): pyproject.toml requirements.lock
 	@echo "setting up $(VENV) (a minute or two the first time)"
 	@$(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock)
 	@$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.[$(EXTRAS)]')
-	@$(BIN)/python tools/install_detectron2.py --cached-only
+	@$(if $(wildcard $(DETECTRON2_WHEEL)),$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL))
 	@rm -f $(VENV)/.set-up-* && touch $@
 
-detectron2: setup
-	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2"
+detectron2: setup $(DETECTRON2_WHEEL)
+	@$(BIN)/python -m pip -q install --force-reinstall --no-deps $(DETECTRON2_WHEEL)
+	@$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL)
+	@echo "Detectron2 is installed from $(DETECTRON2_WHEEL) (delete that file to build it again)"
+
+# The build imports torch; it therefore runs in this environment, with a setuptools that still has pkg_resources. It leaves
+# out the C++ extension (deformable convolutions, rotated boxes), which this project does not call.
+$(DETECTRON2_WHEEL): | setup
+	@$(BIN)/python -m pip -q install 'setuptools<82' wheel
+	@tree="$$(mktemp -d)"; trap 'rm -rf "$$tree"' EXIT; \
+	git init -q "$$tree"; \
+	git --git-dir "$$tree/.git" fetch -q --depth 1 "$(DETECTRON2)" $(DETECTRON2_COMMIT) || { \
+	    echo "error: no commit $(DETECTRON2_COMMIT) at $(DETECTRON2); on a machine without internet, copy a git checkout of" \
+	        "Detectron2 there and run make detectron2 DETECTRON2=/path/to/it" >&2; exit 2; }; \
+	git -C "$$tree" checkout -q FETCH_HEAD; \
+	sed -i.original 's/ext_modules=get_extensions()/ext_modules=[]/' "$$tree/setup.py"; \
+	$(BIN)/python -m pip -q wheel --no-deps --no-build-isolation --wheel-dir "$(@D)" "$$tree"
 
 test: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)

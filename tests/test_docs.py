@@ -223,8 +223,8 @@ def small(program: str, words: Sequence[str]) -> list[str]:
         if words[0] == "trees":
             Path("datasets").mkdir()
             Path(words[-1]).symlink_to("digits")
-            return [*shlex.split(DIGITS), "datasets/digits"]
-        return [*shlex.split(DIGITS), words[-1]]
+            return [*shlex.split(DIGITS), "--output", "datasets/digits"]
+        return [*shlex.split(DIGITS), "--output", words[-1]]
     if program == "transfer/train_net.py" and "--help-keys" not in words:
         return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
     if program != "tools/launch.py" or {"--dry-run", "--help-keys"} & set(words):

@@ -40,11 +40,11 @@ for words in json.load(sys.stdin):
 # One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
-    ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
+    ("tools/export.py", "nowhere", "--output", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
     ("tools/predict.py", "nowhere", "--run", "box", "--output", "x"): "no image or folder at nowhere",
     ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "moco_v",
-    ("tools/make_data.py", "digits", "x", "--size", "1"): "--size must be at least 16 for digits, got 1",
+    ("tools/make_data.py", "digits", "--output", "x", "--size", "1"): "--size must be at least 16 for digits, got 1",
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:nowhere"): "nowhere",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "SOLVER.BASE_LR'",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "--resume",

@@ -1,11 +1,11 @@
 """Measure each fast form compared with the naive form of the same computation, and loading compared with lightly.
 
-python tools/benchmark.py all --json docs/benchmarks/2_cores.json
+python tools/benchmark.py all --output docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
-python tools/benchmark.py views --views 6 --json views.json
+python tools/benchmark.py views --views 6 --output views.json
 python tools/benchmark.py step
 python tools/benchmark.py detection --config-file configs/Base-Mask-RCNN-FPN-1x.yaml
-python tools/benchmark.py peers --json peers.json
+python tools/benchmark.py peers --output peers.json
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in vars(args).items():
         if isinstance(value, int) and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
-    if args.json:
-        check_writable(args.json)
+    if args.output:
+        check_writable(args.output)
     if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
         numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
-    if args.json:
-        write_json(args.json, numbers)
+    if args.output:
+        write_json(args.output, numbers)
     return 0
 
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.ArgumentParser:
     sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    sub.add_argument("--output", default="", metavar="FILE", help="also write the numbers to this file")
     if rounds:
         _add_number(sub, "--rounds", rounds, "timed rounds, whose medians are printed")
     return sub

@@ -1,8 +1,7 @@
-"""Exports a backbone to timm, transformers or ONNX, and verifies the result.
+"""Export a backbone to a folder for timm and transformers, or to an ONNX file, and verify the result.
 
-python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl_timm --format timm
-python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl --format transformers
-python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl.onnx --format onnx
+python tools/export.py runs/jcl_R50_IN1k_200ep --format timm --output exports/jcl
+python tools/export.py runs/jcl_R50_IN1k_200ep --format onnx --output exports/jcl.onnx
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_name, existing_file, write_error
-
-_NEEDS = {"timm": (), "transformers": ("transformers",), "onnx": ("onnxscript", "onnxruntime")}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,29 +24,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
-    parser.add_argument("output", metavar="OUTPUT", help="a new folder; for onnx, a new file that ends in .onnx")
-    parser.add_argument("--format", choices=list(_NEEDS), required=True, help="what will read it")
+    parser.add_argument("--format", choices=("timm", "onnx"), required=True, help="output format")
+    text = "new folder; for onnx, a new file that ends in .onnx"
+    parser.add_argument("--output", metavar="PATH", required=True, help=text)
     args = parser.parse_args(argv)
-    check_name(args.output, "OUTPUT")
-    source, output = Path(args.source), Path(args.output)
+    check_name(args.output, "--output")
+    source = Path(args.source)
+    output = Path(args.output)
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
     if (output.suffix == ".onnx") != (args.format == "onnx"):
-        raise UserError(f"OUTPUT {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
+        raise UserError(f"--output {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
     if os.path.lexists(output):
-        raise UserError(f"{output} exists; name another, or remove it first")
-    if missing := [name for name in _NEEDS[args.format] if find_spec(name) is None]:
-        raise UserError(f"--format {args.format} needs {', '.join(missing)}; install it: pip install -e '.[export]'")
-    from tools.exporting import backbone  # imports torch; a mistake should not wait for that
+        raise UserError(f"{output} exists; choose another output, or remove it first")
+    if args.format == "onnx" and not (find_spec("onnxscript") and find_spec("onnxruntime")):
+        raise UserError("--format onnx needs onnxscript and onnxruntime; install them: pip install -e '.[export]'")
+    from tools.exporting import formats  # imports torch; a user's mistake should not wait for that
+    from tools.exporting.source import read_backbone
 
+    export = formats.export_onnx if args.format == "onnx" else formats.export_timm
     try:
-        done = backbone.export(backbone.read(source), output, args.format)
+        errors = export(read_backbone(source), output)
     except OSError as error:
-        if error.errno is None:  # of a library, which is no failure of the disk
+        if error.errno is None:  # raised by a library, not by the file system
             raise
         raise write_error(output, error) from error
-    found = ", ".join(f"{name} {error:.1e}" for name, error in done.items())
-    print(f"{source} -> {output}\none image through both: largest relative difference {found}")
+    differences = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    print(f"{source} -> {output}\nlargest relative difference, one image through both: {differences}")
 
 
 if __name__ == "__main__":

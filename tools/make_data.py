@@ -1,11 +1,11 @@
 """Make small data sets, convert boxes to COCO's format, and split or draw subsets of COCO annotations.
 
-python tools/make_data.py digits datasets/digits
-python tools/make_data.py trees datasets/trees
-python tools/make_data.py voc VOC2007/Annotations datasets/boxes --images VOC2007/JPEGImages
-python tools/make_data.py yolo data/labels datasets/boxes --images data/images --names data/data.yaml
-python tools/make_data.py split datasets/boxes/annotations.json datasets/own --val 0.2
-python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
+python tools/make_data.py digits --output datasets/digits
+python tools/make_data.py trees --output datasets/trees
+python tools/make_data.py voc VOC2007/Annotations --output datasets/boxes --images VOC2007/JPEGImages
+python tools/make_data.py yolo data/labels --output datasets/boxes --images data/images --names data/data.yaml
+python tools/make_data.py split datasets/boxes/annotations.json --output datasets/own --val 0.2
+python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json --output datasets/coco_subsets
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
         sub.add_argument("annotations", help="file in COCO's format")
     if name in ("voc", "yolo"):
         sub.add_argument("labels", help="folder of the label files, at any depth")
-    sub.add_argument("output", help="output folder")
+    sub.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
     if name not in ("trees", "voc", "yolo"):
         _add_number(sub, "--seed", 0, "random seed")
     return sub
@@ -176,7 +176,7 @@ def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: s
 
 
 def _add_drawn_kinds(kinds: Any) -> None:
-    digits = _add_kind(kinds, "digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
+    digits = _add_kind(kinds, "digits", "scikit-learn's handwritten digits: FOLDER/images and FOLDER/coco")
     _add_number(digits, "--images", 1300, "training images of the image folder")
     _add_number(digits, "--val-images", 400, "validation images of the image folder")
     _add_number(digits, "--size", 32, "image size of the image folder in pixels")
@@ -185,11 +185,11 @@ def _add_drawn_kinds(kinds: Any) -> None:
     # Without the option, the manifest does not contain it, so that plain digits keep their manifest.
     text = "add parts of other digits, a bar and more noise to the image folder"
     digits.add_argument("--clutter", action="store_true", default=argparse.SUPPRESS, help=text)
-    people = _add_kind(kinds, "people", "drawn people with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
+    people = _add_kind(kinds, "people", "drawn people with COCO's 17 keypoints: FOLDER/images and FOLDER/coco")
     _add_number(people, "--images", 400, "training scenes")
     _add_number(people, "--val-images", 100, "validation scenes")
     _add_number(people, "--size", 160, "longer side of a scene in pixels")
-    trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco")
+    trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: FOLDER/images and FOLDER/coco")
     text = "region held out for validation (default: 0)"
     trees.add_argument("--test-region", type=int, default=0, choices=range(5), help=text)
     trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")

@@ -23,11 +23,11 @@ from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
 from tools.reporting import comparison, cost, seeds
-from tools.reporting.document import Report, render_markdown
+from tools.reporting.document import Report, render_json, render_markdown
 from tools.reporting.figures import draw_figures
 from tools.reporting.files import find_runs, shorten_names
 from tools.reporting.page import render_page
-from tools.reporting.runs import Detection, Item, parse
+from tools.reporting.runs import Score, read_scores
 from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
 
 
@@ -40,34 +40,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command, which `launch.py report` has, too."""
+    """Add the arguments of this command, which is also `launch.py report`."""
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders or their parents")
     text = "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated"
     parser.add_argument("--output", default=[], action="append", metavar="FILE", help=text)
+    parser.add_argument(
+        "--json", action="store_true", help="print the scores as JSON, with their protocols and origins"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report of the runs in the folders, write it to the output files, and return the exit status."""
-    return write(args.folders, args.output)
-
-
-def write(folders: Sequence[str], output: Sequence[str]) -> int:
-    """Print the report of the runs in ``folders``, write it to the files ``output``, and return the exit status."""
-    for file in output:
+    """Print the report of the runs in ``args.folders``, write it to the files ``args.output``, and return 0."""
+    for file in args.output:
         check_writable(file)
-    pages = [file for file in output if Path(file).suffix.lower() == ".html"]
-    texts = [file for file in output if file not in pages]
+    pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
+    texts = [file for file in args.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
-        report = gather(folders, (texts or [Path(temporary, "report.md")])[0] if output else "")
+        main_file = (texts or [Path(temporary, "report.md")])[0] if args.output else ""
+        report = gather(args.folders, main_file)
         text = render_markdown(report)
-        print(text, end="")
-        for file in output:
+        print(render_json(report) if args.json else text, end="")
+        for file in args.output:
             with claim(Path(file).parent, "a report", of=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in report.figures if texts]
-    for line in [*figures, *(f"report: {file}" for file in output)]:
-        print(printable(line))
-    if report.collection.unreadable and not report.items:
+    for line in [*figures, *(f"report: {file}" for file in args.output)]:
+        print(printable(line), file=sys.stderr if args.json else sys.stdout)
+    if report.collection.unreadable and not report.scores:
         raise UserError("no result could be read; the lines under 'Unreadable files' say why")
     return 0
 
@@ -82,29 +81,29 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
         UserError: a folder does not exist, or there is nothing to report in any of them.
     """
     collection = find_runs([Path(folder) for folder in folders])
-    items: list[Item] = []
-    for run in collection.runs:
+    scores: list[Score] = []
+    for run_folder in collection.runs:
         try:
-            items += parse(run)
+            scores += read_scores(run_folder)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            collection.unreadable.append(f"{run.folder / 'results.json'} cannot be shown: {reason}")
+            collection.unreadable.append(f"{run_folder.folder / 'results.json'} cannot be shown: {reason}")
     if not (collection.runs or collection.unreadable or collection.incomplete):
         raise UserError(printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
-    rows = build_rows(items, [Path(os.path.abspath(folder)) for folder in folders])
-    detections = [item for item in items if isinstance(item, Detection)]
-    names = shorten_names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    rows = build_rows(scores, [Path(os.path.abspath(folder)) for folder in folders])
+    detections = [score for score in scores if score.detector]
+    names = shorten_names([*(row.folder for row in rows), *(score.folder for score in detections)])
     studies = [seeds.read_study(plan.folder) for plan in collection.plans]
     scored = [study for study in studies if study and study.scores]
     tables = [
         *map(seeds.build_table, scored),
         *build_probe_tables(rows, names),
         *build_detection_tables(detections, names),
-        *comparison.build_tables(items),
+        *comparison.build_tables(scores),
         *cost.build_tables(collection.runs),
     ]
     figures = draw_figures(collection, scored, detections, Path(output)) if output else []
-    return Report(tables, figures, collection, items)
+    return Report(tables, figures, collection, scores)
 
 
 if __name__ == "__main__":

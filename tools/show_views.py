@@ -1,6 +1,6 @@
 """Draw the views that the encoder sees: one row per image, which shows the image itself and several views.
 
-python tools/show_views.py --recipe moco_v2 --data folder:/path/to/images --out views.png
+python tools/show_views.py --recipe moco_v2 --data folder:/path/to/images --output views.png
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     data = datasets.load(args.data, args.split, args.root)
     recipes = [RECIPES[args.recipe]] * args.views
-    view_grid.write(args.out, view_grid.draw(data, recipes, args.size, args.images, args.seed, args.epoch))
-    print(f"{args.out}: {args.recipe}, {args.views} views of {args.images} images")
+    view_grid.write(args.output, view_grid.draw(data, recipes, args.size, args.images, args.seed, args.epoch))
+    print(f"{args.output}: {args.recipe}, {args.views} views of {args.images} images")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--views", type=int, default=8, help="views per image (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="SEED of the pretraining (default: 0)")
     parser.add_argument("--epoch", type=int, default=0, help="epoch of the pretraining (default: 0)")
-    parser.add_argument("--out", default="views.png", help="output file (default: views.png)")
+    parser.add_argument("--output", default="views.png", help="output file (default: views.png)")
     return parser
 
 

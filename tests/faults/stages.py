@@ -69,7 +69,7 @@ STAGES = {
     "embedding": Stage("tests.in_process", _probe("embedding")),
     "distributions": Stage("tests.in_process", _probe("distributions")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
-    "data": Stage("tools.make_data", lambda work, data: ["digits", str(work / "digits"), "--images", "20",
+    "data": Stage("tools.make_data", lambda work, data: ["digits", "--output", str(work / "digits"), "--images", "20",
                   "--val-images", "10", "--scenes", "4", "--val-scenes", "2"]),
     "torchvision": Stage("transfer.train_net", _detector("torchvision")),
     "detectron2": Stage("transfer.train_net", _detector("detectron2")),

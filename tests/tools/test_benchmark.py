@@ -20,7 +20,7 @@ from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
 def numbers(*words: str) -> Any:
-    assert benchmark.main([*words, "--rounds", "2", "--json", "numbers.json"]) == 0
+    assert benchmark.main([*words, "--rounds", "2", "--output", "numbers.json"]) == 0
     return json.loads(Path("numbers.json").read_text())
 
 
@@ -47,28 +47,24 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Both ways make the views that are asked for; their times are compared with ours."""
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
 
     def times(forms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-        made.update({name: np.stack(form()) for name, form in forms.items()})
+        arrays.update({name: np.stack(form()) for name, form in forms.items()})
         return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
 
     monkeypatch.setattr(views, "measure_milliseconds", times)
     written = numbers("views", "--views", "2", "--size", "32")
-    assert {name: array.shape for name, array in made.items()} == {
-        "ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3),
-    }  # fmt: skip
+    shapes = {"ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3)}
+    assert {name: array.shape for name, array in arrays.items()} == shapes
     assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
-    assert [line.split()[-3:] for line in capsys.readouterr().out.splitlines()[-2:]] == [
-        ["1.00", "0.50", "-"],
-        ["17.00", "8.50", "6.00"],
-    ]
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["17.00", "8.50"]
 
 
 def test_both_loops_step():
     with pytest.raises(UserError, match="no image folder at datasets/digits/images"):
         benchmark.main(["all"])
-    make_data.main(["digits", "datasets/digits", "--scenes", "1"])
+    make_data.main(["digits", "--output", "datasets/digits", "--scenes", "1"])
     words = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     cfg = load_config(step.ROOT / "configs/examples/demo_jcl_R18_digits.yaml", words)
     for loop in (step._time_our_steps, step._time_plain_steps):
@@ -84,7 +80,7 @@ def test_steps_are_medians_without_the_first_round(capsys: pytest.CaptureFixture
     assert written["milliseconds"] == {"ours": [500.0, 250.0], "plain loop": [2000.0, 500.0]}
     assert written["ratio"] == 0.25
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
-    assert rows == [["whole", "step", "500.0", "2000.0", "0.25", "0.7"], ["its", "views", "250.0", "500.0", "0.50"]]
+    assert rows == [["whole", "step", "500.0", "2000.0", "0.25"], ["its", "views", "250.0", "500.0", "0.50"]]
 
 
 @pytest.mark.detectron2

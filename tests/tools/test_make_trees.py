@@ -57,31 +57,32 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(wheel: Path, region: int) -> Path:
     output = wheel.parent / f"trees_{region}"
-    make_data.main(["trees", str(output), "--test-region", str(region), "--wheel", str(wheel)])
+    make_data.main(["trees", "--output", str(output), "--test-region", str(region), "--wheel", str(wheel)])
     return output
+
+
+def find_regions(folder: Path) -> set[int]:
+    """Return the regions whose color is in an image of the folder."""
+    images = [np.asarray(Image.open(path)).reshape(-1, 3) for path in folder.glob("*.jpg")]
+    near = [[np.abs(image - np.array(color, np.int16)).max(1).min() < 30 for color in COLORS] for image in images]
+    return set(np.flatnonzero(np.any(near, 0)).tolist())
 
 
 @pytest.mark.parametrize("region", [0, 4])
 def test_no_pixel_of_the_test_region_is_in_the_training_set(wheel: Path, region: int):
-    made = make(wheel, region)
-
-    def colors(folder: Path) -> set[int]:
-        images = [np.asarray(Image.open(path)).reshape(-1, 3) for path in folder.glob("*.jpg")]
-        near = [[np.abs(image - np.array(color, np.int16)).max(1).min() < 30 for color in COLORS] for image in images]
-        return set(np.flatnonzero(np.any(near, 0)).tolist())
-
-    assert colors(made / "coco/val") == {region}
-    assert colors(made / "coco/train") == colors(made / "images/train") == set(range(5)) - {region}
+    folder = make(wheel, region)
+    assert find_regions(folder / "coco/val") == {region}
+    assert find_regions(folder / "coco/train") == find_regions(folder / "images/train") == set(range(5)) - {region}
 
 
 def test_a_crown_is_an_object_where_at_least_half_of_it_is_visible(wheel: Path):
-    made = make(wheel, 0)
-    annotations = json.loads((made / "coco/annotations/instances_val.json").read_text())["annotations"]
+    folder = make(wheel, 0)
+    annotations = json.loads((folder / "coco/annotations/instances_val.json").read_text())["annotations"]
     assert [(record["bbox"], record["area"], record["iscrowd"]) for record in annotations] == [
         ([10.0, 20.0, 20.0, 40.0], 800.0, 0),
         ([120.0, 0.0, 8.0, 10.0], 80.0, 1),  # 8 of its 40 pixels; the third crown lies outside the window
     ]
-    train = json.loads((made / "coco/annotations/instances_train.json").read_text())
+    train = json.loads((folder / "coco/annotations/instances_train.json").read_text())
     assert len(train["images"]) == 6  # three quadrants, the second tile and two plots; the third plot has no boxes
     crossing = next(record for record in train["annotations"] if record["bbox"][1] == 100.0)
     assert (crossing["bbox"], crossing["iscrowd"]) == ([0.0, 100.0, 30.0, 10.0], 0)  # 30 of its 40 pixels

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tools.reporting.runs import DIGITS, cells, column, detector, pretrain, probe, provenance, render, write
+from tools import launch
 
 
 def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
@@ -58,8 +60,10 @@ def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
 
 def test_unequal_protocols_never_share_a_column(tmp_path: Path):
     for name, overrides, top1 in (
-        ("a", (), 51.0), ("b", ("PROBE.KNN_K", 5), 70.2), ("c", ("PROBE.IMAGE_SIZE", 64), 55.0)
-    ):  # fmt: skip
+        ("a", (), 51.0),
+        ("b", ("PROBE.KNN_K", 5), 70.2),
+        ("c", ("PROBE.IMAGE_SIZE", 64), 55.0),
+    ):
         config = pretrain(tmp_path / name, *DIGITS, knn=None)
         probe(tmp_path / name / "knn", config, top1, *overrides)
     text = render([tmp_path])
@@ -120,18 +124,30 @@ def test_engines_schedules_heads_and_data_never_share_a_table(other: dict[str, A
 
 def test_equal_runs_in_other_places_share_a_table(tmp_path: Path):
     write(tmp_path / "a", detector())
-    write(tmp_path / "b", detector("OUTPUT_DIR", "/x", "SEED", "5",
-                                         "MODEL.DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0",
-                                         "SOLVER.CHECKPOINT_PERIOD", "1000", "SOLVER.CHECKPOINT_KEEP", "2",
-                                         "TEST.BEST", "bbox/AP"))  # fmt: skip
+    overrides = "OUTPUT_DIR /x SEED 5 MODEL.DEVICE cpu DATALOADER.NUM_WORKERS 0 TEST.BEST bbox/AP"
+    overrides += " SOLVER.CHECKPOINT_PERIOD 1000 SOLVER.CHECKPOINT_KEEP 2"
+    write(tmp_path / "b", detector(*overrides.split()))
     text = render([tmp_path])
     assert text.count("| run ") == 1 and "Not compared" not in text  # beside the paper's random row, too
 
 
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):
     sets = {"coco_2017_val": {"bbox": {"AP": 38.0}}, "other_val": {"bbox": {"AP": 11.0}}}
-    found = detector("DATASETS.TEST", str(tuple(sets)))
-    write(tmp_path / "a", found | {"datasets": sets})
+    write(tmp_path / "a", detector("DATASETS.TEST", str(tuple(sets)), datasets=sets))
     first, second, *_ = render([tmp_path / "a"]).split("\n## ")[1:]
     assert "-> coco_2017_val" in first and column(first, "a", "box AP") == "38.0"
     assert "-> other_val" in second and column(second, "a", "box AP") == "11.0"
+
+
+def test_json_has_the_scores_with_their_protocols_and_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = pretrain(tmp_path / "jcl", *DIGITS)
+    probe(tmp_path / "jcl/linear", config, 68.0, recipe="own")
+    write(tmp_path / "mask", detector(weights=provenance(config)))
+    write(tmp_path / "damaged", {"stage": "knn"})
+    assert launch.main(["report", str(tmp_path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    scores = {Path(score["folder"]).name: score for score in content["scores"]}
+    assert scores["jcl"]["metrics"] == {"top1": 50.0} and scores["jcl"]["protocol"]["k"] == 200
+    assert scores["linear"]["metrics"] == {"top1": 68.0, "top5": 88.0} and scores["linear"]["test"] == "digits"
+    assert scores["mask"]["metrics"]["bbox/AP"] == 38.0 and scores["mask"]["origin"]["method"] == "jcl"
+    assert "it lacks 'source'" in content["unreadable"][0] and content["incomplete"] == []

@@ -18,7 +18,7 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     folder = write_folder(tmp_path / "set", [f"{i}.png" for i in range(5)])
     out = tmp_path / "out.png"
     words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2", "--seed", "4"]
-    show_views.main([*words, "--epoch", "1", "--out", str(out)])
+    show_views.main([*words, "--epoch", "1", "--output", str(out)])
     picture = cv2.cvtColor(cv2.imread(str(out)), cv2.COLOR_BGR2RGB)
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")

@@ -1,4 +1,4 @@
-"""A COCO file in two: by image, with every box and every field, and classes in proportion."""
+"""A COCO file is split by image, with every box and every field, and equal proportions of the classes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from tests.errors import refused
 from tools import make_data
-from tools.data.split import stratified
+from tools.data.split import stratify
 
 
 def write(path: Path, images: int = 100) -> dict:
     """Class 1 on every image but each tenth, which has no box; 5 on a fifth, 9 on two images only."""
     records = [{"id": 2 * n, "file_name": f"{n}.png", "height": 8, "width": 8, "camera": n} for n in range(images)]
     classes = [[1] * (n % 10 > 0) + [5] * (n % 5 == 1) + [9] * (n in (3, 50)) for n in range(images)]
-    boxes = [(2 * n, one) for n, found in enumerate(classes) for one in found]
+    boxes = [(2 * n, label) for n, labels in enumerate(classes) for label in labels]
     record = {"bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0, "by": "me"}
     annotations = [
-        {"id": number, "image_id": image, "category_id": one, **record} for number, (image, one) in enumerate(boxes)
+        {"id": number, "image_id": image, "category_id": label, **record} for number, (image, label) in enumerate(boxes)
     ]
-    categories = [{"id": one, "name": f"c{one}", "supercategory": "all"} for one in (9, 5, 1)]
+    categories = [{"id": label, "name": f"c{label}", "supercategory": "all"} for label in (9, 5, 1)]
     content = {"info": {"year": 1}, "images": records, "annotations": annotations, "categories": categories}
     path.write_text(json.dumps(content))
     return content
@@ -31,19 +31,19 @@ def write(path: Path, images: int = 100) -> dict:
 @pytest.mark.parametrize(("val", "count"), [("0.2", 20), ("20", 20), ("0.5", 50), ("1", 1), ("99", 99)])
 def test_every_record_is_in_one_part(tmp_path: Path, val: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     whole = write(tmp_path / "all.json")
-    make_data.main(["split", str(tmp_path / "all.json"), str(tmp_path / "out"), "--val", val])
+    make_data.main(["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out"), "--val", val])
     train, held_out = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("train", "val"))
     assert len(held_out["images"]) == count
     for section in ("images", "annotations"):
-        assert sorted(train[section] + held_out[section], key=lambda one: one["id"]) == whole[section]
+        assert sorted(train[section] + held_out[section], key=lambda record: record["id"]) == whole[section]
     for part in (train, held_out):
-        assert {one["image_id"] for one in part["annotations"]} <= {image["id"] for image in part["images"]}
+        assert {box["image_id"] for box in part["annotations"]} <= {image["id"] for image in part["images"]}
         assert (part["info"], part["categories"]) == (whole["info"], whole["categories"])
     total, *parts = (len(content["annotations"]) for content in (whole, train, held_out))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["all", "boxes", str(total), *map(str, parts)] in rows and sum(parts) == total
     if count == 20:
-        counts = {one: sum(a["category_id"] == one for a in held_out["annotations"]) for one in (1, 5, 9)}
+        counts = {label: sum(box["category_id"] == label for box in held_out["annotations"]) for label in (1, 5, 9)}
         assert counts == {1: 18, 5: 4, 9: 0}  # of 90, 20 and 2
 
 
@@ -52,8 +52,8 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
     rng = np.random.default_rng(seed)
     has_NC = rng.random((500, 12)) < np.geomspace(0.5, 0.01, 12)
     classes_of = {n: set(np.flatnonzero(row).tolist()) for n, row in enumerate(has_NC)}
-    chosen = stratified(classes_of, 100, seed)
-    assert len(chosen) == 100 and chosen == stratified(classes_of, 100, seed) != stratified(classes_of, 100, seed + 1)
+    chosen = stratify(classes_of, 100, seed)
+    assert len(chosen) == 100 and chosen == stratify(classes_of, 100, seed) != stratify(classes_of, 100, seed + 1)
 
     def error(part: list[int]) -> float:
         return float(np.abs(has_NC[part].sum(0) - has_NC.sum(0) / 5).max())
@@ -73,12 +73,12 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, words: list[str], named: str) -> None:
     content = write(tmp_path / "all.json")
-    command = ["split", str(tmp_path / "all.json"), str(tmp_path / "out")]
+    command = ["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out")]
     refused(lambda: make_data.main([*command, *words]), named)
     content["annotations"][7]["image_id"] = 1
     (tmp_path / "all.json").write_text(json.dumps(content))
     refused(lambda: make_data.main(command), "annotation 7: unknown image 1")
-    content["annotations"] = [{**one, "image_id": 0, "bbox": [4, 4, 8, 8]} for one in content["annotations"]]
+    content["annotations"] = [{**box, "image_id": 0, "bbox": [4, 4, 8, 8]} for box in content["annotations"]]
     (tmp_path / "all.json").write_text(json.dumps(content))
     refused(lambda: make_data.main(command), "look like [x0, y0, x1, y1]")
     assert not (tmp_path / "out").exists()

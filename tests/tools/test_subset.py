@@ -23,11 +23,13 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def annotations(tmp_path: Path) -> Path:
     """40 images, of which every fourth has no annotation."""
     images = [{"id": 3 * n + 1, "file_name": f"{n}.png", "height": 8, "width": 8} for n in range(40)]
-    records = [{"id": n, "image_id": image["id"], "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
-               for n, image in enumerate(images * 2, start=1) if image["id"] % 4]  # fmt: skip
+    record = {"category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+    records = [
+        {"id": n, "image_id": image["id"], **record} for n, image in enumerate(images * 2, start=1) if image["id"] % 4
+    ]
+    content = {"info": {"year": 2017}, "images": images, "annotations": records}
     path = tmp_path / "train.json"
-    path.write_text(json.dumps({"info": {"year": 2017}, "images": images, "annotations": records,
-                                "categories": [{"id": 1, "name": "thing"}]}))  # fmt: skip
+    path.write_text(json.dumps({**content, "categories": [{"id": 1, "name": "thing"}]}))
     return path
 
 
@@ -38,43 +40,43 @@ def _ids(path: Path) -> set[int]:
 def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_path: Path, capsys) -> None:
     words = ["subset", str(annotations), "--percent", "5", "10", "50", "--folds", "3"]
     whole: dict[str, Any] = json.loads(annotations.read_text())
-    flat = [{**one, "bbox": [1, 1, 4, 0.0]} for one in whole["annotations"]]  # a few of COCO's own, left out
+    flat = [{**record, "bbox": [1, 1, 4, 0.0]} for record in whole["annotations"]]  # as a few in COCO; skipped
     annotations.write_text(json.dumps({**whole, "annotations": whole["annotations"] + flat}))
-    make_data.main([*words[:2], str(tmp_path / "a"), *words[2:]])
+    make_data.main([*words, "--output", str(tmp_path / "a")])
     shown = capsys.readouterr().out
     for fold in range(3):
         ids = [_ids(tmp_path / f"a/{percent}pct_fold{fold}.json") for percent in (5, 10, 50)]
-        assert [len(one) for one in ids] == [2, 4, 20] and ids[0] < ids[1] < ids[2]
+        assert [len(subset) for subset in ids] == [2, 4, 20] and ids[0] < ids[1] < ids[2]
         half = json.loads((tmp_path / f"a/50pct_fold{fold}.json").read_text())
-        assert half["annotations"] == [one for one in whole["annotations"] if one["image_id"] in ids[2]]
+        assert half["annotations"] == [record for record in whole["annotations"] if record["image_id"] in ids[2]]
         assert (half["info"], half["categories"]) == (whole["info"], whole["categories"])
         row = [f"50pct_fold{fold}.json", "20", str(len(half["annotations"]))]
         assert row in [line.split() for line in shown.splitlines()]
     assert len({frozenset(_ids(tmp_path / f"a/50pct_fold{fold}.json")) for fold in range(3)}) == 3
-    make_data.main([*words[:2], str(tmp_path / "b"), *words[2:]])
-    make_data.main([*words[:2], str(tmp_path / "c"), *words[2:], "--seed", "1"])
-    one, same, other = ((tmp_path / folder / "50pct_fold0.json").read_bytes() for folder in "abc")
-    assert one == same != other
+    make_data.main([*words, "--output", str(tmp_path / "b")])
+    make_data.main([*words, "--output", str(tmp_path / "c"), "--seed", "1"])
+    first, same, other = ((tmp_path / folder / "50pct_fold0.json").read_bytes() for folder in "abc")
+    assert first == same != other
 
 
 def test_a_published_list_names_positions_among_annotated_images(annotations: Path, tmp_path: Path) -> None:
     """30 images have annotations, one of which is a crowd's alone."""
     whole: dict[str, Any] = json.loads(annotations.read_text())
-    annotated = sorted({one["image_id"] for one in whole["annotations"]})
-    for one in whole["annotations"]:
-        one["iscrowd"] = int(one["image_id"] == annotated[4])
+    annotated = sorted({record["image_id"] for record in whole["annotations"]})
+    for record in whole["annotations"]:
+        record["iscrowd"] = int(record["image_id"] == annotated[4])
     annotations.write_text(json.dumps(whole))
     listed = tmp_path / "supervision.txt"
     listed.write_text(json.dumps({"10.0": {"0": [7, 3], "1": [0, 28]}}))
-    words = ["subset", str(annotations), str(tmp_path / "out"), "--list", str(listed), "--percent", "10"]
-    make_data.main([*words, "--folds", "2"])
-    kept = [one for one in annotated if one != annotated[4]]
-    assert _ids(tmp_path / "out/10pct_fold0.json") == {kept[3], kept[7]}
-    assert _ids(tmp_path / "out/10pct_fold1.json") == {kept[0], kept[28]}
-    words[2] = str(tmp_path / "more")
+    words = ["subset", str(annotations), "--list", str(listed), "--percent", "10", "--output"]
+    make_data.main([*words, str(tmp_path / "out"), "--folds", "2"])
+    positions = [image for image in annotated if image != annotated[4]]
+    assert _ids(tmp_path / "out/10pct_fold0.json") == {positions[3], positions[7]}
+    assert _ids(tmp_path / "out/10pct_fold1.json") == {positions[0], positions[28]}
+    words += [str(tmp_path / "more")]
     refused(lambda: make_data.main(words), "no list for 10%, fold 2")
-    for positions in ([0, 29], [0]):  # of other annotations
-        listed.write_text(json.dumps({"10.0": {"0": positions}}))
+    for wrong in ([0, 29], [0]):  # of other annotations
+        listed.write_text(json.dumps({"10.0": {"0": wrong}}))
         refused(lambda: make_data.main([*words, "--folds", "1"]), listed, "does not fit")
     assert not (tmp_path / "more").exists()
 
@@ -88,7 +90,7 @@ def test_a_published_list_names_positions_among_annotated_images(annotations: Pa
     ],
 )
 def test_what_cannot_be_drawn_is_refused(annotations: Path, tmp_path: Path, words: list[str], says: str) -> None:
-    refused(lambda: make_data.main(["subset", str(annotations), str(tmp_path / "out"), *words]), says)
+    refused(lambda: make_data.main(["subset", str(annotations), "--output", str(tmp_path / "out"), *words]), says)
     assert not (tmp_path / "out").exists()
 
 

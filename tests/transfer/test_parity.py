@@ -52,7 +52,7 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
     name = tiny_coco.write(tmp_path / kind, keypoints=kind == "keypoint")
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
-    theirs.merge_from_other_cfg(ours)
+    theirs.merge_from_other_cfg(tiny_coco.strip_own_keys(ours))
     register(name, ours)
     return ours, theirs
 

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
 from transfer import train_net
-from transfer.config import load_config
+from transfer.config import dump, load_config
 
 _PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 NAMES = ["nose", *(f"{side}_{part}" for part in _PARTS for side in ("left", "right"))]
@@ -126,3 +126,8 @@ def config(folder: Path, name: str, **keys) -> CfgNode:
     given = {key.replace("__", "."): value for key, value in keys.items()}
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
     return load_config(BASE, words(MODEL_KEYS | data | given))
+
+
+def strip_own_keys(cfg: CfgNode) -> CfgNode:
+    """Return a config without this project's own keys that have their defaults, as it is written to config.yaml."""
+    return CfgNode.load_cfg(dump(cfg))

@@ -16,10 +16,9 @@ from tools.data.coco_writer import CocoWriter, write_jpeg
 
 _PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 KEYPOINTS = ["nose", *(f"{side}_{part}" for part in _PARTS for side in ("left", "right"))]  # in COCO's order
-_SKELETON = [  # pairs of keypoints, numbered from 1 as in COCO
-    [16, 14], [14, 12], [17, 15], [15, 13], [12, 13], [6, 12], [7, 13], [6, 7], [6, 8], [7, 9], [8, 10], [9, 11],
-    [2, 3], [1, 2], [1, 3], [2, 4], [3, 5], [4, 6], [5, 7],
-]  # fmt: skip
+# Pairs of keypoints, numbered from 1 as in COCO.
+_PAIRS = "16-14 14-12 17-15 15-13 12-13 6-12 7-13 6-7 6-8 7-9 8-10 9-11 2-3 1-2 1-3 2-4 3-5 4-6 5-7"
+_SKELETON = [[int(number) for number in pair.split("-")] for pair in _PAIRS.split()]
 _CATEGORY = {"id": 1, "name": "person", "supercategory": "person", "keypoints": KEYPOINTS, "skeleton": _SKELETON}
 _LIMBS = [(5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16)]
 _UNLABELED_FRACTION = 0.05  # fraction of the keypoints inside the image that are not labeled

@@ -1,4 +1,4 @@
-"""One COCO file divided into train and val by image, with the classes in proportion."""
+"""Split of one COCO file into train and val by image, with equal proportions of the classes."""
 
 from __future__ import annotations
 
@@ -16,49 +16,58 @@ from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_p
 
 
 def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: int, images: str) -> None:
-    """Writes ``train.json`` and ``val.json``; whole records, with all their fields and the file's other sections.
+    """Write ``train.json`` and ``val.json`` with whole records and the file's other sections.
 
     Args:
-        content: of a file in COCO's format.
-        val: number of the images, or their share as a float.
-        images: folder of the images; empty: their files are not looked for.
+        content: content of a file in COCO's format.
+        val: number of the images, or their fraction as a float.
+        images: folder of the images; if empty, their files are not checked.
 
     Raises:
-        UserError: a bad image or category, an annotation of an unknown one, boxes in another format, or no image left
-            in train or val.
+        UserError: an image or category is bad, an annotation names an unknown one, boxes have another format, or no
+            image is left for train or val.
     """
     records = content["images"]
-    problems = find_problems(content, images or None, Rules())
-    if bad := [problem.text for problem in problems if problem.section != "annotations"]:
-        raise UserError(f"{shorten_list(bad)}; fix them, then split")
-    if reason := find_box_format_problem(drop_bad(content, problems)):
-        raise UserError(reason)
-    classes_of: dict[Any, set[Any]] = {image["id"]: set() for image in records}
+    problems = list(find_problems(content, images or None, Rules()))
+    severe = [problem.text for problem in problems if problem.section != "annotations"]
+    if severe:
+        raise UserError(f"{shorten_list(severe)}; fix them, then split")
+    wrong_format = find_box_format_problem(drop_bad(content, problems))
+    if wrong_format:
+        raise UserError(wrong_format)
+    classes_of = _list_classes(content)
+    count = val if isinstance(val, int) else round(val * len(records))
+    if not 0 < count < len(records):
+        raise UserError(f"--val {val:g} of {len(records)} images must leave at least one image for train and for val")
+    val_images = stratify(classes_of, count, seed)
+    splits: dict[str, dict[str, Any]] = {}
+    for name in ("train", "val"):
+        images_of_split = [image for image in records if (image["id"] in val_images) == (name == "val")]
+        boxes = [box for box in content["annotations"] if (box["image_id"] in val_images) == (name == "val")]
+        splits[name] = {**content, "images": images_of_split, "annotations": boxes}
+        (folder / f"{name}.json").write_text(json.dumps(splits[name]))
+    print_counts({"all": content, **splits})
+
+
+def _list_classes(content: Mapping[str, Any]) -> dict[Any, set[Any]]:
+    """Map the id of each image to its classes."""
+    classes_of: dict[Any, set[Any]] = {image["id"]: set() for image in content["images"]}
     categories = {category["id"] for category in content["categories"]}
     for box in content["annotations"]:
-        image, category = box.get("image_id"), box.get("category_id")
+        image = box.get("image_id")
+        category = box.get("category_id")
         if image not in classes_of or category not in categories:
             raise UserError(f"annotation {box.get('id')}: unknown image {image!r} or category {category!r}")
         classes_of[image].add(category)
-    count = val if isinstance(val, int) else round(val * len(records))
-    if not 0 < count < len(records):
-        raise UserError(f"--val {val:g} of {len(records)} images is not a share or a number that leaves both some")
-    chosen = stratified(classes_of, count, seed)
-    parts: dict[str, dict[str, Any]] = {}
-    for name in ("train", "val"):
-        images_of_part = [image for image in records if (image["id"] in chosen) == (name == "val")]
-        boxes = [box for box in content["annotations"] if (box["image_id"] in chosen) == (name == "val")]
-        parts[name] = {**content, "images": images_of_part, "annotations": boxes}
-        (folder / f"{name}.json").write_text(json.dumps(parts[name]))
-    print_counts({"all": content, **parts})
+    return classes_of
 
 
-def stratified(classes_of: Mapping[Hashable, set[Any]], count: int, seed: int) -> set[Any]:
-    """``count`` images for val by iterative stratification (Sechidis et al., ECML PKDD 2011, Algorithm 1).
+def stratify(classes_of: Mapping[Hashable, set[Any]], count: int, seed: int) -> set[Any]:
+    """Choose ``count`` images for val by iterative stratification (Sechidis et al., ECML PKDD 2011, Algorithm 1).
 
-    The class with the fewest images left comes next. Each of these, in an order drawn from ``seed``, goes to the part
-    that lacks most images of this class, among equals to the part that lacks most images, and never to a full part.
-    What a part lacks is its share of the class's images minus those that it has. Images without a class come last.
+    The class with the fewest remaining images comes next. Each of these, in an order drawn from ``seed``, goes to the
+    split that lacks most images of this class, among equals to the split that lacks most images, and never to a full
+    split. A split lacks its fraction of the class's images minus those that it has. Images without a class come last.
     """
     images = list(classes_of)
     order = [images[position] for position in np.random.default_rng(seed).permutation(len(images))]
@@ -66,32 +75,33 @@ def stratified(classes_of: Mapping[Hashable, set[Any]], count: int, seed: int) -
     for image in order:
         for label in classes_of[image]:
             images_of[label].append(image)
-    left = {label: len(images_of[label]) for label in sorted(images_of)}
+    remaining = {label: len(images_of[label]) for label in sorted(images_of)}
     room = [len(order) - count, count]  # of train and val
-    lacking = {label: [total * part / len(order) for part in room] for label, total in left.items()}
-    part_of: dict[Any, int] = {}
-    while left:
-        rarest = min(left, key=lambda label: left[label])
+    lacking = {label: [total * size / len(order) for size in room] for label, total in remaining.items()}
+    split_of: dict[Any, int] = {}
+    while remaining:
+        rarest = min(remaining, key=lambda label: remaining[label])
         for image in images_of[rarest]:
-            if image not in part_of:
-                part = max((0, 1), key=lambda part: (room[part] > 0, lacking[rarest][part], room[part]))
-                part_of[image] = part
-                room[part] -= 1
-                for label in classes_of[image] & left.keys():
-                    lacking[label][part] -= 1
-                    left[label] -= 1
-        del left[rarest]
-    rest = [image for image in order if image not in part_of]
-    return {image for image, part in part_of.items() if part} | set(rest[: room[1]])
+            if image not in split_of:
+                split = max((0, 1), key=lambda split: (room[split] > 0, lacking[rarest][split], room[split]))
+                split_of[image] = split
+                room[split] -= 1
+                for label in classes_of[image] & remaining.keys():
+                    lacking[label][split] -= 1
+                    remaining[label] -= 1
+        del remaining[rarest]
+    without_class = [image for image in order if image not in split_of]
+    return {image for image, split in split_of.items() if split} | set(without_class[: room[1]])
 
 
 def print_counts(contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """A table of the boxes of each class, and of all boxes and images, in each of these files' contents."""
+    """Print a table of the boxes of each class, all boxes and the images of each of these files' contents."""
     counts = [Counter(box["category_id"] for box in content["annotations"]) for content in contents.values()]
     categories: Sequence[Any] = next(iter(contents.values()))["categories"]
     rows = [[category["name"], *(counter[category["id"]] for counter in counts)] for category in categories]
-    rows += [["all boxes", *(counter.total() for counter in counts)]]
+    rows.append(["all boxes", *(counter.total() for counter in counts)])
     crowds = [sum(bool(box.get("iscrowd")) for box in content["annotations"]) for content in contents.values()]
-    rows += [["of them crowds", *crowds]] if any(crowds) else []
-    rows += [["images", *(len(content["images"]) for content in contents.values())]]
+    if any(crowds):
+        rows.append(["of them crowds", *crowds])
+    rows.append(["images", *(len(content["images"]) for content in contents.values())])
     print(tabulate(rows, ["boxes", *contents]))

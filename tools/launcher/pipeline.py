@@ -1,8 +1,8 @@
 """Reads a pipeline file: pretraining by several methods, probes, conversion, fine-tuning, and one report.
 
 OUTPUT_DIR: runs/demo
-DATA: [digits, datasets/digits]            # optional: arguments of tools/make_data.py, or a list of them
-SEEDS: [1, 2, 3]                           # optional: one copy of every branch per seed; {seed} is replaced by the seed
+DATA: [digits, datasets/digits]            # optional: kind of tools/make_data.py, its options and the folder, or a list
+SEEDS: [1, 2, 3]                           # optional: every branch once per seed, which {seed} anywhere stands for
 BASELINE: random                           # optional: the branch that others are compared with
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # without pretraining

@@ -161,7 +161,7 @@ def config_file(text: str) -> Iterator[str]:
 
 def make_data(words: Sequence[str], folder: str) -> StageSpec:
     """Build the stage that runs tools/make_data.py; the last of its ``words`` is the folder of the data."""
-    return _build_tool("data", folder, words, words[-1])
+    return _build_tool("data", folder, [*words[:-1], "--output", words[-1]], words[-1])
 
 
 def report(folder: Path) -> StageSpec:

@@ -54,7 +54,8 @@ def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
     machine = {key: value for key, value in environment.items() if key not in _DIFFERENT_IN_EVERY_RUN}
     if "cpu" in (config.pop("DEVICE", ""), config.pop("MODEL.DEVICE", "")):
         machine["devices"] = "cpu"
-    if engine := results.get("engine"):
+    engine = results.get("engine")
+    if engine:
         machine = {"engine": f"{engine['name']} {engine['version']}", **machine}
     weights = results.get("weights") or results.get("source") or {}
     for section in ("knn_protocol", "protocol"):

@@ -5,64 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
-from . import paper_tables
 from .document import Table
-from .runs import Detection, Item, Probe
+from .paper_tables import TASKS, Verdict, find_published, read_rows
+from .runs import Score
 from .seeds import format_mean
 from .tables import TASK_NAMES
 
 
-class _Measurement(NamedTuple):
-    """A run that is comparable to a row of a paper.
-
-    Attributes:
-        sample: the run's checkpoint, because all runs of a checkpoint count once, with their mean; a detector from
-            random weights counts itself.
-        engine: name of the engine of a detector, else empty.
-    """
-
-    verdict: paper_tables.Verdict
-    scores: Mapping[str, float | None]
-    sample: str
-    engine: str
-
-
-def build_tables(items: Sequence[Item]) -> Iterable[Table]:
+def build_tables(scores: Sequence[Score]) -> Iterable[Table]:
     """Yield a table, with all its rows, for each published table and engine that has a comparable run."""
-    measurements = []
-    for item in items:
-        sample = item.origin.sha256 or str(item.folder)
-        if isinstance(item, Probe):
-            verdict = paper_tables.find_linear_result(item)
-            measurements.append(_Measurement(verdict, item.scores, sample, ""))
-        elif isinstance(item, Detection):
-            verdict = paper_tables.find_detection_result(item)
-            scores = item.metrics.get(paper_tables.TASKS[item.detector], {})
-            measurements.append(_Measurement(verdict, scores, sample, item.engine))
-    groups: dict[tuple[str, str], list[_Measurement]] = {}
-    for measurement in measurements:
-        if measurement.verdict.numbers:
-            groups.setdefault((measurement.verdict.table, measurement.engine), []).append(measurement)
+    groups: dict[tuple[str, str], list[tuple[Verdict, Score]]] = {}
+    for score in scores:
+        verdict = find_published(score)
+        if verdict.numbers:
+            groups.setdefault((verdict.table, score.engine), []).append((verdict, score))
     for (name, engine), group in groups.items():
         yield _build_table(name, engine, group)
 
 
-def _build_table(name: str, engine: str, measurements: Sequence[_Measurement]) -> Table:
-    metrics = list(measurements[0].verdict.numbers or {})
+def _build_table(name: str, engine: str, group: Sequence[tuple[Verdict, Score]]) -> Table:
+    metrics = list(group[0][0].numbers or {})
     head = ["published row"]
     for metric in metrics:
         head += [f"paper's {metric}", f"our {metric}", "difference"]
     rows = []
-    for published in paper_tables.read_rows(name):
+    for published in read_rows(name):
+        scores = [score for verdict, score in group if verdict.row == published]
         cells = [_label(published)]
         for metric in metrics:
-            samples: dict[str, list[float]] = {}
-            for run in measurements:
-                if run.verdict.row == published and (score := run.scores.get(metric)) is not None:
-                    samples.setdefault(run.sample, []).append(score)
-            ours = list(map(fmean, samples.values()))
+            ours = _average_checkpoints(scores, metric)
             count = f" [n {len(ours)}]" if len(ours) > 1 else ""
             difference = f"{fmean(ours) - float(published[metric]):+.1f}" if published[metric] and ours else "-"
             cells += [published[metric] or "-", f"{format_mean(ours)}{count}" if ours else "-", difference]
@@ -74,6 +46,16 @@ def _build_table(name: str, engine: str, measurements: Sequence[_Measurement]) -
     if engine not in ("", "detectron2"):
         notes.append(f"The paper used Detectron2; these runs used {engine}.")
     return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, rows)
+
+
+def _average_checkpoints(scores: Iterable[Score], metric: str) -> list[float]:
+    """Return the mean of each checkpoint; a detector from random weights counts by itself."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        value = score.metrics.get(f"{TASKS[score.detector]}/{metric}" if score.detector else metric)
+        if value is not None:
+            values.setdefault(score.origin.sha256 or str(score.folder), []).append(value)
+    return list(map(fmean, values.values()))
 
 
 def _label(row: Mapping[str, str]) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import tabulate
 
 from pretrain.common.errors import printable
+from pretrain.common.files import json_text
 
 from .files import Collection
-from .runs import Item
+from .runs import Score
 
 tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
@@ -45,12 +46,12 @@ class Figure:
 
 @dataclass
 class Report:
-    """Tables and figures that Markdown and page show, and the runs and results that they were made from."""
+    """Tables and figures that Markdown and page show, and the runs and scores that they were made from."""
 
     tables: list[Table]
     figures: list[Figure]
     collection: Collection
-    items: list[Item]
+    scores: list[Score]
 
     @property
     def lists(self) -> dict[str, list[str]]:
@@ -69,6 +70,13 @@ def render_markdown(report: Report) -> str:
         blocks.append(f"## {figure.title}\n\n{_render_bullets(figure.notes)}\n![{figure.alt}]({link})\n")
     blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
     return printable("\n".join(blocks))
+
+
+def render_json(report: Report) -> str:
+    """Return the scores as JSON, and the lists of unreadable files and incomplete runs."""
+    scores = [{**asdict(score), "folder": str(score.folder)} for score in report.scores]
+    lists = {"unreadable": report.collection.unreadable, "incomplete": report.collection.incomplete}
+    return json_text({"scores": scores, **lists}, indent=2) + "\n"
 
 
 def render_table(table: Table) -> str:

@@ -10,20 +10,20 @@ from pretrain.common.files import read_json
 
 from .document import Figure
 from .files import Collection
-from .runs import Detection
+from .runs import Score
 from .seeds import Study, draw_scores
 
 _IMAGES = 4  # images in a figure of predictions
 
 
 def draw_figures(
-    collection: Collection, studies: Sequence[Study], runs: Sequence[Detection], output: Path
+    collection: Collection, studies: Sequence[Study], scores: Sequence[Score], output: Path
 ) -> list[Figure]:
     """Draw the studies, and predictions where at least two branches of a pipeline share a detector and a test set.
 
     Args:
         collection: gets a line in ``unreadable`` for predictions that cannot be drawn.
-        runs: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
+        scores: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
         output: file of the report; figures are written next to it, and their names start with its name.
     """
     figures: list[Figure] = []
@@ -32,7 +32,7 @@ def draw_figures(
         draw_scores(study).savefig(file, dpi=150)
         notes = ["One point per seed; mean of each branch and its 95% interval (Student's t)."]
         figures.append(Figure(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
-    for (folder, detector, test), branches in _group_runs(collection, runs).items():
+    for (folder, detector, test), branches in _group_scores(collection, scores).items():
         if len(branches) < 2:
             continue
         title = f"{folder.name}/{detector}" if len(collection.plans) > 1 else detector
@@ -45,14 +45,14 @@ def draw_figures(
     return figures
 
 
-def _group_runs(collection: Collection, runs: Sequence[Detection]) -> dict[tuple[Path, str, str], dict[str, Detection]]:
-    """Map pipeline, detector and test set to branch -> run."""
-    groups: dict[tuple[Path, str, str], dict[str, Detection]] = {}
+def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple[Path, str, str], dict[str, Score]]:
+    """Map pipeline, detector and test set to branch -> score."""
+    groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
     for plan in collection.plans:
-        for run in (run for run in runs if run.folder in plan.stages):
-            branch, _, detector = plan.stages[run.folder].partition("/")
-            group = groups.setdefault((plan.folder, detector, run.test), {})
-            group.setdefault(branch.partition("_seed=")[0], run)
+        for score in (score for score in scores if score.folder in plan.stages):
+            branch, _, detector = plan.stages[score.folder].partition("/")
+            group = groups.setdefault((plan.folder, detector, score.test), {})
+            group.setdefault(branch.partition("_seed=")[0], score)
     return groups
 
 
@@ -60,7 +60,7 @@ def _name_file(output: Path, subject: str, number: int) -> Path:
     return output.with_name(f"{output.stem}_{subject}{f'_{number}' if number > 1 else ''}.png")
 
 
-def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Detection]) -> Figure:
+def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Score]) -> Figure:
     """Draw the ground truth and the predictions of each branch.
 
     Raises:
@@ -73,7 +73,7 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
     images = visualize.first_annotated(content, _IMAGES)
     if not images:
         raise UserError(f"no image of {data_set.annotations} has an object")
-    columns = {branch: read_json(run.predictions, list) for branch, run in branches.items()}
+    columns = {branch: read_json(score.folder / score.predictions, list) for branch, score in branches.items()}
     visualize.compare(content, images, data_set.images, columns, file)
     note = (
         f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "

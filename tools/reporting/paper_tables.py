@@ -17,7 +17,7 @@ from tools import ROOT
 from tools.launcher.paper_pipeline import read_table
 from transfer.config import load_config
 
-from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, normalize_protocol
+from .runs import FREE_IN_TRANSFER, Origin, Score, normalize_protocol
 
 FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
@@ -41,40 +41,49 @@ class Verdict(NamedTuple):
     row: Mapping[str, str] | None = None
 
 
-def find_linear_result(probe: Probe) -> Verdict:
-    """Find a linear probe's published top1 and top5, in the row whose recipe differs least from the run's config."""
-    config = probe.origin.config
+def find_published(score: Score) -> Verdict:
+    """Find the published numbers of a linear probe or a detector."""
+    if score.stage == "linear":
+        return _find_linear_row(score)
+    if score.stage == "transfer" and not score.evaluated_only:
+        return _find_detection_row(score)
+    return Verdict()
+
+
+def _find_linear_row(score: Score) -> Verdict:
+    """Find top1 and top5 in the row whose recipe differs least from the run's config."""
+    config = score.origin.config
     verdict = Verdict()
     fewest_reasons = math.inf
-    for table, row in _list_linear_rows() if probe.kind == "linear" else ():
+    for table, row in _list_linear_rows():
         recipe = _load_pretrain_recipe(row["pretrain"], row["overrides"])
         if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):
             continue
-        scored_on, protocol = _load_probe_recipe(row["pretrain"], row["overrides"], row["linear"])
-        reasons = [probe.origin.altered] if probe.origin.altered else []
+        test, protocol = _load_probe_recipe(row["pretrain"], row["overrides"], row["linear"])
+        reasons = [score.origin.altered] if score.origin.altered else []
         reasons += _list_pretraining_differences(config, recipe)
-        reasons += _list_differences({"scored on": probe.scored_on}, {"scored on": scored_on}, "linear ")
-        reasons += _list_differences(probe.protocol, protocol, "linear ")
+        reasons += _list_differences({"scored on": score.test}, {"scored on": test}, "linear ")
+        reasons += _list_differences(score.protocol, protocol, "linear ")
         if len(reasons) < fewest_reasons:
             verdict = _build_verdict(table, row, ("top1", "top5"), reasons)
             fewest_reasons = len(reasons)
     return verdict
 
 
-def find_detection_result(run: Detection) -> Verdict:
+def _find_detection_row(score: Score) -> Verdict:
     """Find AP, AP50, AP75 in JCL's Table 2 or MoCo's VOC table, of the task that it reports for this detector."""
-    if run.evaluated_only:
-        return Verdict()
+    origin = score.origin
     for table, row in ((table, row) for table, rows in map(read_table, _DETECTION) for row in rows):
-        if not row["AP"] or row["task"] != TASKS[run.detector] or not _is_initialized_from(run.origin, row["pretrain"]):
+        if not row["AP"] or row["task"] != TASKS[score.detector] or not _is_initialized_from(origin, row["pretrain"]):
             continue
         recipe, test = _load_transfer_recipe(row["recipe"])
-        if any(run.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
+        if any(score.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
             continue
-        reasons = [run.origin.altered] if run.origin.altered else []
+        reasons = [origin.altered] if origin.altered else []
         if row["pretrain"].endswith(".yaml"):
-            reasons += _list_pretraining_differences(run.origin.config, _load_pretrain_recipe(row["pretrain"]))
-        reasons += _list_differences({"test": run.test}, {"test": test}) + _list_differences(run.protocol, recipe)
+            reasons += _list_pretraining_differences(origin.config, _load_pretrain_recipe(row["pretrain"]))
+        reasons += _list_differences({"test": score.test}, {"test": test})
+        reasons += _list_differences(score.protocol, recipe)
         return _build_verdict(table, row, ("AP", "AP50", "AP75"), reasons)
     return Verdict()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .compare import read_environment
 from .document import Report, Table
 from .files import shorten_names
-from .runs import Pretraining
 
 _HEAD = ["run", "stage", "made from", "last start", "host", "devices", "torch", "commit"]
 
@@ -13,10 +12,10 @@ _HEAD = ["run", "stage", "made from", "last start", "host", "devices", "torch", 
 def build_table(report: Report) -> Table:
     """Build a row per run; a checkpoint is named by its SHA-256, and by the run of this report that wrote it."""
     runs = report.collection.runs
-    origins = {item.folder: item.origin for item in report.items}
+    origins = {score.folder: score.origin for score in report.scores}
     names = shorten_names([run.folder for run in runs])
-    pretrainings = [item for item in report.items if isinstance(item, Pretraining) and item.origin.sha256]
-    writers = {item.origin.sha256: names[item.folder] for item in pretrainings}
+    pretrainings = [score for score in report.scores if score.stage == "pretrain" and score.origin.sha256]
+    writers = {score.origin.sha256: names[score.folder] for score in pretrainings}
     rows = []
     for run in runs:
         environment = read_environment(run.folder)

@@ -1,4 +1,4 @@
-"""Results of a run: the origin of its backbone, its scores, and the protocol with which they were measured.
+"""Scores of a run, the origin of its backbone, and the protocol with which the scores were measured.
 
 A protocol maps settings to values; two scores may share a column or a table only if their protocols are equal.
 """
@@ -16,7 +16,7 @@ from transfer.config import FREE_ANYWHERE, OWN, flatten_table
 from .files import Run
 
 Protocol = dict[str, Any]
-_KINDS = {"knn": "kNN", "linear": "linear"}  # stage -> kind of probe
+KINDS = {"pretrain": "kNN", "knn": "kNN", "linear": "linear"}  # stage -> kind of probe
 # Prefixes of keys of a detector's config that do not change what is measured, or that a table shows elsewhere.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
@@ -47,77 +47,55 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Scores (from 0 to 100) of a frozen backbone.
+class Score:
+    """Metrics of a backbone or a detector on one data set, and the protocol with which they were measured.
 
     Attributes:
-        kind: kNN | linear.
-        origin: origin of the backbone, as the probe recorded it.
-        scored_on: the data set whose validation images were classified.
-    """
-
-    folder: Path
-    kind: str
-    scores: dict[str, float]
-    origin: Origin
-    scored_on: str
-    protocol: Protocol
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """A finished pretraining, and the kNN score at its end (None if its data have no labels, or no val split)."""
-
-    folder: Path
-    origin: Origin
-    probe: Probe | None
-
-
-@dataclass(frozen=True)
-class Detection:
-    """Metrics of a detector on one data set, from 0 to 100 (None if the data have no such objects).
-
-    Attributes:
+        stage: pretrain | knn | linear | transfer; the score of a pretraining is kNN's at its end.
+        origin: origin of the backbone, as the run recorded it.
+        test: the data set that was scored; for probes, the one whose validation images were classified.
+        metrics: values from 0 to 100: ``top1`` and ``top5``, or for each task ``bbox/AP`` and so on. A value is None if
+            the data have no such objects. A pretraining has none if its data have no labels, or no val split.
+        protocol: settings that change what is measured.
+        detector: faster | mask | keypoint; empty for probes, like what follows.
+        engine: name of the detector's engine.
         headline: main points of the protocol: detector, engine, schedule, heads, data.
-        protocol: keys of the detector's config that change what is measured.
         evaluated_only: whether the run was started with --eval-only; the detector was trained elsewhere.
-        predictions: file of the predictions.
+        predictions: file of the predictions, relative to the run folder.
     """
 
     folder: Path
+    stage: str
     origin: Origin
-    detector: str
-    engine: str
-    headline: tuple[str, ...]
-    protocol: Protocol
-    test: str
-    metrics: dict[str, dict[str, float | None]]
-    evaluated_only: bool
-    predictions: Path
+    test: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    protocol: Protocol = field(default_factory=dict)
+    detector: str = ""
+    engine: str = ""
+    headline: tuple[str, ...] = ()
+    evaluated_only: bool = False
+    predictions: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the probe in a table; empty for a detector."""
+        return KINDS.get(self.stage, "")
 
 
-Item = Pretraining | Probe | Detection
-
-
-def parse(run: Run) -> list[Item]:
-    """Return the rows of tables that a run provides.
-
-    A stage without a score (a map of features, distributions) provides none.
+def read_scores(run: Run) -> list[Score]:
+    """Return the scores of a run; a stage without one (a map of features, distributions) has none.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
     """
-    results = run.results
-    stage = results["stage"]
-    if stage == "pretrain":
-        return [_parse_pretraining(run)]
-    if stage in _KINDS:
-        source = results["source"]
-        metrics = results["metrics"]
-        scores = {key: float(metrics[key]) for key in ("top1", "top5") if key in metrics}
-        protocol = normalize_protocol(_KINDS[stage], results["protocol"], source.get("encoder") or "query")
-        return [Probe(run.folder, _KINDS[stage], scores, read_origin(source), *protocol)]
-    return list(_parse_detections(run)) if stage == "transfer" else []
+    match run.results["stage"]:
+        case "pretrain":
+            return [_read_pretraining(run)]
+        case "knn" | "linear":
+            return [_read_probe(run)]
+        case "transfer":
+            return list(_read_detections(run))
+    return []
 
 
 def read_origin(provenance: Mapping[str, Any]) -> Origin:
@@ -189,7 +167,7 @@ def describe(protocol: Protocol, names: Iterable[str]) -> str:
     return ", ".join(f"{name} {_text(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
 
 
-def _parse_pretraining(run: Run) -> Pretraining:
+def _read_pretraining(run: Run) -> Score:
     results = run.results
     provenance = {
         "method": results["method"],
@@ -198,49 +176,72 @@ def _parse_pretraining(run: Run) -> Pretraining:
         "source_sha256": results["checkpoint_sha256"],
     }
     origin = _build_origin(provenance, dict(flatten(run.config)))
-    probe = None
-    if "knn_top1" in results["metrics"]:
-        scores = {"top1": float(results["metrics"]["knn_top1"])}
-        probe = Probe(run.folder, "kNN", scores, origin, *normalize_protocol("kNN", results["knn_protocol"]))
-    return Pretraining(run.folder, origin, probe)
+    if "knn_top1" not in results["metrics"]:
+        return Score(run.folder, "pretrain", origin)
+    test, protocol = normalize_protocol("kNN", results["knn_protocol"])
+    return Score(run.folder, "pretrain", origin, test, {"top1": float(results["metrics"]["knn_top1"])}, protocol)
 
 
-def _parse_detections(run: Run) -> Iterable[Detection]:
-    """Yield the result once per data set that the detector was evaluated on."""
+def _read_probe(run: Run) -> Score:
+    stage = run.results["stage"]
+    source = run.results["source"]
+    metrics = {name: float(run.results["metrics"][name]) for name in ("top1", "top5") if name in run.results["metrics"]}
+    test, protocol = normalize_protocol(KINDS[stage], run.results["protocol"], source.get("encoder") or "query")
+    return Score(run.folder, stage, read_origin(source), test, metrics, protocol)
+
+
+def _read_detections(run: Run) -> Iterable[Score]:
+    """Yield one score per data set that the detector was evaluated on."""
     results = run.results
-    summary, schedule, engine, weights = (results[key] for key in ("protocol", "schedule", "engine", "weights"))
-    origin = read_origin(weights.get("provenance") or {}) if weights.get("path") else Origin("random")
-    if weights.get("path") and not origin.source:
-        sha = weights.get("sha256") or ""
-        origin = Origin("", source=f"{Path(weights['path']).name} ({sha[:8]})", sha256=sha)
-    named_schedule = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # no other schedule has a name
-    size = f"{schedule['iterations']} iterations of {schedule['images_per_batch']} images"
-    frozen = ", frozen ResNet" if summary["freeze_at"] == 5 else ""
-    headline = (
-        f"{summary['detector']} R-CNN, {summary['backbone']}, engine {engine['name']} {engine['version']}",
-        f"{named_schedule}{size}, lr {schedule['base_lr']:g}",
-        f"{summary['norm']}, {summary['heads']} box head{frozen}",
-    )
+    summary = results["protocol"]
+    engine = results["engine"]
     # A config contains this project's own keys only where it sets them.
     config = flatten_table(OWN) | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
     for test, tasks in results["datasets"].items():
         metrics = {
-            task: {name: value if value is None else float(value) for name, value in scores.items()}
-            for task, scores in tasks.items()
+            f"{task}/{name}": value if value is None else float(value)
+            for task, values in tasks.items()
+            for name, value in values.items()
         }
-        yield Detection(
+        yield Score(
             folder=run.folder,
-            origin=origin,
-            detector=summary["detector"],
-            engine=engine["name"],
-            headline=(*headline, f"{', '.join(summary['train'])} -> {test}"),
-            protocol=protocol,
+            stage="transfer",
+            origin=_read_detector_origin(results["weights"]),
             test=test,
             metrics=metrics,
+            protocol=protocol,
+            detector=summary["detector"],
+            engine=engine["name"],
+            headline=(*_describe_detector(results), f"{', '.join(summary['train'])} -> {test}"),
             evaluated_only=results["iteration"] is None,
-            predictions=run.folder / results["predictions"].get(test, ""),
+            predictions=results["predictions"].get(test, ""),
         )
+
+
+def _read_detector_origin(weights: Mapping[str, Any]) -> Origin:
+    if not weights.get("path"):
+        return Origin("random")
+    origin = read_origin(weights.get("provenance") or {})
+    if origin.source:
+        return origin
+    sha = weights.get("sha256") or ""
+    return Origin("", source=f"{Path(weights['path']).name} ({sha[:8]})", sha256=sha)
+
+
+def _describe_detector(results: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return detector and engine, schedule, and heads."""
+    summary = results["protocol"]
+    schedule = results["schedule"]
+    engine = results["engine"]
+    name = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # no other schedule has a name
+    size = f"{schedule['iterations']} iterations of {schedule['images_per_batch']} images"
+    frozen = ", frozen ResNet" if summary["freeze_at"] == 5 else ""
+    return (
+        f"{summary['detector']} R-CNN, {summary['backbone']}, engine {engine['name']} {engine['version']}",
+        f"{name}{size}, lr {schedule['base_lr']:g}",
+        f"{summary['norm']}, {summary['heads']} box head{frozen}",
+    )
 
 
 def _text(value: Any) -> str:

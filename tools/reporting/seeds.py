@@ -97,7 +97,8 @@ def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str,
         yield from ((name, float(similarity[key])) for key, name in _SIMILARITY.items())
     elif stage == "transfer":
         for task, name in TASK_NAMES.items():
-            if isinstance(value := metrics.get(task, {}).get("AP"), (int, float)):
+            value = metrics.get(task, {}).get("AP")
+            if isinstance(value, (int, float)):
                 yield f"{folder} {name} AP", float(value)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import paper_tables
 from .document import Table
-from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, describe, list_differences
+from .paper_tables import Verdict, find_published
+from .runs import Origin, Protocol, Score, describe, list_differences
 
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
-_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
+_PROBE_METRICS = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
@@ -22,47 +22,47 @@ class Row:
 
     Attributes:
         folder: folder that names the row.
-        pretraining: None if the weights came from elsewhere.
+        scores: the pretraining's comes first; a pretraining may have none.
     """
 
     folder: Path
     origin: Origin
-    probes: list[Probe] = field(default_factory=list)
-    pretraining: Pretraining | None = None
+    scores: list[Score]
 
 
-def build_rows(items: Sequence[Item], report_folders: Sequence[Path]) -> list[Row]:
+def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[Row]:
     """Build a row per pretraining, with the probes of its final weights, and a row per other probed weights."""
     pretrained: list[Row] = []
-    for item in items:
-        if isinstance(item, Pretraining):
-            folder = item.folder.parent if item.folder.name == "pretrain" else item.folder  # a pipeline's branch
-            probes = [item.probe] if item.probe else []
-            pretrained.append(Row(folder, item.origin, probes, item))
+    for score in scores:
+        if score.stage == "pretrain":
+            folder = score.folder.parent if score.folder.name == "pretrain" else score.folder  # a pipeline's branch
+            pretrained.append(Row(folder, score.origin, [score]))
     probed: dict[tuple[Path, str], Row] = {}
-    for probe in (item for item in items if isinstance(item, Probe)):
-        row = next((row for row in pretrained if probe.origin.sha256 == row.origin.sha256), None)
+    for score in scores:
+        if score.stage not in ("knn", "linear"):
+            continue
+        row = next((row for row in pretrained if score.origin.sha256 == row.origin.sha256), None)
         if row is None:
-            parent = probe.folder.parent
+            parent = score.folder.parent
             is_branch = not any(folder.is_relative_to(parent) for folder in report_folders)
-            folder = parent if is_branch else probe.folder
-            weights = probe.origin.sha256 or str(probe.origin)
-            row = probed.setdefault((folder, weights), Row(folder, probe.origin))
-        row.probes.append(probe)
+            folder = parent if is_branch else score.folder
+            weights = score.origin.sha256 or str(score.origin)
+            row = probed.setdefault((folder, weights), Row(folder, score.origin, []))
+        row.scores.append(score)
     rows = [*pretrained, *probed.values()]
     for row in probed.values():  # several weights were probed in one folder
         if sum(other.folder == row.folder for other in rows) > 1:
-            row.folder = row.probes[0].folder
-    position = {item.folder: index for index, item in enumerate(items)}
-    return sorted(rows, key=lambda row: position[(row.pretraining or row.probes[0]).folder])
+            row.folder = row.scores[0].folder
+    position = {score.folder: index for index, score in enumerate(scores)}
+    return sorted(rows, key=lambda row: position[row.scores[0].folder])
 
 
 def build_probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
     """Yield one table per data set that was scored, and one of the pretrainings without a score."""
-    for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
-        scored = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
-        yield _build_probe_table(scored_on, [row for row in scored if row.probes], names)
-    unscored = [_describe_origin(row, names) for row in rows if not row.probes]
+    for test in dict.fromkeys(score.test for row in rows for score in row.scores if score.test):
+        scored = [replace(row, scores=[score for score in row.scores if score.test == test]) for row in rows]
+        yield _build_probe_table(test, [row for row in scored if row.scores], names)
+    unscored = [_describe_origin(row, names) for row in rows if not any(score.test for score in row.scores)]
     if unscored:
         note = "Their data have no labels or no val split; set DATA.PROBE_TRAIN and DATA.VAL to other data."
         yield _build_table("Pretraining without scores", [note], _ORIGIN_COLUMNS, unscored)
@@ -73,30 +73,30 @@ def _describe_origin(row: Row, names: dict[Path, str]) -> list[str]:
     return [cell or "-" for cell in (names[row.folder], o.method or o.source, o.arch, o.data, o.epochs, o.seed)]
 
 
-def _build_probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
-    """Build a row per backbone and a column per protocol and score; headings name the settings that differ."""
+def _build_probe_table(test: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
+    """Build a row per backbone and a column per protocol and metric; headings name the settings that differ."""
     head = list(_ORIGIN_COLUMNS)
     notes: list[str] = []
     lines = [_describe_origin(row, names) for row in rows]
-    for kind, scores in _SCORES.items():
-        protocols = _drop_duplicates(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
+    for kind, metrics in _PROBE_METRICS.items():
+        protocols = _drop_duplicates(score.protocol for row in rows for score in row.scores if score.kind == kind)
         different = list_differences(protocols)
         if protocols:
             common = [name for name in protocols[0] if name not in different]
             notes.append(f"{kind}: {describe(protocols[0], common)}.")
         for protocol in protocols:
             detail = f" ({describe(protocol, different)})" if different else ""
-            for score in scores:
-                head.append(f"{kind} {score.replace('top', 'top-')}{detail}")
+            for metric in metrics:
+                head.append(f"{kind} {metric.replace('top', 'top-')}{detail}")
                 for line, row in zip(lines, rows, strict=True):
-                    probes = [probe for probe in row.probes if (probe.kind, probe.protocol) == (kind, protocol)]
-                    line.append(_format_scores([probe.scores.get(score) for probe in probes]))
-    verdicts = [(names[row.folder], paper_tables.find_linear_result(probe)) for row in rows for probe in row.probes]
-    title = f"Accuracy on the validation images of {scored_on}, in percent"
+                    scores = [score for score in row.scores if (score.kind, score.protocol) == (kind, protocol)]
+                    line.append(_format_values([score.metrics.get(metric) for score in scores]))
+    verdicts = [(names[row.folder], find_published(score)) for row in rows for score in row.scores]
+    title = f"Accuracy on the validation images of {test}, in percent"
     return _build_table(title, [*notes, *_explain_refusals(verdicts)], head, lines)
 
 
-def build_detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
+def build_detection_tables(runs: Sequence[Score], names: dict[Path, str]) -> Iterable[Table]:
     """Yield one table per protocol; the keys that differ distinguish protocols with the same headline."""
     for headline in dict.fromkeys(run.headline for run in runs):
         same_headline = [run for run in runs if run.headline == headline]
@@ -107,9 +107,9 @@ def build_detection_tables(runs: Sequence[Detection], names: dict[Path, str]) ->
             yield _build_detection_table([run for run in same_headline if run.protocol == protocol], detail, names)
 
 
-def _build_detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
+def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path, str]) -> Table:
     detector, *protocol = runs[0].headline
-    tasks = [task for task in TASK_NAMES if any(task in run.metrics for run in runs)]
+    tasks = [task for task in TASK_NAMES if any(f"{task}/AP" in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
     head += [f"{TASK_NAMES[task]} {name}" for task in tasks for name in _METRICS]
     lines = []
@@ -117,16 +117,16 @@ def _build_detection_table(runs: Sequence[Detection], detail: str, names: dict[P
         o = run.origin
         cells = [names[run.folder] + " (evaluation only)" * run.evaluated_only]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
-        cells += [_format_scores([run.metrics.get(task, {}).get(metric)]) for task in tasks for metric in _METRICS]
+        cells += [_format_values([run.metrics.get(f"{task}/{metric}")]) for task in tasks for metric in _METRICS]
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
-    notes += _explain_refusals([(names[run.folder], paper_tables.find_detection_result(run)) for run in runs])
+    notes += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
     return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
 
-def _explain_refusals(verdicts: Iterable[tuple[str, paper_tables.Verdict]]) -> list[str]:
+def _explain_refusals(verdicts: Iterable[tuple[str, Verdict]]) -> list[str]:
     refused: dict[tuple[str, str], dict[str, None]] = {}
     for run, verdict in verdicts:
         if verdict.reason:
@@ -156,6 +156,6 @@ def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: S
     return Table(title, notes, cells[0], cells[1:])
 
 
-def _format_scores(scores: Sequence[float | None]) -> str:
-    """Return one number, or several if a run was probed more than once with one protocol; ``-`` for none."""
-    return " / ".join(dict.fromkeys(f"{score:.1f}" for score in scores if score is not None)) or "-"
+def _format_values(values: Sequence[float | None]) -> str:
+    """Return one number, or several if a backbone was probed more than once with one protocol; ``-`` for none."""
+    return " / ".join(dict.fromkeys(f"{value:.1f}" for value in values if value is not None)) or "-"

@@ -56,7 +56,7 @@ def _positions(train, data):
     return features.Features(x, torch.from_numpy(data.labels), len(data.classes))
 
 
-def _heads(folder):
+def _load_heads(folder):
     return checkpoint.load_latest(folder)[1]
 
 
@@ -65,7 +65,7 @@ def _assert_same_end(one, two):
     read = [json.loads((folder / "results.json").read_text()) for folder in (one, two)]
     assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
     assert (one / "metrics.json").read_text() == (two / "metrics.json").read_text()
-    a, b = (checkpoint.read(checkpoint.resolve(folder)) for folder in (one, two))
+    a, b = (_load_heads(folder) for folder in (one, two))
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name in ("state_dict", "optimizer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged
@@ -110,7 +110,7 @@ def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(i
                 linear.main(cfg, "random")
             except interrupt.Stopped as stop:
                 assert str(stop) == "asked" and "contains the checkpoint of step" in stop.remedy
-        reached.append(_heads(tmp_path / "stopped")["step"])
+        reached.append(_load_heads(tmp_path / "stopped")["step"])
         interrupt.clear()
     assert reached == [5, 7, 9, 11, 12]
     _assert_same_end(tmp_path / "whole", tmp_path / "stopped")

@@ -16,7 +16,7 @@ from tools.launcher import pipeline
 from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.spec import StageSpec
 from tools.reporting import paper_tables
-from tools.reporting.runs import Origin, Probe, normalize_protocol
+from tools.reporting.runs import Origin, Score, normalize_protocol
 
 PAPERS = CONFIGS / "papers"
 
@@ -30,8 +30,9 @@ def published_top1(config: str) -> float | None:
     """Return the published top-1 of a pretraining by ``config`` and the linear probe of its own LINEAR keys."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
-    probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", build_protocol(cfg, "linear")))
-    return (paper_tables.find_linear_result(probe).numbers or {}).get("top1")
+    test, settings = normalize_protocol("linear", build_protocol(cfg, "linear"))
+    score = Score(Path(), "linear", origin, test, protocol=settings)
+    return (paper_tables.find_published(score).numbers or {}).get("top1")
 
 
 @pytest.fixture(autouse=True)

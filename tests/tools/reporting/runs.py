@@ -31,11 +31,16 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
 
 
 def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
-    """Writes a finished pretraining to ``folder``; returns its config."""
+    """Write a finished pretraining to ``folder`` and return its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
-    content = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": cfg.SOLVER.EPOCHS,
-               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {},
-               "checkpoint_sha256": provenance(cfg.dump())["source_sha256"]}  # fmt: skip
+    content = {
+        "stage": "pretrain",
+        "method": cfg.METHOD.NAME,
+        "arch": cfg.MODEL.ARCH,
+        "epochs": cfg.SOLVER.EPOCHS,
+        "metrics": {},
+        "checkpoint_sha256": provenance(cfg.dump())["source_sha256"],
+    }
     if knn is not None:
         content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
     write(folder, content, cfg.dump())
@@ -48,7 +53,7 @@ def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
 
 
 def provenance(config: str, **change: Any) -> dict[str, Any]:
-    """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``.
+    """Return what a probe or a conversion records about the final checkpoint of a pretraining with ``config``.
 
     A ``change`` of more than the encoder is that of another file.
     """
@@ -56,31 +61,41 @@ def provenance(config: str, **change: Any) -> dict[str, Any]:
     other = {key: value for key, value in change.items() if key != "encoder"}
     digest = sha256(f"{config}{other or ''}".encode()).hexdigest()
     return {
-        "source": "checkpoint_final.pth", "source_sha256": digest, "encoder": "query", "stem": "imagenet",
-        "arch": cfg.MODEL.ARCH, "config": config, "method": cfg.METHOD.NAME, "epoch": cfg.SOLVER.EPOCHS,
-        "step": 10 * cfg.SOLVER.EPOCHS, **change,
-    }  # fmt: skip
+        "source": "checkpoint_final.pth",
+        "source_sha256": digest,
+        "encoder": "query",
+        "arch": cfg.MODEL.ARCH,
+        "config": config,
+        "method": cfg.METHOD.NAME,
+        "epoch": cfg.SOLVER.EPOCHS,
+        **change,
+    }
 
 
 def probe(
     folder: Path, config: str, top1: float, *overrides: Any, recipe: str = "", source: dict[str, Any] | None = None
 ) -> None:
-    """Writes a kNN, or by a ``recipe`` (own: the pretraining's) a linear probe, over the pretraining's ``config``."""
+    """Write a kNN probe, or with a ``recipe`` (or ``own``, the pretraining's) a linear probe, of ``config``."""
     cfg = from_yaml_text(config).clone()
     cfg.defrost()
     if recipe not in ("", "own"):
         merge_file(cfg, CONFIGS / "linear" / f"{recipe}.yaml")
     cfg.merge_from_list(list(overrides))
     stage = "linear" if recipe else "knn"
-    write(folder, {"stage": stage, "source": source or provenance(config), "protocol": protocol(cfg, stage),
-                   "metrics": {"top1": top1, "top5": 88.0}}, cfg.dump())  # fmt: skip
+    source = source or provenance(config)
+    metrics = {"top1": top1, "top5": 88.0}
+    results = {"stage": stage, "source": source, "protocol": protocol(cfg, stage), "metrics": metrics}
+    write(folder, results, cfg.dump())
 
 
 def detector(
-    *overrides: str, leaf: str = "Base-Mask-RCNN-FPN-1x", weights: dict[str, Any] | None = None,
-    engine: str = "detectron2", **change: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
+    *overrides: str,
+    leaf: str = "Base-Mask-RCNN-FPN-1x",
+    weights: dict[str, Any] | None = None,
+    engine: str = "detectron2",
+    **change: Any,
+) -> dict[str, Any]:
+    """Return the results.json of a fine-tuning; ``weights`` is their provenance, None a random initialization."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
     metrics = {"bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None}, "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0}}
     return {
@@ -91,20 +106,27 @@ def detector(
         "predictions": {},
         "iteration": cfg.SOLVER.MAX_ITER,
         "protocol": {
-            "detector": "mask", "backbone": "R50-FPN", "norm": "SyncBN", "heads": "0conv2fc", "freeze_at": 2,
-            "train": list(cfg.DATASETS.TRAIN), "test": list(cfg.DATASETS.TEST),
+            "detector": "mask",
+            "backbone": "R50-FPN",
+            "norm": "SyncBN",
+            "heads": "0conv2fc",
+            "freeze_at": 2,
+            "train": list(cfg.DATASETS.TRAIN),
         },
         "schedule": {
-            "iterations": cfg.SOLVER.MAX_ITER, "steps": list(cfg.SOLVER.STEPS), "name": "1x",
-            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH, "base_lr": cfg.SOLVER.BASE_LR,
+            "iterations": cfg.SOLVER.MAX_ITER,
+            "name": "1x",
+            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH,
+            "base_lr": cfg.SOLVER.BASE_LR,
         },
         "weights": {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}},
-        "config": cfg.dump(), **change,
-    }  # fmt: skip
+        "config": cfg.dump(),
+        **change,
+    }
 
 
 def pipeline(folder: Path, *keys: str) -> None:
-    """Writes what the launcher keeps of a pipeline whose stages are ``keys``; all but those of moco are complete."""
+    """Write the launcher's record of a pipeline with the stages ``keys``; all but those of moco are complete."""
     listed = [{"key": key, "folder": str(folder / key), "fingerprint": key} for key in keys]
     (folder / "launch").mkdir(parents=True)
     (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed}))
@@ -114,7 +136,7 @@ def pipeline(folder: Path, *keys: str) -> None:
 
 
 def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") -> None:
-    """What a stage logs, and what it records of the machine."""
+    """Write the metrics that a stage logs, and its record of the machine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "environment.txt").write_text(environment)
@@ -125,13 +147,13 @@ def render(folders: list[Path]) -> str:
 
 
 def cells(text: str, first: str) -> list[str]:
-    """The cells of the one row that begins with ``first``."""
+    """Return the cells of the only row that begins with ``first``."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {first} ")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def column(text: str, first: str, heading: str) -> str:
-    """The cell of a row under ``heading``; the report may hold several tables."""
+    """Return the cell of a row under ``heading``; the report may contain several tables."""
     lines = text.splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.startswith(f"| {first} ")]
     head = next(line for line in reversed(lines[:place]) if line.startswith("| run "))

@@ -21,18 +21,24 @@ def run_in(folder: Path, losses: list[float], *overrides: str, torch: str = "2.1
 
 
 def test_differences_and_the_step_at_which_the_curves_diverge(tmp_path: Path, capsys: pytest.CaptureFixture):
-    one = run_in(tmp_path / "one", [5.0, 4.0, 3.0])
-    two = run_in(tmp_path / "two", [5.0, 4.5, 3.5, 2.0], "SOLVER.BASE_LR", "0.5", torch="2.16.0", knn=52.5)
-    launch.main(["compare", str(one), str(two)])
+    first = run_in(tmp_path / "one", [5.0, 4.0, 3.0])
+    second = run_in(tmp_path / "two", [5.0, 4.5, 3.5, 2.0], "SOLVER.BASE_LR", "0.5", torch="2.16.0", knn=52.5)
+    launch.main(["compare", str(first), str(second)])
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line and line != "one two"][2:] == [
-        "config, data and weights:", "SOLVER.BASE_LR 0.06 0.5", "engine, versions and machine:", "torch 2.15.0 2.16.0",
-        "results:", "knn_top1 50 52.5",
-        "curves diverge at step 20; equal metrics: 1 of 2", "diverge at step one two", "loss 20 4 4.5",
-    ]  # fmt: skip
-    assert compare(one, one).endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
-    (one / "metrics.json").unlink()
-    assert compare(one, two).endswith("curves: the runs logged no metric at the same iterations")
+        "config, data and weights:",
+        "SOLVER.BASE_LR 0.06 0.5",
+        "engine, versions and machine:",
+        "torch 2.15.0 2.16.0",
+        "results:",
+        "knn_top1 50 52.5",
+        "curves diverge at step 20; equal metrics: 1 of 2",
+        "diverge at step one two",
+        "loss 20 4 4.5",
+    ]
+    assert compare(first, first).endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
+    (first / "metrics.json").unlink()
+    assert compare(first, second).endswith("curves: the runs logged no metric at the same iterations")
 
 
 def test_engines_data_and_weights_are_named_and_the_device_is_the_one_that_was_used(tmp_path: Path):

@@ -11,9 +11,11 @@ from tools.reporting import curves
 
 def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_drawn(tmp_path: Path):
     losses = {
-        "jcl_seed=1/mask": (4.0, 3.0), "jcl_seed=1/pretrain": (3.0, None, 2.0), "jcl_seed=2/pretrain": (5.0, 4.0),
+        "jcl_seed=1/mask": (4.0, 3.0),
+        "jcl_seed=1/pretrain": (3.0, None, 2.0),
+        "jcl_seed=2/pretrain": (5.0, 4.0),
         "mocov2_seed=1/pretrain": (6.0,),  # one value is no curve
-    }  # fmt: skip
+    }
     pipeline(tmp_path, *losses)
     pretrain(tmp_path / "jcl_seed=1/pretrain", *DIGITS)
     for key, values in losses.items():
@@ -29,6 +31,8 @@ def test_each_test_set_has_its_own_curve_of_ap():
         {"iteration": 3, "a/bbox/AP": 4.0, "loss": 5.0},
     ]
     assert list(curves.collect_points(logged).items()) == [
-        ("loss", [(4, 5.0)]), ("learning rate", [(2, 0.1)]), ("a/bbox/AP", [(2, 1.0), (4, 4.0)]),
+        ("loss", [(4, 5.0)]),
+        ("learning rate", [(2, 0.1)]),
+        ("a/bbox/AP", [(2, 1.0), (4, 4.0)]),
         ("coco:b.json:/y/bbox/AP", [(2, 2.0)]),
-    ]  # fmt: skip
+    ]

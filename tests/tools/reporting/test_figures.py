@@ -1,4 +1,4 @@
-"""The picture of a pipeline's detectors: drawn from what their runs keep, and never at the report's expense."""
+"""The figure of a pipeline's detectors is drawn from the files of their runs; if it fails, the report is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BRANCHES = ("random", "tcl", "jcl")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished pipeline that was moved, with a detector; TCL's finds everything, the others' find nothing."""
+    """Write a finished pipeline, which was moved; TCL's detector finds everything, the others find nothing."""
     name = tiny_coco.write(tmp_path / "data")
     truth = json.loads((tmp_path / "data/annotations.json").read_text())["annotations"]
     pipeline(tmp_path / "before", *(f"{branch}/mask" for branch in BRANCHES))
@@ -32,9 +32,9 @@ def folder(tmp_path: Path) -> Path:
     return (tmp_path / "before").rename(tmp_path / "p")
 
 
-def columns_of(picture: Path) -> list[np.ndarray]:
-    """What is below the titles of each column: ground truth first."""
-    canvas = cv2.imread(str(picture))
+def columns_of(figure: Path) -> list[np.ndarray]:
+    """Return the images of each column, without titles; the ground truth comes first."""
+    canvas = cv2.imread(str(figure))
     assert canvas is not None
     rows = canvas.reshape(4, 28 + 360, -1, 360 + 4, 3)[:, 28:]
     return [rows[:, :, column, :360] for column in range(rows.shape[2])]
@@ -43,19 +43,19 @@ def columns_of(picture: Path) -> list[np.ndarray]:
 def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]):
     output = folder / "my report.md"
     assert report.main([str(folder), "--output", str(output)]) == 0
-    picture = folder / "my report_mask.png"
-    assert capsys.readouterr().out.endswith(f")\nfigure: {picture}\nreport: {output}\n")
+    figure = folder / "my report_mask.png"
+    assert capsys.readouterr().out.endswith(f")\nfigure: {figure}\nreport: {output}\n")
     text = output.read_text()
     assert "ground truth, random, tcl, jcl" in text and "## Unreadable files" not in text
     assert text.endswith("\n![predictions of mask](my%20report_mask.png)\n")
-    truth, random, tcl, jcl = columns_of(picture)
+    truth, random, tcl, jcl = columns_of(figure)
     assert (random == jcl).all() and (random != tcl).any() and (random != truth).any()
     outside_labels = (tcl != truth).any(axis=3).mean()  # a prediction's label has its score
     assert outside_labels < 0.03 < (tcl != random).any(axis=3).mean()
 
 
 @pytest.mark.parametrize("lost", ["p/jcl/mask/predictions.json", "data/1.png"])
-def test_a_lost_file_is_one_line_and_costs_the_picture_alone(folder: Path, lost: str):
+def test_a_lost_file_is_one_line_and_costs_the_figure_alone(folder: Path, lost: str):
     (folder.parent / lost).unlink()
     shown = report.gather([folder], folder / "report.md")
     text = render_markdown(shown)
@@ -64,7 +64,7 @@ def test_a_lost_file_is_one_line_and_costs_the_picture_alone(folder: Path, lost:
     assert [cells(text, f"{branch}/mask")[2] for branch in BRANCHES] == ["38.0"] * 3
 
 
-def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
+def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
     sets = [tiny_coco.write(folder.parent / name) for name in ("data", "more")]
     for branch in BRANCHES[:2]:
         path = folder / branch / "mask/results.json"

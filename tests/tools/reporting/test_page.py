@@ -24,9 +24,10 @@ NUMBERS = {"random": 9.0, "mocov2": 44.1, "jcl": 10.0}  # as text, "9.0" would b
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline with two pretrainings and three detectors, and runs with HTML in their name and results."""
+    """Write a pipeline with two pretrainings and three detectors, and runs with HTML in their name and results."""
     root = tmp_path_factory.mktemp("page")
-    test, folder = tiny_coco.write(root / "data"), root / "runs/demo"
+    test = tiny_coco.write(root / "data")
+    folder = root / "runs/demo"
     pipeline(folder, *(f"{branch}/mask" for branch in NUMBERS), "mocov2/pretrain", "jcl/pretrain")
     machine = f"started: today\ngit: {'ab' * 20}\nhost: node7 (Linux, 8 CPUs)\ndevices: NVIDIA H200\ntorch: 2.15.0\n"
     for branch, ap in NUMBERS.items():
@@ -37,8 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log(run / "pretrain", ({"iteration": i, "loss": 5.0 - i, "knn_top1": 50.0} for i in range(5)), machine)
         results = detector("DATASETS.TEST", str((test,)), weights=origin)
         results["metrics"]["bbox"]["AP"] = ap
-        write(run / "mask", results | {"predictions": {test: "found.json"}})
-        (run / "mask/found.json").write_text("[]")
+        write(run / "mask", results | {"predictions": {test: "predictions.json"}})
+        (run / "mask/predictions.json").write_text("[]")
         log(run / "mask", ({"iteration": i, "total_loss": 3.0} for i in range(5)), machine)
     write(root / "runs" / ATTACK, detector(weights={"source": ATTACK, "method": f"</script>{ATTACK}", "epoch": "'\">"}))
     log(root / "runs" / ATTACK, ({"iteration": i, "total_loss": 3.0} for i in range(5)))
@@ -48,8 +49,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(runs: Path) -> tuple[Path, Path]:
-    """The page and the Markdown of the same call."""
-    page, text = runs.parent / "report.html", runs.parent / "report.md"
+    """Write the page and the Markdown with one call."""
+    page = runs.parent / "report.html"
+    text = runs.parent / "report.md"
     assert report.main([str(runs), "--output", str(page), "--output", str(text)]) == 0
     return page, text
 
@@ -60,8 +62,8 @@ def source(written: tuple[Path, Path]) -> str:
 
 
 def texts(source: str, tag: str) -> list[str]:
-    found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", source, re.DOTALL)
-    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", one)).split()) for one in found]
+    elements = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", source, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", element)).split()) for element in elements]
 
 
 def test_page_and_markdown_show_the_same_tables(written: tuple[Path, Path], source: str):
@@ -91,7 +93,8 @@ def test_each_run_has_its_origin_and_machine(runs: Path, source: str):
 
 
 def test_what_is_in_run_folders_is_text(source: str):
-    elements, words = [], []
+    elements: list[tuple[str, dict[str, Any]]] = []
+    words: list[str] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: elements.append((tag, dict(attrs)))
     parser.handle_data = words.append
@@ -100,7 +103,7 @@ def test_what_is_in_run_folders_is_text(source: str):
     assert not [(tag, name) for tag, attributes in elements for name in attributes if name.startswith("on")]
     assert all(attributes["src"].startswith("data:image/") for tag, attributes in elements if tag == "img")
     for place in (f"</script>{ATTACK}", repr(ATTACK)):
-        assert any(place in one for one in words)
+        assert any(place in text for text in words)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +121,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[400, 1280])
 def shown(request: pytest.FixtureRequest, browser: Any, written: tuple[Path, Path]) -> Iterator[Any]:
-    """The page in a window of this width; afterwards, no error and no request to a network was seen."""
+    """Show the page in a window of this width; no error and no request to a network may occur."""
     said: list[str] = []
     page = browser.new_page(viewport={"width": request.param, "height": 900})
     page.on("console", lambda message: said.append(message.text))

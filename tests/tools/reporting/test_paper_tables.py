@@ -17,16 +17,16 @@ RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 
 def published(folder: Path, table: str) -> dict[str, list[str]]:
-    """The rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
-    tables = {one.title: one for one in report.gather([folder]).tables}
+    """Return the rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
+    tables = {shown.title: shown for shown in report.gather([folder]).tables}
     rows = tables[f"Published: {table}"].rows if f"Published: {table}" in tables else []
     return {row[0]: list(row[1:]) for row in rows if row[2] != "-"}
 
 
 def test_a_probe_stands_next_to_table_1(tmp_path: Path):
     """What does not change the result may differ from the recipe."""
-    config = pretrain(tmp_path / "jcl", "SEED", "7", "DATA.ROOT", "/scratch", "DATALOADER.NUM_WORKERS", "2",
-                      "PROBE.KNN_K", "20", "DEVICE", "cpu", "SOLVER.CHECKPOINT_PERIOD", "50")  # fmt: skip
+    changes = "SEED 7 DATA.ROOT /scratch DATALOADER.NUM_WORKERS 2 PROBE.KNN_K 20 DEVICE cpu SOLVER.CHECKPOINT_PERIOD 50"
+    config = pretrain(tmp_path / "jcl", *changes.split())
     probe(tmp_path / "jcl/linear", config, 68.0, "SEED", 9, recipe="R50_IN1k_100ep")
     assert list(published(tmp_path, f"{TABLE}1").values()) == [["68.7", "68.0", "-0.7", "89.0", "88.0", "-1.0"]]
 
@@ -35,11 +35,11 @@ def test_a_probe_stands_next_to_table_1(tmp_path: Path):
     ("overrides", "linear", "reason"),
     [
         (RELEASED, (), "METHOD.NUM_KEYS 4 (recipe: 5)"),
-        (("SOLVER.AMP", "bf16"), (), 'SOLVER.AMP bf16 (recipe: none); linear amp bf16'),
+        (("SOLVER.AMP", "bf16"), (), "SOLVER.AMP bf16 (recipe: none); linear amp bf16"),
         ((), ("LINEAR.BASE_LR", 10.0), "linear base lr 10.0 (recipe: 30.0)"),
         ((), ("DATA.VAL", "imagenet100"), "linear scored on imagenet100 (recipe: imagenet)"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_is_not_of_the_papers_recipe_is_not_compared(
     tmp_path: Path, overrides: tuple[str, ...], linear: tuple[Any, ...], reason: str
 ):
@@ -62,15 +62,15 @@ def test_every_papers_table_has_its_rows(tmp_path: Path):
         config = pretrain(tmp_path / name, *overrides, recipe=recipe, knn=None)
         probe(tmp_path / name / "linear", config, 80.0, recipe="own")
     tables = ("TCL (supplement), Table 1", "TCL (supplement), Table 2", "SCE (supplement), Table 2")
-    found = [sorted(row[0] for row in published(tmp_path, table).values()) for table in tables]
-    assert found == [["78.45", "79.30"], ["81.6"], ["89.94"]]
+    numbers = [sorted(row[0] for row in published(tmp_path, table).values()) for table in tables]
+    assert numbers == [["78.45", "79.30"], ["81.6"], ["89.94"]]
     assert "SCE (supplement), Table 2: near: METHOD.KEY_TEMPERATURE 0.045 (recipe: " in render([tmp_path])
 
 
 def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
-    for name, change in (("half", {"epoch": 100, "step": 1000}), ("key", {"encoder": "key"}),
-                         ("tuned", {"fine_tuned_on": ["coco_2017_train"]})):  # fmt: skip
+    changes = {"half": {"epoch": 100}, "key": {"encoder": "key"}, "tuned": {"fine_tuned_on": ["coco_2017_train"]}}
+    for name, change in changes.items():
         probe(tmp_path / name, config, 60.0, recipe="R50_IN1k_100ep", source=provenance(config, **change))
     text = render([tmp_path])
     assert "68.7" not in text
@@ -93,16 +93,19 @@ def test_detectors_stand_next_to_table_2_in_the_papers_task_only(tmp_path: Path)
     write(tmp_path / "runs/coco_mask_jcl", detector(leaf=JCL, weights=provenance(config)))
     values = (35.0, 36.0, 37.4)
     for seed, ap in enumerate(values):
-        found = detector("SEED", str(seed + 1))
-        found["metrics"]["segm"] |= {"AP": ap, "AP50": ap + 20}
-        write(tmp_path / f"runs/random{seed}", found)
-    text, half = render([tmp_path / "runs"]), t.ppf(0.975, 2) * stdev(values) / 3**0.5
+        results = detector("SEED", str(seed + 1))
+        results["metrics"]["segm"] |= {"AP": ap, "AP50": ap + 20}
+        write(tmp_path / f"runs/random{seed}", results)
+    text = render([tmp_path / "runs"])
+    half = t.ppf(0.975, 2) * stdev(values) / 3**0.5
     # Table 2's mask numbers are Mask R-CNN's, its box numbers Faster R-CNN's: box AP has no counterpart here.
-    assert published(tmp_path, f"{TABLE}2, engine detectron2") == {
-        "mask: jcl": ["35.6", "36.0", "+0.4", "56.2", "56.0", "-0.2", "38.3", "38.0", "-0.3"],
-        "mask: random": ["28.5", f"36.1 ± {half:.1f} [n 3]", "+7.6", "46.8", f"56.1 ± {half:.1f} [n 3]", "+9.3",
-                         "30.4", "38.0 ± 0.0 [n 3]", "+7.6"],
-    }  # fmt: skip
+    rows = published(tmp_path, f"{TABLE}2, engine detectron2")
+    assert {name: "|".join(row) for name, row in rows.items()} == {
+        "mask: jcl": "35.6|36.0|+0.4|56.2|56.0|-0.2|38.3|38.0|-0.3",
+        "mask: random": (
+            f"28.5|36.1 ± {half:.1f} [n 3]|+7.6|46.8|56.1 ± {half:.1f} [n 3]|+9.3|30.4|38.0 ± 0.0 [n 3]|+7.6"
+        ),
+    }
     assert "- Every pretraining: pretrained on imagenet, epochs 200, seed 0.\n" in text
     digest = provenance(config)["source_sha256"][:8]
     assert f"- Weights: coco_mask_jcl: runs/jcl_R50/checkpoint_final.pth ({digest}).\n" in text
@@ -113,8 +116,8 @@ def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
     for name, method in (("msra", {"method": "supervised_msra"}), ("torchvisions", {})):
         source = {"source": "r50.pkl", "source_sha256": "1676ba61" * 8, "arch": "resnet50", **method}
         write(tmp_path / name, detector(leaf=leaf, weights=source))
-    found = published(tmp_path, f"{TABLE}2, engine detectron2")
-    assert {name: row[:3] for name, row in found.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
+    rows = published(tmp_path, f"{TABLE}2, engine detectron2")
+    assert {name: row[:3] for name, row in rows.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
     assert "; torchvisions: r50.pkl (1676ba61)." in render([tmp_path])
 
 

@@ -16,7 +16,7 @@ from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import CONFIGS
-from transfer import preflight, train_net
+from transfer import preflight
 from transfer.coco import catalog
 from transfer.config import load_config
 from transfer.weights.convert import convert
@@ -76,7 +76,7 @@ def command(recipe: str, *flags: str, **more: Any) -> list[str]:
 
 
 def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
-    return train_net.work(train_net.parse(command(recipe, *flags, **more)))
+    return tiny_coco.fine_tune(command(recipe, *flags, **more))
 
 
 @pytest.mark.detectron2

@@ -29,7 +29,7 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     """Detectron2's config of a tiny detector, and the name of its data set, which is registered."""
     name = tiny_coco.write(folder / "data")
     cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
+    cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(folder / "out", name, **keys)))
     data.register(name, cfg)
     return cfg, name
 
@@ -40,7 +40,7 @@ def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
     cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name))
+    cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(tmp_path / "out", name)))
     prepare(cfg, [name])
     data.register(name, cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]

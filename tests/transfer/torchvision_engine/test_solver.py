@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.transfer import tiny_coco
 from transfer.config import load_config
 from transfer.torchvision_engine.solver import build_optimizer, build_schedule, clip_gradients
 
@@ -28,7 +29,7 @@ def test_every_iterations_rate_is_detectron2s(keys):
     from detectron2.solver import build_lr_scheduler
 
     cfg, theirs = config(**keys), get_cfg()
-    theirs.SOLVER.merge_from_other_cfg(cfg.SOLVER)
+    theirs.SOLVER.merge_from_other_cfg(tiny_coco.strip_own_keys(cfg).SOLVER)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
     scheduler, rate = build_lr_scheduler(theirs, optimizer), build_schedule(cfg, build_optimizer(cfg, network()))
     for iteration in range(cfg.SOLVER.MAX_ITER):
@@ -53,7 +54,7 @@ def test_a_step_equals_detectron2s():
     torch.manual_seed(0)  # the batch norm of some networks has hardly any variance to divide by
     cfg, theirs, a, b = config(**keys), get_cfg(), network(), network()
     images = torch.randn(2, 3, 8, 8)
-    theirs.SOLVER.merge_from_other_cfg(cfg.SOLVER)
+    theirs.SOLVER.merge_from_other_cfg(tiny_coco.strip_own_keys(cfg).SOLVER)
     b.load_state_dict(a.state_dict())
     ours, their_optimizer = build_optimizer(cfg, a), build_theirs(theirs, b)
     for _ in range(3):

@@ -1,0 +1,107 @@
+"""The backbone that is exported, and the preprocessing of its evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+from torchvision.models import ResNet
+
+from pretrain.common.config.yaml_io import parse_yaml
+from pretrain.common.errors import UserError
+from pretrain.common.weights.resnet_names import is_bottleneck
+from pretrain.data.views import center_view, normalize
+from pretrain.model.encoder import build_backbone
+from pretrain.probe.protocol import evaluation_size
+from transfer.weights.convert import open_source, read_source
+
+_IMAGENET_STATISTICS = {"MEAN": [0.485, 0.456, 0.406], "STD": [0.229, 0.224, 0.225]}
+_IMAGENET_SIZE = (224, 256)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A pretrained ResNet without classifier, and how its images are prepared.
+
+    Attributes:
+        path: the file that it was read from.
+        resnet: maps normalized images (N, 3, H, W) to features (N, F), in evaluation mode.
+        mean, std: statistics of the RGB channels in its pretraining, from 0 to 1; ImageNet's if they are not recorded.
+        size, resize: pixels of the evaluation's crop, and of the shorter side before it. If ``resize`` is 0, the image
+            is resized to the crop directly. They are ImageNet's if the file records no config.
+    """
+
+    path: Path
+    resnet: ResNet
+    arch: str
+    stem: str
+    mean: list[float]
+    std: list[float]
+    size: int
+    resize: int
+    provenance: dict[str, Any]
+
+    @torch.no_grad()
+    def compute_features(self, pixels: Tensor) -> Tensor:
+        """Compute the features (N, F) of pixels (N, 3, H, W) uint8, as in the project's own evaluation."""
+        return self.resnet(normalize(pixels, self.mean, self.std))
+
+    def crop(self, image: np.ndarray) -> Tensor:
+        """Return the evaluation's crop (1, 3, S, S) of an image (H, W, 3), uint8, RGB."""
+        return torch.from_numpy(center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
+
+
+def read_backbone(source: Path) -> Backbone:
+    """Read the backbone of a run folder or a file.
+
+    Raises:
+        UserError: the file cannot be read, contains no backbone, or one that torchvision's ResNet on RGB images cannot
+            compute.
+    """
+    weights = open_source(source)
+    path = weights.path
+    file, recorded = read_source(weights)
+    if recorded["MODEL.RESNETS.STRIDE_IN_1X1"] and is_bottleneck(file.arch):
+        raise UserError(f"{path} strides in the 1x1 convolutions; only ResNets that stride in the 3x3 are exported")
+    if recorded["INPUT.FORMAT"] != "RGB":
+        raise UserError(f"{path} was trained on {recorded['INPUT.FORMAT']} images; only RGB backbones are exported")
+    resnet = build_backbone(file.arch, file.stem)
+    resnet.load_state_dict(file.state_dict)
+    statistics = dict(_IMAGENET_STATISTICS)
+    for name in statistics:
+        if f"MODEL.PIXEL_{name}" in recorded:
+            statistics[name] = [round(value / 255, 6) for value in recorded[f"MODEL.PIXEL_{name}"]]
+    size, resize = _IMAGENET_SIZE
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # another project's config, or none
+        size, resize = evaluation_size(CfgNode(parse_yaml(recorded["config"])))
+    return Backbone(
+        path=path,
+        resnet=resnet.eval().requires_grad_(False),
+        arch=file.arch,
+        stem=file.stem,
+        mean=statistics["MEAN"],
+        std=statistics["STD"],
+        size=size,
+        resize=resize,
+        provenance=recorded,
+    )
+
+
+def draw_sample_image(backbone: Backbone) -> np.ndarray:
+    """Draw an image (H, W, 3) uint8 of shapes and noise, which is always the same, to compare features of.
+
+    Its channels have different statistics, and it is wider than high if the evaluation crops. Its shorter side has the
+    evaluation's size, so that no library resamples it, which each does in a different way.
+    """
+    height = backbone.resize or backbone.size
+    width = height * 5 // 4 if backbone.resize else height
+    rows, columns = np.mgrid[-3 : 3 : height * 1j, -4 : 4 : width * 1j]
+    waves = np.stack([np.sin(rows + columns), np.cos(2 * rows), np.sin(3 * columns)], -1)
+    noise = np.random.default_rng(0).normal(0, 12, waves.shape)
+    return np.clip([150, 110, 70] + 50 * waves + noise, 0, 255).astype(np.uint8)

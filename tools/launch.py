@@ -162,8 +162,9 @@ def stage(args: argparse.Namespace) -> int:
     match args.command:
         case "pretrain":
             recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
-            print(f"recipe: {recipe}", file=sys.stderr)
-            spec = stages.pretrain(recipe, args.overrides)
+            overrides = [] if args.config_file else stages.overrides_of(args.method)
+            print(" ".join(["recipe:", str(recipe), *overrides]), file=sys.stderr)
+            spec = stages.pretrain(recipe, [*overrides, *args.overrides])
         case "convert":
             spec = stages.convert(args.weights, args.output, options=convert_to_d2.source_words(args))
         case "transfer":

@@ -58,7 +58,8 @@ def _detectors(rows: list[Row]) -> dict[str, Any]:
         branch = branches.setdefault(Path(pretrain).stem, {**start, "TRANSFER": {}})
         for seed in _seeds(row):
             name = Path(recipe).stem + (f"_seed={seed}" if seed else "")
-            branch["TRANSFER"][name] = {"CONFIG": recipe, "OVERRIDES": ["SEED", seed] if seed else []}
+            overrides = [*row["overrides"].split(), *(["SEED", seed] if seed else [])]
+            branch["TRANSFER"][name] = {"CONFIG": recipe, "OVERRIDES": overrides}
     return {"BRANCHES": branches, "ENGINE": "detectron2"}
 
 

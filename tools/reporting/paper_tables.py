@@ -69,7 +69,7 @@ def find_detection_result(run: Detection) -> Verdict:
     for table, row in ((table, row) for table, rows in map(read_table, _DETECTION) for row in rows):
         if not row["AP"] or row["task"] != TASKS[run.detector] or not _is_initialized_from(run.origin, row["pretrain"]):
             continue
-        recipe, test = _load_transfer_recipe(row["recipe"])
+        recipe, test = _load_transfer_recipe(row["recipe"], row["overrides"])
         if any(run.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
             continue
         reasons = [run.origin.altered] if run.origin.altered else []
@@ -150,8 +150,8 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
 
 
 @functools.cache
-def _load_transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
-    recipe = keys(OWN) | _flatten_config(load_config(ROOT / path))
+def _load_transfer_recipe(path: str, overrides: str) -> tuple[dict[str, Any], str]:
+    recipe = keys(OWN) | _flatten_config(load_config(ROOT / path, overrides.split()))
     settings = {key: value for key, value in recipe.items() if not key.startswith(FREE_IN_TRANSFER)}
     return settings, recipe["DATASETS.TEST"][0]
 

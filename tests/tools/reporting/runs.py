@@ -76,7 +76,7 @@ def probe(
 
 
 def detector(
-    *overrides: str, leaf: str = "Base-Mask-RCNN-FPN-1x", weights: dict[str, Any] | None = None,
+    *overrides: str, leaf: str = "coco_mask_R50_FPN_1x", weights: dict[str, Any] | None = None,
     engine: str = "detectron2", **change: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""

@@ -66,8 +66,18 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1}
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
-    rank = {"state": "failed", "started": 0, "host": text, "reason": text, "rank": 0, "attempt": 0, "error": text,
-            "followed": False, "ended": 0, "user_error": True}  # fmt: skip
+    rank = {
+        "state": "failed",
+        "started": 0,
+        "host": text,
+        "reason": text,
+        "rank": 0,
+        "attempt": 0,
+        "error": text,
+        "followed": False,
+        "ended": 0,
+        "user_error": True,
+    }
     (folder / f"launch/ranks/submission.{jobs_id}.0.0.json").write_text(json.dumps(rank))
     for kind in ("out", "err"):
         (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")

@@ -1,0 +1,107 @@
+"""Command lines in separate processes, with a fault at a chosen file system call."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.injection import Fault, Injector, Report, write_rule
+
+_COUNT = Fault()
+_ROOT = Path(__file__).resolve().parents[2]
+# Slow to import: once, instead of in every command.
+_PRELOADED = (
+    "torch torchvision cv2 torch.utils.tensorboard.writer torch._dynamo pretrain.train tests.in_process "
+    "transfer.train_net tools.convert_to_d2 tools.report matplotlib.figure sklearn.datasets scipy.stats "
+    "pycocotools.cocoeval"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit status (negative for a signal, None if it hung), its output and its report."""
+
+    status: int | None
+    text: str
+    report: Report = field(default_factory=Report)
+
+
+class Commands:
+    """Runs the `main` of modules, each in a fork of one process that has imported what is slow to import."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED.split())
+        (folder / "sitecustomize.py").write_text("from tests.faults import injection\n\ninjection.read_rule()\n")
+
+    def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
+        """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
+        output, report_file = self._folder / "output.txt", self._folder / "report.pkl"
+        report_file.unlink(missing_ok=True)
+        words = [module.replace(".", "/") + ".py", *map(str, argv)]
+        process = self._context.Process(
+            target=_run_main, args=(module, words, under, output, Injector(str(under), fault, str(report_file)))
+        )
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return Ended(None, output.read_text(errors="replace"))
+        report = pickle.loads(report_file.read_bytes()) if report_file.exists() else Report()
+        return Ended(process.exitcode, output.read_text(errors="replace"), report)
+
+    def run_job(self, *argv: str | Path, under: Path, fault: Fault | None = None, timeout: float = 240.0) -> Ended:
+        """Runs ``python tools/launch.py ARGV``; one rank of the local job that it starts meets the ``fault``, once.
+
+        A fault of reading is met anywhere, one of writing ``under`` the folder.
+        """
+        rule, environment = self._folder / "rule.json", {**os.environ, "OMP_NUM_THREADS": "1"}
+        if fault:
+            write_rule(rule, Path("/") if fault.call == "read" else under, fault)
+            environment |= {"FAULTS": str(rule), "PYTHONPATH": f"{self._folder}:{os.environ.get('PYTHONPATH', '')}"}
+        job = subprocess.run(
+            [sys.executable, str(_ROOT / "tools/launch.py"), *map(str, argv)],
+            cwd=under,
+            env=environment,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert not rule.exists(), f"no rank read the rule: {job.stdout}"
+        return Ended(job.returncode, job.stdout)
+
+
+def _run_main(module: str, words: list[str], folder: Path, output: Path, injector: Injector) -> None:
+    os.setsid()
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+    os.dup2(1, 2)
+    sys.argv = words
+    os.chdir(folder)
+    injector.install()
+    from pretrain.common import interrupt
+    from pretrain.common.errors import run_command_line
+
+    status: object = 1
+    if module == "transfer.train_net":
+        interrupt.install_handlers()  # as it does where it is started, not imported
+    try:
+        run_command_line(importlib.import_module(module).main)
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    injector.write_report()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(status or 0))

@@ -23,13 +23,22 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 aten = torch.ops.aten
 _COPIES = {aten.copy_.default, aten._to_copy.default}
 _INDEXED = {  # the indexed tensor's device decides; indices may come from the CPU
-    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
-}  # fmt: skip
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 _WAITS = {  # the size or the value of what they return must reach the host
-    aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten._unique2.default,
-    aten.unique_dim.default, aten.repeat_interleave.Tensor, aten.bincount.default, aten.equal.default,
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.repeat_interleave.Tensor,
+    aten.bincount.default,
+    aten.equal.default,
     torch.ops.torchvision.nms.default,
-}  # fmt: skip
+}
 _ROOT = Path(__file__).parents[1]
 
 

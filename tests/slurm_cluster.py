@@ -110,9 +110,14 @@ class SlurmCluster:
         host = socket.gethostname().split(".")[0]
         # Job ids differ between clusters: a used log folder would give back an old job's result.
         conf = _CONF.format(
-            port=port, port1=port + 1, port2=port + 2, root=self.root, host=host, user=getpass.getuser(),
+            port=port,
+            port1=port + 1,
+            port2=port + 2,
+            root=self.root,
+            host=host,
+            user=getpass.getuser(),
             first_job=secrets.randbelow(10**6) + 1000,
-        )  # fmt: skip
+        )
         (self.root / "slurm.conf").write_text(conf)
         os.environ["PATH"] += ":/usr/sbin"  # where Debian installs the daemons, which is not on a user's path
         os.environ["SLURM_CONF"] = str(self.root / "slurm.conf")

@@ -34,13 +34,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(images: Path, output: Path, *more: str) -> list[str]:
-    return [
-        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[64]",
-        "MODEL.EMBEDDING_DIM", "32", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "3",
-        "SOLVER.LOG_PERIOD", "1", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "32", "PROBE.KNN_K", "5",
-        "DATALOADER.NUM_WORKERS", "1", *([] if {"simclr", "tcl", "supcon"} & {*more} else ["MODEL.QUEUE_SIZE", "48"]),
-        "DEVICE", DEVICE, "OUTPUT_DIR", str(output), *more,
-    ]  # fmt: skip
+    keys = (
+        "METHOD.NAME jcl METHOD.NUM_KEYS 2 MODEL.ARCH resnet18 MODEL.HEAD_HIDDEN_DIMS [64] MODEL.EMBEDDING_DIM 32 "
+        "SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 3 SOLVER.LOG_PERIOD 1 VIEWS.IMAGE_SIZE 32 PROBE.KNN_K 5 "
+        f"DATALOADER.NUM_WORKERS 1 DEVICE {DEVICE}"
+    )
+    queue = [] if {"simclr", "tcl", "supcon"} & {*more} else ["MODEL.QUEUE_SIZE", "48"]
+    return [*keys.split(), *queue, "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
 
 
 def losses(folder: Path) -> list[float]:
@@ -114,11 +114,19 @@ def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
     first = {}
     for device, amp in (("cpu", False), (DEVICE, False), (DEVICE, True)):
         keys: dict[str, Any] = {
-            **tiny_coco.MODEL_KEYS, "DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "MODEL.DEVICE": device,
-            "OUTPUT_DIR": str(tmp_path / f"{device}{amp}"), "SOLVER.AMP.ENABLED": amp, "SOLVER.MAX_ITER": 1,
-            "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1,
-            f"MODEL.{kind.upper()}_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
-        }  # fmt: skip
+            **tiny_coco.MODEL_KEYS,
+            "DATASETS.TRAIN": (name,),
+            "DATASETS.TEST": (name,),
+            "MODEL.DEVICE": device,
+            "OUTPUT_DIR": str(tmp_path / f"{device}{amp}"),
+            "SOLVER.AMP.ENABLED": amp,
+            "SOLVER.MAX_ITER": 1,
+            "SOLVER.STEPS": [],
+            "TEST.PRECISE_BN.ENABLED": True,
+            "TEST.PRECISE_BN.NUM_ITER": 1,
+            f"MODEL.{kind.upper()}_ON": True,
+            "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
+        }
         words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
         results = tiny_coco.fine_tune(words)
         assert "bbox" in results["metrics"]

@@ -41,15 +41,15 @@ def tints(tmp_path: Path) -> Path:
 
 
 def knn(images: Path, output: Path, *more: str) -> float:
-    return pretrain(load_config(None, [
-        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[64]", "MODEL.EMBEDDING_DIM", "32",
-        "MODEL.QUEUE_SIZE", "256", "MODEL.EMA_MOMENTUM", "0.99", "METHOD.TEMPERATURE", "0.1", "VIEWS.QUERY", "sce_weak",
-        "VIEWS.KEY", "sce_weak", "VIEWS.IMAGE_SIZE", str(IMAGE), "SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", "0.002",
-        "SOLVER.IMS_PER_BATCH", "32", "SOLVER.EPOCHS", "8", "SOLVER.WARMUP_EPOCHS", "1.0", "SEED", "0",
-        "PROBE.KNN_K", "5", "SOLVER.CHECKPOINT_PERIOD", "1000", "DATALOADER.NUM_WORKERS", "0",
-        "DATA.TRAIN", f"folder:{images}",
-        "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
-    ]))["metrics"]["knn_top1"]  # fmt: skip
+    """Returns the kNN top-1 of a short pretraining."""
+    keys = (
+        "MODEL.ARCH resnet18 MODEL.STEM cifar MODEL.HEAD_HIDDEN_DIMS [64] MODEL.EMBEDDING_DIM 32 MODEL.QUEUE_SIZE 256 "
+        "MODEL.EMA_MOMENTUM 0.99 METHOD.TEMPERATURE 0.1 VIEWS.QUERY sce_weak VIEWS.KEY sce_weak "
+        f"VIEWS.IMAGE_SIZE {IMAGE} SOLVER.OPTIMIZER adamw SOLVER.BASE_LR 0.002 SOLVER.IMS_PER_BATCH 32 SOLVER.EPOCHS 8 "
+        "SOLVER.WARMUP_EPOCHS 1.0 SOLVER.CHECKPOINT_PERIOD 1000 PROBE.KNN_K 5 DATALOADER.NUM_WORKERS 0 DEVICE cpu"
+    )
+    words = [*keys.split(), "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
+    return pretrain(load_config(None, words))["metrics"]["knn_top1"]
 
 
 def test_pretraining_learns(tints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

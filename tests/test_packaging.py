@@ -43,9 +43,13 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         "pretrain.load_backbone('resnet18.pth'); print(pretrain.__version__, 'jcl' in pretrain.METHODS)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "installed"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code, tmp_path / "installed"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-    )  # fmt: skip
+    )
     assert done.stdout == f"{PROJECT['project']['version']} True\n", done.stderr
 
 

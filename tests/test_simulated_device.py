@@ -54,8 +54,10 @@ def _rules() -> None:
         assert not device.waits
         assert y[y > 0].tolist() == [1.0, 2.0] and y.sum().item() == 3.0
         assert [reason for reason, _ in device.waits.elements()] == [
-            "index by a mask", "copy between devices", "aten._local_scalar_dense.default",
-        ]  # fmt: skip
+            "index by a mask",
+            "copy between devices",
+            "aten._local_scalar_dense.default",
+        ]
         assert {line.split(":")[0] for _, line in device.waits} == {"tests/test_simulated_device.py"}
 
 
@@ -106,12 +108,21 @@ def _fine_tune(
     """The lines of metrics.json without times, and `_waits_by_step`."""
     name = tiny_coco.write(folder / "data", keypoints="keypoint" in heads)
     keys: dict[str, Any] = {
-        **tiny_coco.MODEL_KEYS, "DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,) if test else (),
-        "MODEL.DEVICE": device, "OUTPUT_DIR": str(folder / "out"), "SOLVER.MAX_ITER": iterations, "SOLVER.STEPS": [],
-        "TEST.PRECISE_BN.ENABLED": test, "TEST.PRECISE_BN.NUM_ITER": 1, "SEED": 1, "TEST.DETECTIONS_PER_IMAGE": 20,
-        "MODEL.ROI_HEADS.NUM_CLASSES": 1 if "keypoint" in heads else 3, "MODEL.MASK_ON": "mask" in heads,
+        **tiny_coco.MODEL_KEYS,
+        "DATASETS.TRAIN": (name,),
+        "DATASETS.TEST": (name,) if test else (),
+        "MODEL.DEVICE": device,
+        "OUTPUT_DIR": str(folder / "out"),
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.STEPS": [],
+        "TEST.PRECISE_BN.ENABLED": test,
+        "TEST.PRECISE_BN.NUM_ITER": 1,
+        "SEED": 1,
+        "TEST.DETECTIONS_PER_IMAGE": 20,
+        "MODEL.ROI_HEADS.NUM_CLASSES": 1 if "keypoint" in heads else 3,
+        "MODEL.MASK_ON": "mask" in heads,
         "MODEL.KEYPOINT_ON": "keypoint" in heads,
-    }  # fmt: skip
+    }
     words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
         patch.setattr(transfer_distributed, "join", lambda name: torch.device(device))

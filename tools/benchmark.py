@@ -4,7 +4,7 @@ python tools/benchmark.py all --output docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py views --views 6 --output views.json
 python tools/benchmark.py step
-python tools/benchmark.py detection --config-file configs/Base-Mask-RCNN-FPN-1x.yaml
+python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x.yaml
 python tools/benchmark.py peers --output peers.json
 """
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_number(sub, "--size", 224, "pixels per side of a view")
     _add_command(commands, "step", 15, "a whole step of the demo's JCL, with its views, compared with a plain loop")
     sub = _add_command(commands, "detection", 7, "time and memory of an iteration of both detection engines, paired")
-    sub.add_argument("--config-file", required=True, help="recipe, such as configs/Base-Mask-RCNN-FPN-1x.yaml")
+    sub.add_argument("--config-file", required=True, help="recipe, such as configs/coco_mask_R50_FPN_1x.yaml")
     _add_number(sub, "--images", 2, "images per step on one device")
     _add_number(sub, "--side", 256, "pixels per side of the square images")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")

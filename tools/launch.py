@@ -207,9 +207,10 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
 
 def pretrain(args: argparse.Namespace) -> int:
     recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
-    print(f"recipe: {recipe}", file=sys.stderr)
+    overrides = [] if args.config_file else stages.overrides_of(args.method)
+    print(" ".join(["recipe:", str(recipe), *overrides]), file=sys.stderr)
     change_recipe = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
-    return _start_stage(stages.pretrain(recipe, [*args.overrides, *change_recipe]), args)
+    return _start_stage(stages.pretrain(recipe, [*overrides, *args.overrides, *change_recipe]), args)
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -235,17 +236,6 @@ def transfer(args: argparse.Namespace) -> int:
 
 def pipeline(args: argparse.Namespace) -> int:
     return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args.dry_run)
-
-
-def _conversion_words(args: argparse.Namespace) -> list[str]:
-    """Return the options of convert_to_d2.py that differ from their defaults, as words of a command line."""
-    words = [f"--prefix={args.prefix}"] if args.prefix else []
-    words += ["--encoder=key"] if args.encoder == "key" else []
-    for name in ("pixel_mean", "pixel_std"):
-        if getattr(args, name):
-            words += [f"--{name.replace('_', '-')}", *map(str, getattr(args, name))]
-    flags = ("to_torchvision", "unsafe_pickle", "overwrite")
-    return words + [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
 
 
 def paper(args: argparse.Namespace) -> int:

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import importlib
+import multiprocessing
 import os
+import pickle
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-_ACTIONS = {"fail from": 1, "signal": 2, "count": 3}
-PRELOADED = (
-    "torch", "torchvision", "cv2", "torch.utils.tensorboard.writer", "torch._dynamo", "pretrain.train",
-    "tests.in_process", "transfer.train_net", "matplotlib.figure", "sklearn.datasets", "scipy.stats",
-    "pycocotools.cocoeval",
-)  # fmt: skip
+from tests.faults.injection import Fault, Injector, Report, write_rule
 
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens at the ``nth`` call (from 1) of ``call`` on a path that holds ``part``.
-
-    Attributes:
-        action: count | fail from (that call on) | signal.
-        call: open | read | write | fsync | rename | link | unlink | mkdir; empty: any but read.
-        value: the error or the signal.
-    """
-
-    action: str
-    nth: int = 1
-    call: str = ""
-    part: str = ""
-    value: int = 0
+_COUNT = Fault()
+_ROOT = Path(__file__).resolve().parents[2]
+# Slow to import: once, instead of in every command.
+_PRELOADED = (
+    "torch torchvision cv2 torch.utils.tensorboard.writer torch._dynamo pretrain.train tests.in_process "
+    "transfer.train_net tools.convert_to_d2 tools.report matplotlib.figure sklearn.datasets scipy.stats "
+    "pycocotools.cocoeval"
+)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit status (negative: a signal; None: it hung), counted calls, and what it printed.
-
-    Attributes:
-        children: of a command that a fault has stopped (SIGSTOP), after which it was killed: its processes.
-    """
+    """How a command ended: its exit status (negative for a signal, None if it hung), its output and its report."""
 
     status: int | None
-    calls: int
     text: str
-    children: tuple[int, ...] = ()
+    report: Report = field(default_factory=Report)
 
 
 class Commands:
@@ -54,56 +38,70 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.library = library = folder / "syscalls.so"
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-O1", "-o", library, _HERE / "syscalls.c", "-ldl", "-lpthread"], check=True
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED.split())
+        (folder / "sitecustomize.py").write_text("from tests.faults import injection\n\ninjection.read_rule()\n")
+
+    def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
+        """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
+        output, report_file = self._folder / "output.txt", self._folder / "report.pkl"
+        report_file.unlink(missing_ok=True)
+        words = [module.replace(".", "/") + ".py", *map(str, argv)]
+        process = self._context.Process(
+            target=_run_main, args=(module, words, under, output, Injector(str(under), fault, str(report_file)))
         )
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.server", *PRELOADED],
-            cwd=_HERE.parents[1], env={**os.environ, "LD_PRELOAD": str(library)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return Ended(None, output.read_text(errors="replace"))
+        report = pickle.loads(report_file.read_bytes()) if report_file.exists() else Report()
+        return Ended(process.exitcode, output.read_text(errors="replace"), report)
 
-    def run(
-        self, module: str, *argv: str | Path, under: Path, fault: Fault = Fault("count", 0), log: Path | None = None,
-        timeout: float = 120.0,
-    ) -> Ended:  # fmt: skip
-        """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count.
-
-        Args:
-            log: where to record the calls that changed something (see `replay`).
-        """
-        output = self._folder / "output.txt"
-        rule = [str(under), fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value, str(log or "")]
-        job = {"module": module, "argv": [str(word) for word in argv], "folder": str(under), "rule": rule,
-               "output": str(output), "timeout": timeout}  # fmt: skip
-        assert self._server.stdin and self._server.stdout
-        print(json.dumps(job), file=self._server.stdin, flush=True)
-        answer = json.loads(self._server.stdout.readline())
-        return Ended(answer["status"], answer["calls"], output.read_text(errors="replace"), tuple(answer["children"]))
-
-    def as_job(
-        self, *argv: str | Path, under: Path, fault: Fault | None = None, rank: int = 0, timeout: float = 240.0
-    ) -> Ended:
-        """Runs ``python tools/launch.py ARGV``; one ``rank`` of the local job that it starts meets the ``fault``, once.
+    def run_job(self, *argv: str | Path, under: Path, fault: Fault | None = None, timeout: float = 240.0) -> Ended:
+        """Runs ``python tools/launch.py ARGV``; one rank of the local job that it starts meets the ``fault``, once.
 
         A fault of reading is met anywhere, one of writing ``under`` the folder.
         """
-        env = {**os.environ, "LD_PRELOAD": str(self.library), "OMP_NUM_THREADS": "1"}
+        rule, environment = self._folder / "rule.json", {**os.environ, "OMP_NUM_THREADS": "1"}
         if fault:
-            where = [rank, "/" if fault.call == "read" else under]
-            rule = [*where, fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value]
-            (self._folder / "rule.txt").write_text("".join(f"{word}\n" for word in rule))
-            env["FAULTS"] = str(self._folder / "rule.txt")
-        words = [sys.executable, str(_HERE.parents[1] / "tools/launch.py"), *map(str, argv)]
-        done = subprocess.run(
-            words, cwd=under, env=env, text=True, errors="replace", timeout=timeout, stdout=subprocess.PIPE,
+            write_rule(rule, Path("/") if fault.call == "read" else under, fault)
+            environment |= {"FAULTS": str(rule), "PYTHONPATH": f"{self._folder}:{os.environ.get('PYTHONPATH', '')}"}
+        job = subprocess.run(
+            [sys.executable, str(_ROOT / "tools/launch.py"), *map(str, argv)],
+            cwd=under,
+            env=environment,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert not fault or not (self._folder / "rule.txt").exists(), f"no rank read the rule: {done.stdout}"
-        return Ended(done.returncode, 0, done.stdout)
+        )
+        assert not rule.exists(), f"no rank read the rule: {job.stdout}"
+        return Ended(job.returncode, job.stdout)
 
-    def close(self) -> None:
-        if self._server.stdin:
-            self._server.stdin.close()
-        self._server.wait(60)
+
+def _run_main(module: str, words: list[str], folder: Path, output: Path, injector: Injector) -> None:
+    os.setsid()
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+    os.dup2(1, 2)
+    sys.argv = words
+    os.chdir(folder)
+    injector.install()
+    from pretrain.common import interrupt
+    from pretrain.common.errors import run_command_line
+
+    status: object = 1
+    if module == "transfer.train_net":
+        interrupt.install_handlers()  # as it does where it is started, not imported
+    try:
+        run_command_line(importlib.import_module(module).main)
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    injector.write_report()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(status or 0))

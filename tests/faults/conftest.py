@@ -2,26 +2,21 @@
 
 import functools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.commands import Commands, Fault
+from tests.faults.commands import Commands
+from tests.faults.injection import Fault
 from tests.faults.stages import STAGES, content, left_over
 from tests.pretrain import runs
 from tests.transfer import tiny_coco
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """Skips where there is no C compiler."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) for the library that injects faults")
-    running = Commands(tmp_path_factory.mktemp("faults"))
-    yield running
-    running.close()
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    return Commands(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +37,10 @@ def whole(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFacto
     @functools.cache
     def of(name: str, call: str = "") -> tuple[int, dict[str, Any]]:
         stage, work = STAGES[name], tmp_path_factory.mktemp(name)
-        ended = commands.run(stage.module, *stage.arguments(work, data), under=work, fault=Fault("count", call=call))
+        ended = commands.run(stage.module, *stage.arguments(work, data), under=work, fault=Fault(call=call))
         assert ended.status == 0 and not left_over(work), ended.text
         left = content(work)
         shutil.rmtree(work)
-        return ended.calls, left
+        return ended.report.calls, left
 
     return of

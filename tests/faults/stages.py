@@ -27,6 +27,8 @@ _CHANGING = re.compile(  # from run to run: times, processes, places
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
 _COUNTS = ("fast_rcnn/", "roi_head/", "rpn/")  # what only Detectron2's model counts
+_DIGITS = "digits --images 20 --val-images 10 --scenes 4 --val-scenes 2"
+_REPORTS = ("report.md", "report.html")
 _HERE = ("--cluster", "local", "--gpus", "0")
 _NOT_COMPARED = re.compile(r"^(log\.txt(\.rank\d+)?|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
 
@@ -53,9 +55,15 @@ def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:
 
 def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
     def arguments(work: Path, data: Path) -> list[str]:
-        keys = {"SOLVER__MAX_ITER": 6, "SOLVER__CHECKPOINT_PERIOD": 2, "OUTPUT_DIR": str(work / "run"),
-                "TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2,
-                "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}  # fmt: skip
+        keys = {
+            "SOLVER__MAX_ITER": 6,
+            "SOLVER__CHECKPOINT_PERIOD": 2,
+            "OUTPUT_DIR": str(work / "run"),
+            "TEST__PRECISE_BN__ENABLED": True,
+            "TEST__PRECISE_BN__NUM_ITER": 2,
+            "TEST__EVAL_PERIOD": 2,
+            "TEST__BEST": "bbox/AP",
+        }
         name = f"coco:{data / 'coco/annotations.json'}:{data / 'coco'}"
         return tiny_coco.command(data, name, engine, "--resume", **keys)
 
@@ -69,13 +77,13 @@ STAGES = {
     "embedding": Stage("tests.in_process", _probe("embedding")),
     "distributions": Stage("tests.in_process", _probe("distributions")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
-    "data": Stage("tools.make_data", lambda work, data: ["digits", "--output", str(work / "digits"), "--images", "20",
-                  "--val-images", "10", "--scenes", "4", "--val-scenes", "2"]),
+    "data": Stage("tools.make_data", lambda work, data: [*_DIGITS.split(), str(work / "digits")]),
     "torchvision": Stage("transfer.train_net", _detector("torchvision")),
     "detectron2": Stage("transfer.train_net", _detector("detectron2")),
-    "report": Stage("tools.report", lambda work, data: [str(data / "run"), "--output", str(work / "report.md"),
-                                                        "--output", str(work / "report.html")]),
-}  # fmt: skip
+    "report": Stage(
+        "tools.report", lambda work, data: [str(data / "run"), *(f"--output={work / name}" for name in _REPORTS)]
+    ),
+}
 
 
 def content(folder: Path) -> dict[str, Any]:

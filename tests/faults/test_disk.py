@@ -9,24 +9,35 @@ from typing import Any
 
 import pytest
 
-from tests.faults.commands import Commands, Fault
+from tests.faults.commands import Commands
+from tests.faults.injection import Fault
 from tests.faults.stages import STAGES, content, left_over, newest
 
-_ERRORS = {"full": ("write", errno.ENOSPC), "quota": ("write", errno.EDQUOT), "broken": ("fsync", errno.EIO),
-           "read-only": ("open", errno.EROFS), "all read-only": ("", errno.EROFS), "rename": ("rename", errno.ENOSPC),
-           "unlink": ("unlink", errno.EIO)}  # fmt: skip
+_ERRORS = {
+    "full": ("write", errno.ENOSPC),
+    "quota": ("write", errno.EDQUOT),
+    "broken": ("fsync", errno.EIO),
+    "read-only": ("open", errno.EROFS),
+    "all read-only": ("", errno.EROFS),
+    "rename": ("rename", errno.ENOSPC),
+    "unlink": ("unlink", errno.EIO),
+}
 _ORDINARY = {("pretrain", "full"), ("torchvision", "read-only"), ("convert", "broken")}
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(name, kind, marks=[pytest.mark.slow] * ((name, kind) not in _ORDINARY)
-                     + [pytest.mark.detectron2] * (name == "detectron2"))
+        pytest.param(
+            name,
+            kind,
+            marks=[pytest.mark.slow] * ((name, kind) not in _ORDINARY)
+            + [pytest.mark.detectron2] * (name == "detectron2"),
+        )
         for name in STAGES
         for kind in _ERRORS
     ],
-)  # fmt: skip
+)
 def test_a_disk_that_fails_is_named_and_loses_nothing(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, name: str, kind: str
 ) -> None:
@@ -43,10 +54,10 @@ def test_a_disk_that_fails_is_named_and_loses_nothing(
         step, says = newest(tmp_path)
         assert step >= kept, where
         kept = step
-        met += ended.calls >= at
+        met += ended.report.calls >= at
         if ended.status == 0:  # it made fewer calls, or could only not let go of its folder
             again = content(tmp_path)
-            assert ended.calls < at or call in ("unlink", ""), where
+            assert ended.report.calls < at or call in ("unlink", ""), where
             assert [key for key in expected if again.get(key) != expected[key]] == [], where
             continue
         shown = ended.text.partition("Exception in thread")[0]  # TensorBoard's prints its own, beside ours

@@ -6,41 +6,41 @@ import random
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.commands import Commands, Fault
+from tests.faults.commands import Commands
+from tests.faults.injection import Fault
 from tests.faults.stages import STAGES, content, is_running, left_in_shared_memory, left_over, newest
 
-_TIMES = {  # signal -> stage -> how often in the ordinary suite, in the slow one
-    signal.SIGKILL: {
-        "pretrain": (4, 14), "knn": (1, 4), "linear": (2, 8), "embedding": (1, 4),
-        "distributions": (1, 4),
-        "convert": (4, 6), "data": (3, 6), "torchvision": (2, 12), "detectron2": (2, 12),
-        "report": (2, 4),
-    },
-    signal.SIGTERM: {
-        "pretrain": (3, 6), "knn": (1, 2), "linear": (2, 3), "embedding": (1, 2),
-        "distributions": (1, 2),
-        "convert": (1, 2), "data": (1, 2), "torchvision": (1, 5), "detectron2": (1, 5),
-        "report": (1, 2),
-    },
-}  # fmt: skip
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+_TIMES = {  # how often each stage gets each signal, in the ordinary suite and in the slow one
+    "pretrain": ((4, 14), (3, 6)),
+    "knn": ((1, 4), (1, 2)),
+    "linear": ((2, 8), (2, 3)),
+    "embedding": ((1, 4), (1, 2)),
+    "distributions": ((1, 4), (1, 2)),
+    "convert": ((4, 6), (1, 2)),
+    "data": ((3, 6), (1, 2)),
+    "torchvision": ((2, 12), (1, 5)),
+    "detectron2": ((2, 12), (1, 5)),
+    "report": ((2, 4), (1, 2)),
+}
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "part", "of"),
-    [
-        pytest.param(number, name, part, count, id=f"{number.name}-{name}-{part}-of-{count}",
-                     marks=[pytest.mark.slow] * (count == slow) + [pytest.mark.detectron2] * (name == "detectron2"))
-        for number, times in _TIMES.items()
-        for name, (ordinary, slow) in times.items()
-        for count in (ordinary, slow)
-        for part in range(count)
-    ],
-)  # fmt: skip
+def cases() -> Iterator[Any]:
+    for name, of_signals in _TIMES.items():
+        for number, (ordinary, slow) in zip(_SIGNALS, of_signals, strict=True):
+            for count, part in [(of, part) for of in (ordinary, slow) for part in range(of)]:
+                marks = [pytest.mark.slow] * (count == slow) + [pytest.mark.detectron2] * (name == "detectron2")
+                label = f"{number.name}-{name}-{part}-of-{count}"
+                yield pytest.param(number, name, part, count, id=label, marks=marks)
+
+
+@pytest.mark.parametrize(("number", "name", "part", "of"), list(cases()))
 def test_an_interrupted_stage_goes_on(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, number: signal.Signals, name: str, part: int, of: int
 ) -> None:
@@ -73,13 +73,13 @@ def test_the_workers_of_a_killed_stage_end(commands: Commands, data: Path, tmp_p
     stage = STAGES[name]
     words = stage.module, *stage.arguments(tmp_path, data), "DATALOADER.NUM_WORKERS", "2"
     part = {"pretrain": "checkpoint_00000008.pth", "torchvision": "model_0000003.pth"}[name]
-    ended = commands.run(*words, under=tmp_path, fault=Fault("signal", 1, "rename", part, signal.SIGSTOP))
-    assert ended.status == -signal.SIGKILL and len(ended.children) == 2, ended.text
+    ended = commands.run(*words, under=tmp_path, fault=Fault("signal", 1, "rename", part, signal.SIGKILL))
+    assert ended.status == -signal.SIGKILL and len(ended.report.children) == 2, ended.text
     deadline = time.monotonic() + 30  # torch's workers look for their parent every 5 s
-    while alive := [pid for pid in ended.children if is_running(pid)]:
+    while alive := [pid for pid in ended.report.children if is_running(pid)]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.1)
-    assert not left_in_shared_memory(ended.children)
+    assert not left_in_shared_memory(ended.report.children)
     step, says = newest(tmp_path)
     ended = commands.run(*words, under=tmp_path)
     assert ended.status == 0 and step and says in ended.text, ended.text

@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 
-from tests.faults.commands import Commands, Fault
+from tests.faults.commands import Commands
+from tests.faults.injection import Fault
 from tests.faults.stages import STAGES, content, left_over, newest
 from tests.pretrain.runs import overrides
 
 _JOB = ["--cluster", "local", "--gpus", "0", "--tasks", "2"]
-_TIMES = {"pretrain": {signal.SIGKILL: 5, signal.SIGTERM: 4}, "transfer": {signal.SIGKILL: 3, signal.SIGTERM: 3},
-          "linear": {signal.SIGKILL: 3, signal.SIGTERM: 2}}  # fmt: skip
+_TIMES = {
+    "pretrain": {signal.SIGKILL: 5, signal.SIGTERM: 4},
+    "transfer": {signal.SIGKILL: 3, signal.SIGTERM: 3},
+    "linear": {signal.SIGKILL: 3, signal.SIGTERM: 2},
+}
 
 
 def _pretrain(work: Path, data: Path) -> list[str]:
@@ -40,8 +44,10 @@ def _linear(work: Path, data: Path) -> list[str]:
 
 
 _ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
-    "pretrain": _pretrain, "transfer": _transfer, "linear": _linear,
-}  # fmt: skip
+    "pretrain": _pretrain,
+    "transfer": _transfer,
+    "linear": _linear,
+}
 
 
 def _left(folder: Path) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def undisturbed(commands: Commands, data: Path, tmp_path_factory: pytest.TempPat
     @functools.cache
     def of(name: str) -> dict[str, Any]:
         work = tmp_path_factory.mktemp(name)
-        ended = commands.as_job(*_ARGUMENTS[name](work, data), under=work)
+        ended = commands.run_job(*_ARGUMENTS[name](work, data), under=work)
         assert ended.status == 0, ended.text
         left = _left(work)
         shutil.rmtree(work)
@@ -77,14 +83,20 @@ def undisturbed(commands: Commands, data: Path, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_a_job_of_two_processes_goes_on(
-    commands: Commands, data: Path, whole: Any, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals,
+    commands: Commands,
+    data: Path,
+    whole: Any,
+    undisturbed: Any,
+    tmp_path: Path,
+    name: str,
+    number: signal.Signals,
     part: int,
-) -> None:  # fmt: skip
+) -> None:
     """SIGTERM to one process stops both after a checkpoint; only in the last part of the run may it come too late."""
     calls, _ = whole("torchvision" if name == "transfer" else name)
     at = int(calls * (part + random.Random(f"{name} {number} {part}").random()) / _TIMES[name][number]) + 1
-    fault, late = Fault("signal", at, value=number), number == signal.SIGTERM and part == _TIMES[name][number] - 1
-    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, fault, 0, undisturbed(name), late=late)
+    late = number == signal.SIGTERM and part == _TIMES[name][number] - 1
+    check_resumes(commands, name, tmp_path, data, Fault("signal", at, value=number), undisturbed(name), late=late)
 
 
 @pytest.mark.slow
@@ -94,15 +106,15 @@ def test_the_fault_of_a_rank_that_does_not_write(
     commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
     """At an image somewhere in the middle."""
-    fault = Fault("signal", 80, "read", "/train/class", number)
-    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, fault, 1, undisturbed(name))
+    fault = Fault("signal", 80, "read", "/train/class", number, rank=1)
+    check_resumes(commands, name, tmp_path, data, fault, undisturbed(name))
 
 
 def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Commands, data: Path, tmp_path: Path):
     """Only rank 0 writes the checkpoint; the records of both say why they ended."""
     words, name = _pretrain(tmp_path, data), "checkpoint_00000004.pth"
     fault = Fault("fail from", 1, "write", name, errno.ENOSPC)
-    ended = commands.as_job(*words, under=tmp_path, fault=fault)
+    ended = commands.run_job(*words, under=tmp_path, fault=fault)
     said = f"cannot write {tmp_path}/run/{name}: No space left on device"
     assert ended.status == 2 and "Traceback" not in ended.text, ended.text
     (line,) = (line for line in ended.text.splitlines() if line.startswith("error: "))
@@ -111,22 +123,27 @@ def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Co
     assert {record["rank"] for record in records if record["error"].startswith(said)} == {0, 1}, records
 
 
-def goes_on(
-    commands: Commands, words: list[str], work: Path, fault: Fault, rank: int, expected: dict[str, Any],
-    late: bool = False,
-) -> None:  # fmt: skip
-    """The fault of one rank costs nothing: the next job ends as expected. ``late``: it may meet a complete run."""
-    ended = commands.as_job(*words, under=work, fault=fault, rank=rank)
-    where, number = f"{fault}: {ended.text}", fault.value
+def check_resumes(
+    commands: Commands, name: str, work: Path, data: Path, fault: Fault, expected: dict[str, Any], late: bool = False
+) -> None:
+    """Checks that the fault of one rank costs nothing: the next job ends as expected.
+
+    Args:
+        late: the fault may meet a complete run.
+    """
+    words = _ARGUMENTS[name](work, data)
+    ended = commands.run_job(*words, under=work, fault=fault)
+    where = f"{fault}: {ended.text}"
+    is_kill = fault.value == signal.SIGKILL
     assert "Traceback" not in ended.text, where
     assert ended.status is not None and (late or ended.status), where
-    assert not ended.status or ("killed by SIGKILL" if number == signal.SIGKILL else "stopped: ") in ended.text, where
+    assert not ended.status or ("killed by SIGKILL" if is_kill else "stopped: ") in ended.text, where
     _, says = newest(work)
-    again = commands.as_job(*words, under=work)
+    again = commands.run_job(*words, under=work)
     where = f"{where}, then: {again.text}"
-    assert again.status == 0 and (says or not rank) and says in again.text, where
-    found = _left(work)
+    assert again.status == 0 and (says or not fault.rank) and says in again.text, where
+    files = _left(work)
     assert not left_over(work), where
-    kept = {key for key in found.keys() - expected.keys() if number == signal.SIGTERM and "/model_" in key}
-    assert found.keys() - kept == expected.keys(), where
-    assert [key for key in expected if found[key] != expected[key]] == [], where
+    checkpoints = {key for key in files.keys() - expected.keys() if not is_kill and "/model_" in key}
+    assert files.keys() - checkpoints == expected.keys(), where
+    assert [key for key in expected if files[key] != expected[key]] == [], where

@@ -56,10 +56,11 @@ def test_a_backbone_computes_what_it_did(name, encoder, features):
 
 
 def test_pretraining_resumes():
-    cfg = load_config(None, [
-        "METHOD.NAME", "mocov2", "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
-        "MODEL.QUEUE_SIZE", "16", "SOLVER.IMS_PER_BATCH", "8", "DEVICE", "cpu",
-    ])  # fmt: skip
+    keys = (
+        "METHOD.NAME mocov2 MODEL.ARCH resnet18 MODEL.HEAD_HIDDEN_DIMS [16] MODEL.EMBEDDING_DIM 8 MODEL.QUEUE_SIZE 16 "
+        "SOLVER.IMS_PER_BATCH 8 DEVICE cpu"
+    )
+    cfg = load_config(None, keys.split())
     run = build_state(cfg)
     assert restore_checkpoint(run, checkpoint.read(GOLDEN / "pretraining.pth")) == 2
     state = run.objective.model.state_dict()
@@ -100,16 +101,21 @@ def test_mocos_linear_classification_reads_ours():
 
 
 def test_mocos_conversion_for_detection_makes_what_ours_does(tmp_path):
-    renames = [(r"^(?!layer)", "stem."), (r"layer(\d)", lambda m: f"res{int(m[1]) + 1}"), (r"bn(\d)", r"conv\1.norm"),
-               (r"downsample\.0", "shortcut"), (r"downsample\.1", "shortcut.norm")]  # fmt: skip
-    made = {}
+    renames = [
+        (r"^(?!layer)", "stem."),
+        (r"layer(\d)", lambda m: f"res{int(m[1]) + 1}"),
+        (r"bn(\d)", r"conv\1.norm"),
+        (r"downsample\.0", "shortcut"),
+        (r"downsample\.1", "shortcut.norm"),
+    ]
+    model = {}
     for name, tensor in torch.load(GOLDEN / "pretraining.pth", weights_only=True)["state_dict"].items():
         if name.startswith(PREFIX):
             name = name.removeprefix(PREFIX)
             for pattern, replacement in renames:
                 name = re.sub(pattern, replacement, name)
-            made[name] = tensor.numpy()
-    content = {"model": made, "__author__": "MOCO", "matching_heuristics": True}
+            model[name] = tensor.numpy()
+    content = {"model": model, "__author__": "MOCO", "matching_heuristics": True}
     (tmp_path / "moco.pkl").write_bytes(pickle.dumps(content))
     theirs, ours = (read_weights(path).state for path in (tmp_path / "moco.pkl", GOLDEN / "backbone.pkl"))
     assert ours.keys() <= theirs.keys()

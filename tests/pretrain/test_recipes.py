@@ -9,11 +9,18 @@ from pretrain.methods import METHODS
 from pretrain.train import main
 from tests.pretrain.images import write_folder
 from tests.pretrain.runs import lines
+from tools.launcher import stages
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = Path(__file__).parents[2] / "configs"
-LEAVES = [p for p in sorted(ROOT.glob("pretrain/*.yaml")) if not p.name.startswith("Base-")]
-LEAVES += [ROOT / "examples/densecl_R18_scenes.yaml", ROOT / "examples/own_images_R50.yaml"]
+FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/densecl_R18_scenes.yaml"]
+FILES += [ROOT / "examples/own_images_R50.yaml"]
+RECIPES = [pytest.param(path, [], id=path.stem) for path in FILES]
+RECIPES += [
+    pytest.param(stages.recipe_of(name), overrides, id=name)
+    for name in METHODS
+    if (overrides := stages.overrides_of(name))
+]
 BATCH = 8
 
 
@@ -23,10 +30,10 @@ def images(tmp_path_factory) -> Path:
     return write_folder(tmp_path_factory.mktemp("images"), names, height=32, width=32)
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
-def test_a_recipe_runs(path, images, tmp_path):
+@pytest.mark.parametrize(("path", "overrides"), RECIPES)
+def test_a_recipe_runs(path, overrides, images, tmp_path):
     """The objective and its hyperparameters stay."""
-    cfg = load_config(path)
+    cfg = load_config(path, overrides)
     small = {
         "MODEL.ARCH": "resnet18",
         "MODEL.WEIGHTS": "",
@@ -47,9 +54,9 @@ def test_a_recipe_runs(path, images, tmp_path):
         "OUTPUT_DIR": tmp_path / "run",
         **({"MODEL.QUEUE_SIZE": BATCH} if METHODS[cfg.METHOD.NAME].kind == "queue" else {}),
     }
-    results = main(load_config(path, [str(word) for pair in small.items() for word in pair]))
+    results = main(load_config(path, [*overrides, *(str(word) for pair in small.items() for word in pair)]))
     assert len(lines(tmp_path / "run", "loss")) == results["steps"] == 2
 
 
 def test_every_objective_has_a_recipe():
-    assert {load_config(path).METHOD.NAME for path in LEAVES} == set(METHODS)
+    assert {load_config(*recipe.values).METHOD.NAME for recipe in RECIPES} == set(METHODS)

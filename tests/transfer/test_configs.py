@@ -15,13 +15,7 @@ from transfer import train_net
 from transfer.config import check_supported, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-LEAVES = [
-    f"coco_{detector}R50_FPN_1x_{start}.yaml"
-    for detector in ("", "mask_", "keypoint_")
-    for start in ("supervised_msra", "jcl")
-]
-CONVOLUTIONS = "coco_mask_R50_FPN_1x_4conv1fc.yaml"
-BASES = [*(f"Base-{detector}RCNN-FPN-1x.yaml" for detector in ("", "Mask-", "Keypoint-")), CONVOLUTIONS]
+FPN = sorted(path.name for path in CONFIGS.glob("coco_*FPN_*.yaml"))
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 # A recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU.
 SMOKE = tiny_coco.MODEL_KEYS | {
@@ -37,25 +31,23 @@ def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
     keypoints = "keypoint" in recipe.lower()
     name = tiny_coco.write(tmp_path / "data", keypoints=keypoints)
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(tmp_path / "out")}
-    if "frozen" in recipe:
-        data["SOLVER.FROZEN_BN_ITER"] = 2
     return tiny_coco.words(SMOKE | data | {"MODEL.ROI_HEADS.NUM_CLASSES": 1 if keypoints else 3})
 
 
 def test_a_schedule_is_mixed_into_a_recipe(tmp_path: Path) -> None:
     mixed = tmp_path / "mixed.yaml"
-    mixed.write_text(f"_BASE_: [{CONFIGS}/coco_mask_R50_FPN_1x_jcl.yaml, {CONFIGS}/schedules/2x.yaml]\n")
+    mixed.write_text(f"_BASE_: [{CONFIGS}/coco_mask_R50_FPN_1x_jcl.yaml, {CONFIGS}/parts/schedule_2x.yaml]\n")
     solver = load_config(mixed).SOLVER
     assert (solver.MAX_ITER, tuple(solver.STEPS), solver.BASE_LR) == (180000, (120000, 160000), 0.02)
 
 
-@pytest.mark.parametrize("recipe", [*LEAVES, *BASES])
+@pytest.mark.parametrize("recipe", FPN)
 def test_the_torchvision_engine_honors_it(recipe: str) -> None:
     check_supported(load_config(CONFIGS / recipe))
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("recipe", [*LEAVES, *BASES, *C4])
+@pytest.mark.parametrize("recipe", [*FPN, *C4])
 def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
     from detectron2.config import get_cfg
 
@@ -66,26 +58,30 @@ def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
     assert json.loads(json.dumps(ours)) == json.loads(json.dumps(theirs))  # JSON has lists for tuples
 
 
+# Four convolutions and one linear layer in the box head and SyncBN in the heads, as InfoMin, DenseCL and PixPro report.
+CONVOLUTIONS = {"MODEL.ROI_BOX_HEAD.NUM_CONV": 4, "MODEL.ROI_BOX_HEAD.NUM_FC": 1, "MODEL.ROI_BOX_HEAD.NORM": "SyncBN",
+                "MODEL.ROI_MASK_HEAD.NORM": "SyncBN"}  # fmt: skip
+FROZEN = {"MODEL.BACKBONE.FREEZE_AT": 5, "SOLVER.FROZEN_BN_ITER": 2}
 # What a smoke form keeps of a recipe depends on the detector alone; each engine has its own tests of the others.
 FORMS = [
-    pytest.param(CONVOLUTIONS, "detectron2", marks=pytest.mark.detectron2),
-    ("Base-Keypoint-RCNN-FPN-1x.yaml", "torchvision"),
-    ("examples/own_faster_R18_FPN.yaml", "torchvision"),
-    ("coco_R50_FPN_1pct.yaml", "torchvision"),
-    ("coco_R50_FPN_1x_frozen.yaml", "torchvision"),
-    pytest.param("Base-Mask-RCNN-FPN-1x.yaml", "torchvision", marks=pytest.mark.slow),
+    pytest.param("coco_mask_R50_FPN_1x.yaml", CONVOLUTIONS, "detectron2", marks=pytest.mark.detectron2),
+    ("coco_keypoint_R50_FPN_1x.yaml", {}, "torchvision"),
+    ("examples/own_faster_R18_FPN.yaml", {}, "torchvision"),
+    ("coco_R50_FPN_1pct.yaml", {}, "torchvision"),
+    ("coco_R50_FPN_1x.yaml", FROZEN, "torchvision"),
+    pytest.param("coco_mask_R50_FPN_1x.yaml", {}, "torchvision", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("recipe", "engine"), FORMS)
-def test_smoke_form_trains(tmp_path: Path, recipe: str, engine: str) -> None:
+@pytest.mark.parametrize(("recipe", "overrides", "engine"), FORMS)
+def test_smoke_form_trains(tmp_path: Path, recipe: str, overrides: dict[str, Any], engine: str) -> None:
     words = ["--config-file", str(CONFIGS / recipe), "--engine", engine, *smoke_words(tmp_path, recipe)]
-    results: dict[str, Any] = tiny_coco.fine_tune(words)
-    second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe.lower()]
+    results: dict[str, Any] = tiny_coco.fine_tune([*words, *tiny_coco.words(overrides)])
+    second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe]
     assert results["engine"]["name"] == engine and list(results["metrics"]) == ["bbox", *second]
     assert results["metrics"]["bbox"]["AP"] is not None
-    assert results["protocol"]["heads"].startswith("4conv1fc" if "4conv1fc" in recipe else "0conv2fc")
-    assert (results["protocol"]["freeze_at"] == 5) == ("frozen" in recipe)
+    assert results["protocol"]["heads"].startswith("4conv1fc" if overrides is CONVOLUTIONS else "0conv2fc")
+    assert (results["protocol"]["freeze_at"] == 5) == (overrides is FROZEN)
 
 
 @pytest.mark.detectron2

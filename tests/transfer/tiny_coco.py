@@ -69,7 +69,7 @@ def _rle(polygon: list[float], height: int, width: int) -> dict:
     return {"size": [height, width], "counts": rle["counts"].decode()}
 
 
-BASE = str(Path(__file__).parents[2] / "configs" / "Base-RCNN-FPN-1x.yaml")
+BASE = str(Path(__file__).parents[2] / "configs" / "coco_R50_FPN_1x.yaml")
 MODEL_KEYS = {  # what makes the detector of BASE small
     "MODEL.RESNETS.DEPTH": 18,
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,

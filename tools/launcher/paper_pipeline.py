@@ -65,7 +65,8 @@ def _plan_detectors(rows: list[Row]) -> dict[str, Any]:
         branch = branches.setdefault(Path(pretrain).stem, {**initialization, "TRANSFER": {}})
         for seed in _list_seeds(row):
             name = Path(row["recipe"]).stem + (f"_seed={seed}" if seed else "")
-            branch["TRANSFER"][name] = {"CONFIG": row["recipe"], "OVERRIDES": ["SEED", seed] if seed else []}
+            overrides = [*row["overrides"].split(), *(["SEED", seed] if seed else [])]
+            branch["TRANSFER"][name] = {"CONFIG": row["recipe"], "OVERRIDES": overrides}
     return {"BRANCHES": branches, "ENGINE": "detectron2"}
 
 

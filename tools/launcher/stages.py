@@ -25,9 +25,17 @@ from .spec import ENTRIES, StageSpec
 _RECIPES = ROOT / "configs" / "pretrain"
 _RECIPE = "_R50_IN1k_200ep.yaml"
 _OTHER_RECIPES = {
-    "ressl": "ressl_R18_cifar10_200ep.yaml",
-    "supcon": "supcon_R50_cifar10_100ep.yaml",
+    "multikey": "jcl_R50_IN1k_200ep.yaml",
+    "ressl": "sce_R18_cifar10_200ep.yaml",
+    "supcon": "tcl_supervised_R50_cifar10_100ep.yaml",
     "tcl": "tcl_R18_IN100_400ep.yaml",
+}
+# What makes the recipe of another method that of this one.
+_RECIPE_OVERRIDES = {
+    "multikey": "METHOD.NAME multikey METHOD.JCL_LAMBDA 1.0 OUTPUT_DIR runs/multikey_R50_IN1k_200ep",
+    "ressl": "METHOD.NAME ressl METHOD.TEMPERATURE 0.1 METHOD.KEY_TEMPERATURE 0.04 "
+    "OUTPUT_DIR runs/ressl_R18_cifar10_200ep",
+    "supcon": "METHOD.NAME supcon METHOD.K1 1.0 OUTPUT_DIR runs/supcon_R50_cifar10_100ep",
 }
 _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
@@ -41,6 +49,11 @@ def recipe_of(method: str) -> Path:
             f"--config-file FILE{did_you_mean(method, methods())}"
         )
     return path
+
+
+def overrides_of(method: str) -> list[str]:
+    """Return the overrides of a method whose default recipe is another method's, else none."""
+    return _RECIPE_OVERRIDES.get(method, "").split()
 
 
 def methods() -> list[str]:

@@ -76,7 +76,7 @@ def _find_detection_row(score: Score) -> Verdict:
     for table, row in ((table, row) for table, rows in map(read_table, _DETECTION) for row in rows):
         if not row["AP"] or row["task"] != TASKS[score.detector] or not _is_initialized_from(origin, row["pretrain"]):
             continue
-        recipe, test = _load_transfer_recipe(row["recipe"])
+        recipe, test = _load_transfer_recipe(row["recipe"], row["overrides"])
         if any(score.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
             continue
         reasons = [origin.altered] if origin.altered else []
@@ -151,8 +151,8 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
 
 
 @functools.cache
-def _load_transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
-    recipe = _flatten_config(load_config(ROOT / path))
+def _load_transfer_recipe(path: str, overrides: str) -> tuple[dict[str, Any], str]:
+    recipe = _flatten_config(load_config(ROOT / path, overrides.split()))
     settings = {key: value for key, value in recipe.items() if not key.startswith(FREE_IN_TRANSFER)}
     return settings, recipe["DATASETS.TEST"][0]
 

@@ -7,9 +7,9 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -154,7 +154,7 @@ class _Ids:
 
 def _read_upright_sizes(paths: Sequence[str], decode: bool) -> dict[str, tuple[int, int] | None]:
     """Call `read_upright_size` in threads, because a network disk takes milliseconds to open a file."""
-    with warnings.catch_warnings(action="ignore"), ThreadPool(8) as pool:  # Pillow warns of odd EXIF data
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(8) as pool:  # Pillow warns of odd EXIF data
         return dict(zip(paths, pool.map(lambda path: read_upright_size(path, decode=decode), paths), strict=True))
 
 
@@ -244,7 +244,8 @@ def are_numbers(values: Any) -> bool:
 
 def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]]:
     """Select the polygons that enclose something, as Detectron2 does: [x, y, ...] of at least three points."""
-    return [polygon for polygon in polygons if len(polygon) >= 6 and len(polygon) % 2 == 0]
+    numbers = [polygon for polygon in polygons if are_numbers(polygon)]
+    return [polygon for polygon in numbers if len(polygon) >= 6 and len(polygon) % 2 == 0]
 
 
 def find_mask_problem(mask: Any, width: int, height: int) -> str:

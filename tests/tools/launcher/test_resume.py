@@ -99,7 +99,7 @@ def test_a_record_of_another_version_is_one_line(record: dict[str, Any]):
 @pytest.fixture
 def pipeline_file() -> str:
     """A pipeline with a detector, by the torchvision engine."""
-    Path("mask.yaml").write_text(f"_BASE_: {ROOT}/configs/Base-Mask-RCNN-FPN-1x.yaml\n")
+    Path("mask.yaml").write_text(f"_BASE_: {ROOT}/configs/coco_mask_R50_FPN_1x.yaml\n")
     Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: mask.yaml}\nENGINE: torchvision\n")
     return "p.yaml"
 

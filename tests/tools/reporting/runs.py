@@ -90,7 +90,7 @@ def probe(
 
 def detector(
     *overrides: str,
-    leaf: str = "Base-Mask-RCNN-FPN-1x",
+    leaf: str = "coco_mask_R50_FPN_1x",
     weights: dict[str, Any] | None = None,
     engine: str = "detectron2",
     **change: Any,

@@ -1,0 +1,71 @@
+"""Every key of both stages is read somewhere: short runs record what they read from their config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain import train
+from pretrain.common.config.yaml_io import flatten
+from pretrain.config import default_config
+from pretrain.config import load_config as load_pretraining
+from pretrain.probe import distributions, embedding, knn, linear
+from tests.pretrain.runs import overrides
+from tests.recorded_reads import RecordingNode, record_reads
+from tests.transfer import tiny_coco
+from transfer import config, train_net
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+SHORT = ("SOLVER.MAX_STEPS", "2", "LINEAR.EPOCHS", "1", "LINEAR.IMS_PER_BATCH", "16")
+# The keys of these methods and options, which the runs of the others do not read.
+METHODS = {
+    "jcl": ("METHOD.DENSE_WEIGHT", "0.5", "SOLVER.OPTIMIZER", "lars", "MODEL.HEAD_HIDDEN_DIMS", "[16]"),
+    "sce": ("METHOD.NAME", "sce", "SOLVER.OPTIMIZER", "adamw"),
+    "tcl": (),
+}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    keys: set[str] = set()
+    monkeypatch.setattr(RecordingNode, "reads", keys)
+    return keys
+
+
+def test_every_key_of_pretraining_is_read(images: Path, tmp_path: Path, reads: set[str]) -> None:
+    for method, more in METHODS.items():
+        words = overrides(images, tmp_path / method, *SHORT, *more, method=method)
+        train.main(record_reads(load_pretraining(None, words)))
+    train.main(record_reads(load_pretraining(None, [*words, "SOLVER.BASE_LR", "0.1", "SOLVER.CHANGE_RECIPE", "True"])))
+    for name, probe in (("knn", knn), ("linear", linear), ("embedding", embedding)):
+        words = overrides(images, tmp_path / name, *SHORT)
+        probe.main(record_reads(load_pretraining(None, words)), str(tmp_path / "jcl"))
+    words = overrides(images, tmp_path / "distributions")
+    distributions.main(record_reads(load_pretraining(None, words)), {"random": "random"}, images=16, augmentations=2)
+    assert {key for key, _ in flatten(default_config())} - reads == set()
+
+
+def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str]) -> None:
+    name = tiny_coco.write(tmp_path / "data", keypoints=True)
+    keys = {
+        "MODEL__MASK_ON": True,
+        "MODEL__KEYPOINT_ON": True,
+        "MODEL__ROI_HEADS__NUM_CLASSES": 1,
+        "SOLVER__AMP__ENABLED": True,
+        "SOLVER__BF16": True,
+        "SOLVER__CLIP_GRADIENTS__ENABLED": True,
+        "SOLVER__CLIP_GRADIENTS__CLIP_TYPE": "norm",
+        "TEST__PRECISE_BN__ENABLED": True,
+        "TEST__EVAL_PERIOD": 1,
+    }
+    for schedule in ("WarmupMultiStepLR", "WarmupCosineLR"):
+        command = tiny_coco.command(
+            tmp_path / schedule, name, "torchvision", SOLVER__LR_SCHEDULER_NAME=schedule, **keys
+        )
+        args = train_net.parse(command)
+        engine, cfg = train_net.configure(args)
+        train_net.work(args, (engine, config.scale_to_world(record_reads(cfg), 1)))
+    # Those that may have one value only are read by checks of the config; test_own_modules.py uses a mapper.
+    not_here = {*config.ALLOWED, "MODEL.RESNETS.RES2_OUT_CHANNELS", "INPUT.MAPPER"}
+    assert {*config.keys(config.HONORED), *config.keys(config.OWN)} - not_here - reads == set()

@@ -204,7 +204,7 @@ class StageSpec:
 
 
 def read_fingerprint(folder: str | Path) -> str:
-    """The fingerprint of the work that was completed in a folder; empty: none."""
+    """Read the fingerprint of the work that was completed in a folder; it is empty if there is none."""
     state = read_state(folder)
     return state.get("fingerprint", "") if state.get("state") == "complete" else ""
 

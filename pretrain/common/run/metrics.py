@@ -13,9 +13,9 @@ from . import wandb
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
-    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again.
+    """Remove the lines of `metrics.json` that a resumed run writes again: those at or after ``start_iteration``.
 
-    So it does with kNN after the step before. A run that starts at 0 is a new one to every logger, too.
+    The kNN line of the step before goes, too. A run that starts at 0 is a new one to every logger.
     """
     if start_iteration == 0:
         remove(Path(output_dir) / wandb.RECORD)

@@ -22,7 +22,11 @@ STEPS = 8  # of which the first epoch has six
 
 def _life_of_a_run(images: Path, output: Path) -> None:
     real_save, real_read = checkpoint.save, checkpoint.read
-    mine = output if distributed.is_main() else output.with_name("elsewhere")  # rank 0 alone chooses
+    output.mkdir(exist_ok=True)
+    mine = output
+    if not distributed.is_main():  # the other machine has the shared folder under another path
+        mine = output.with_name("elsewhere")
+        mine.symlink_to(output, target_is_directory=True)
     words = ("SOLVER.MAX_STEPS", str(STEPS))
     run(images, output.with_name("whole"), *words)
 

@@ -82,15 +82,15 @@ JCL = ["pretrain", "--method", "jcl"]
     ("words", "named"),
     [
         (["convert", "nowhere", "out.pth"], "no weights at {}/nowhere"),
-        (["linear", "notes.pth"], "notes.pth holds no weights: it contains text, 'version https://git-lfs"),
-        (["knn", "empty.pth", "--cluster", "slurm"], "empty.pth holds no weights: it is empty"),
+        (["linear", "notes.pth"], "notes.pth contains no weights: it contains text, 'version https://git-lfs"),
+        (["knn", "empty.pth", "--cluster", "slurm"], "empty.pth contains no weights: it is empty"),
         ([*JCL, "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),
         ([*TORCHVISION, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         ([*TORCHVISION, *TRUTH, "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         (
             [*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
-            "is 12; it must be a multiple of the 8 processes",
+            "is 12; it must be a multiple of 8 (8 processes",
         ),
         (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "interprets '%'"),
     ],

@@ -27,17 +27,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         UserError: Detectron2 is not installed, or the torchvision engine does not support a key.
     """
     try:
-        from detectron2.config import get_cfg
         from detectron2.modeling import build_model as build_detectron2_model
         from detectron2.solver import build_optimizer as build_detectron2_optimizer
+
+        from transfer.detectron2_engine.engine import detectron2_config
     except ImportError as error:
         raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
     cfg = load_config(args.config_file, args.opts)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cfg.MODEL.DEVICE = device.type
     check_supported(cfg)
-    detectron2_cfg = get_cfg()
-    detectron2_cfg.merge_from_other_cfg(cfg)
+    detectron2_cfg = detectron2_config(cfg)
     torch.manual_seed(0)
     model = build_model(cfg, device)
     detectron2_model = build_detectron2_model(detectron2_cfg)

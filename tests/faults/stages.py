@@ -77,7 +77,7 @@ STAGES = {
     "embedding": Stage("tests.in_process", _probe("embedding")),
     "distributions": Stage("tests.in_process", _probe("distributions")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
-    "data": Stage("tools.make_data", lambda work, data: [*_DIGITS.split(), str(work / "digits")]),
+    "data": Stage("tools.make_data", lambda work, data: [*_DIGITS.split(), "--output", str(work / "digits")]),
     "torchvision": Stage("transfer.train_net", _detector("torchvision")),
     "detectron2": Stage("transfer.train_net", _detector("detectron2")),
     "report": Stage(

@@ -50,9 +50,13 @@ def fail_and_hang(folder: str, rank: int) -> None:
 
 def fail_on_full_disk(folder: str, rank: int) -> None:
     """One rank fails when its record cannot be written; the others would wait for an hour."""
+    started = Path(folder) / "started"
     if int(os.environ["RANK"]) == rank:
+        while not started.exists():  # when a stage starts, it removes earlier records of failures
+            time.sleep(0.02)
         (Path(folder) / f"failed.{rank}.json").mkdir()
         raise UserError("cannot write results.json: No space left on device; free space")
+    started.touch()
     time.sleep(3600)
 
 

@@ -126,6 +126,9 @@ class _RecordChecker:
             return "unknown or bad image"
         if record["category_id"] not in self.categories:
             return f"unknown category {short(record['category_id'])}"
+        for name in ("iscrowd", "ignore"):
+            if record.get(name) not in (None, 0, 1):
+                return f"{name} {short(record[name])} is not 0 or 1"
         width, height = self.sizes[record["image_id"]]
         text = _find_box_problem(record, width, height, self.rules.strict)
         if self.rules.masks and not text:

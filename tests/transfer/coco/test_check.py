@@ -56,6 +56,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"category_id": 99}, "unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
         ("annotations", {"area": None}, "area None is not a number"),
+        ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
@@ -115,6 +116,7 @@ def test_both_engines_read_one_form(people: dict[str, Any]) -> None:
     assert stray not in second["segmentation"] and len(second["segmentation"]) == 1
     assert [record["id"] for record in masks["annotations"]] == list(range(1, 11))
     assert third == people["annotations"][2], "what is in order is not changed"
+    people["annotations"][0]["segmentation"] = [1, 1, 9, 1, 9, 9]  # flat, which only masks would be refused for
     boxes = normalize(people, masks=False, keypoints=False)
     assert not any({"segmentation", "keypoints", "num_keypoints"} & set(record) for record in boxes["annotations"])
 

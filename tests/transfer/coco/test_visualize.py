@@ -5,6 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.transfer import tiny_coco
 from transfer.coco import data, visualize

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2 import modeling
+from detectron2.config import CfgNode as Detectron2Config
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, verify_results
@@ -59,6 +60,7 @@ class Detectron2Engine(Engine):
 
     name = "detectron2"
     frozen_norm = FrozenBatchNorm2d
+    cfg: Detectron2Config
 
     def __init__(self, cfg: CfgNode) -> None:
         """Derive Detectron2's config; set up its log, process group and test sets."""
@@ -142,7 +144,7 @@ class Detectron2Engine(Engine):
         return metrics
 
 
-def detectron2_config(cfg: CfgNode) -> CfgNode:
+def detectron2_config(cfg: CfgNode) -> Detectron2Config:
     """Return ``cfg`` as Detectron2's own, with the device and the norms that this machine can run."""
     merged = get_cfg()
     merged.set_new_allowed(True)  # this project's own keys, where they are set

@@ -85,11 +85,7 @@ def queue_step(
 
 
 def in_batch_step(
-    objective: InBatchObjective,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    batch: Batch,
-    step: int,
+    objective: InBatchObjective, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batch: Batch, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train every view against the other views of the global batch: one encoder, no queue (SimCLR, SupCon, TCL)."""
     num_views, n = batch.views_VNCHW.shape[:2]

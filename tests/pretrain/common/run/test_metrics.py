@@ -8,13 +8,7 @@ from pretrain.common.run.metrics import drop_metrics
 
 
 def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path) -> None:
-    lines = [
-        b'{"iteration": 1, "loss": 2.0}',
-        b"\xff",
-        b'{"iteration": "a"}',
-        b"[]",
-        b'{"iteration": 2}',
-    ]
+    lines = [b'{"iteration": 1, "loss": 2.0}', b"\xff", b'{"iteration": "a"}', b"[]", b'{"iteration": 2}']
     (tmp_path / "metrics.json").write_bytes(b"\n".join(lines) + b'\n{"iterat')
     drop_metrics(tmp_path, 2)
     assert (tmp_path / "metrics.json").read_text() == '{"iteration": 1, "loss": 2.0}\n'

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from pretrain import config as pretraining
+from pretrain import config_keys as pretraining
 from pretrain.common.config.overrides import Key
 from pretrain.common.errors import UserError
 from pretrain.common.weights.backbone import extract_backbone

@@ -15,7 +15,8 @@ from .common import interrupt
 from .common.config import overrides
 from .common.errors import run_command_line
 from .common.run import wandb
-from .config import describe_keys, load_config, output_dir
+from .config import load_config, output_dir
+from .config_keys import describe_keys
 
 
 def main(argv: Sequence[str] | None = None) -> None:

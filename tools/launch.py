@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain import config
+from pretrain import config_keys as pretraining_keys
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.run import wandb
@@ -87,7 +87,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     recipe.add_argument("--config-file", metavar="FILE", help="use this recipe file")
     text = "allow the learning rate, precision or imports to differ when resuming (SOLVER.CHANGE_RECIPE True)"
     sub.add_argument("--change-recipe", action="store_true", help=text)
-    _add_resources(sub, config.describe_keys, skip=("parallel",))
+    _add_resources(sub, pretraining_keys.describe_keys, skip=("parallel",))
     for name, text in (
         ("linear", "train a linear classifier on frozen features"),
         ("knn", "score frozen features with kNN"),
@@ -96,11 +96,11 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         sub = _add_command(commands, name, text, probe)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merge this file into the run's own config")
-        _add_resources(sub, config.describe_keys, skip=("parallel",))
+        _add_resources(sub, pretraining_keys.describe_keys, skip=("parallel",))
     text = "draw JCL's Fig. 3: similarity and variance of positives per run"
     sub = _add_command(commands, "distributions", text, distributions)
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one figure")
-    _add_resources(sub, config.describe_keys, skip=("nodes", "tasks", "parallel"))
+    _add_resources(sub, pretraining_keys.describe_keys, skip=("nodes", "tasks", "parallel"))
     sub = _add_command(commands, "convert", "convert a backbone to Detectron2 weights, and verify it", convert)
     convert_to_d2.add_options(sub)
     _add_resources(sub, skip=("nodes", "gpus", "tasks", "cpus_per_task", "parallel"))

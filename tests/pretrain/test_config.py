@@ -7,7 +7,8 @@ import pytest
 
 from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import flatten
-from pretrain.config import _keys, default_config, describe_keys, from_yaml_text, load_config
+from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.config_keys import describe_keys, list_keys
 from tests.errors import refused
 
 ROOT = Path(__file__).parents[2]
@@ -85,4 +86,4 @@ def test_the_nearest_name_is_suggested():
 
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
-    assert numbers == {key for key, (_, limits, _) in _keys().items() if isinstance(limits, Range)}
+    assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}

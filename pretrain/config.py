@@ -148,10 +148,8 @@ def _check_combinations(cfg: CfgNode) -> None:
     probe = cfg.PROBE
     crop = probe.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     if probe.RESIZE and (probe.CROP == "none" or crop > probe.RESIZE):
-        raise UserError(
-            f"PROBE.RESIZE is {probe.RESIZE} with PROBE.CROP {probe.CROP} of {crop} pixels; set RESIZE to at least the "
-            "crop, or to 0, which CROP none needs"
-        )
+        what = f"PROBE.RESIZE is {probe.RESIZE} with PROBE.CROP {probe.CROP} of {crop} pixels"
+        raise UserError(f"{what}; set RESIZE to at least the crop, or to 0, which CROP none needs")
 
 
 def _check_unread_keys(cfg: CfgNode) -> None:
@@ -161,7 +159,5 @@ def _check_unread_keys(cfg: CfgNode) -> None:
         value = get(cfg, key)
         default = keys[key][0]
         if get(cfg, chooser) not in names and value != default:
-            raise UserError(
-                f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; set it to its default "
-                f"{default}, or choose {' or '.join(names)}"
-            )
+            remedy = f"set it to its default {default}, or choose {' or '.join(names)}"
+            raise UserError(f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; {remedy}")

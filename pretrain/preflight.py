@@ -38,10 +38,8 @@ def check_modules_unchanged(cfg: CfgNode) -> None:
         return
     digest = extensions.digest()
     if digest != cfg.IMPORTED:
-        raise UserError(
-            f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest}); restore them, or "
-            "submit it again"
-        )
+        what = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
+        raise UserError(f"{what}; restore them, or submit it again")
 
 
 def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
@@ -80,4 +78,4 @@ def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | P
     remedy = "choose another OUTPUT_DIR"
     if is_recipe_alone:
         remedy += ", or continue with --change-recipe, which is recorded in the results"
-    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changes)}); {remedy}")
+    raise UserError(f"{folder} contains a run with a different config ({'; '.join(changes)}); {remedy}")

@@ -47,10 +47,8 @@ def build_checkpoint(
     weights = state.objective.model.state_dict()
     norms = torch._foreach_norm([value.detach() for value in weights.values() if value.is_floating_point()])
     if not torch.stack(norms).isfinite().all():
-        raise UserError(
-            f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
-            "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
-        )
+        remedy = "lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
+        raise UserError(f"weights are not finite after step {step}; nothing was saved; {remedy}")
     return {
         "epoch": step // steps_per_epoch,
         "arch": cfg.MODEL.ARCH,
@@ -84,11 +82,8 @@ def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
         bn_groups = state.objective.bn_groups
         earlier_bn_groups = int(saved.get("bn_groups", bn_groups))
     if earlier_bn_groups != bn_groups:
-        log.warning(
-            f"the run was started with batch-norm statistics over {earlier_bn_groups} parts of the batch and continues "
-            f"with {bn_groups} (another number of processes, or another SOLVER.ACCUMULATE); its result will differ "
-            "from an uninterrupted run's"
-        )
+        why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"
+        log.warning(f"BN statistics were computed over {earlier_bn_groups} groups and now over {bn_groups} ({why})")
     return step
 
 

@@ -101,9 +101,7 @@ def in_batch_step(
     anchors_AD = torch.cat(embeddings).requires_grad_()
 
     labels_n = batch.label_N if objective.supervised else batch.index_N
-    labels_n = torch.where(
-        labels_n < 0, -1 - batch.index_N, labels_n
-    )  # without a label: only its own views are positive
+    labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)  # without a label, its own views are positive
     labels_A = to_device(labels_n, anchors_AD.device).repeat_interleave(num_views)
     candidates_BD = distributed.gather(anchors_AD, with_grad=True)
     first = distributed.rank() * len(labels_A)

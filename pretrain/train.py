@@ -158,10 +158,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
 def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.class_count() < 2:
-        raise UserError(
-            f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.class_count()} classes; use one folder "
-            "per class, two or more, or index"
-        )
+        what = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.class_count()} classes"
+        raise UserError(f"{what}; use one folder per class, two or more, or index")
     return data
 
 
@@ -175,10 +173,8 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     if distributed.is_main():
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
-            log.warning(
-                f"MODEL.QUEUE_SIZE {queue_size} holds the keys of {queue_size / len(data):.1f} epochs: many queries "
-                "find an earlier key of their own image among the negatives; lower it to at most half of the images"
-            )
+            what = f"MODEL.QUEUE_SIZE {queue_size} holds the keys of {queue_size / len(data):.1f} epochs"
+            log.warning(f"{what}, so that many queries meet a key of their own image; lower it to half of the images")
     return loader
 
 
@@ -196,10 +192,8 @@ def _check_same_start(
         start = (step, digest, tensor_digest(*state.objective.model.state_dict().values()))
         distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
     if saved.get("images", digest) != digest:
-        raise UserError(
-            f"the images of {cfg.DATA.TRAIN} are not those with which {output_dir(cfg)} was started: names or labels "
-            "have changed; restore the original ones, or choose another OUTPUT_DIR"
-        )
+        what = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
+        raise UserError(f"{what}; restore the original ones, or choose another OUTPUT_DIR")
     return digest
 
 
@@ -255,12 +249,8 @@ def _probe(run: PretrainRun, steps_done: int) -> None:
     with run.progress.pause():
         score = knn.evaluate(run.state.objective.encoder, run.probe_data, run.cfg, run.device)
     if score and run.metrics is not None:
-        run.metrics.write(steps_done - 1, _name_scores(score))
+        run.metrics.write(steps_done - 1, {f"knn_{name}": value for name, value in score.items()})
         log.info(f"epoch {steps_done // run.steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
-
-
-def _name_scores(score: dict[str, float]) -> dict[str, float]:
-    return {f"knn_{name}": value for name, value in score.items()}
 
 
 def _finish(run: PretrainRun) -> dict[str, Any]:
@@ -273,7 +263,7 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
         "arch": cfg.MODEL.ARCH,
         "epochs": run.total_steps / run.steps_per_epoch,
         "steps": run.total_steps,
-        "metrics": _name_scores(score),
+        "metrics": {f"knn_{name}": value for name, value in score.items()},
     }
     if run.recipe_changes:
         results["recipe_changes"] = run.recipe_changes

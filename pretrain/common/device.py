@@ -34,9 +34,8 @@ def can_use_gpus(key: str) -> bool:
     except (AssertionError, RuntimeError) as error:  # the former where torch was built without CUDA
         reason = first_line(error).partition(". ")[0]
         raise UserError(
-            f"{name}={values[name]} gives this process GPUs, but torch {torch.__version__} cannot use them ({reason}); "
-            "check the driver (nvidia-smi), the container's --nv or --gpus all, and that the driver supports this "
-            f"torch's version of CUDA; to use CPUs on purpose, set {key} cpu"
+            f"{name}={values[name]} gives this process GPUs that torch {torch.__version__} cannot use ({reason}); "
+            f"check the driver (nvidia-smi) and the container's --nv or --gpus all, or set {key} cpu"
         ) from error
     return True
 

@@ -107,18 +107,13 @@ def in_turns() -> Iterator[None]:
     The other ranks wait as long as a collective may take (`TIMEOUT_S`).
     """
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if not is_first:
-        _barrier()
+    if not is_first and world_size() > 1:
+        dist.barrier()
     try:
         yield
     finally:  # also after an error: the other ranks wait for their turn
-        if is_first:
-            _barrier()
-
-
-def _barrier() -> None:
-    if world_size() > 1:
-        dist.barrier()
+        if is_first and world_size() > 1:
+            dist.barrier()
 
 
 def rank_slice(total: int) -> slice:
@@ -178,11 +173,9 @@ def mean_(x: Tensor) -> Tensor:
 def code_digest() -> str:
     """Return 8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
     root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
     sources = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
-    for path in (*sources, *extensions.sources()):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
+    content = b"".join(path.read_bytes() for path in (*sources, *extensions.sources()))
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
@@ -214,19 +207,15 @@ def on_first_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     """
     if world_size() == 1:
         return function(*args, **kwargs)
-    result: Any = None
-    reason = ""
-    failure: Exception | None = None
+    message: list[Any] = [None, ""]  # result, reason of a failure
     if dist.get_rank() == 0:
         try:
-            result = function(*args, **kwargs)
+            message[0] = function(*args, **kwargs)
         except Exception as error:
-            failure = error
-            reason = str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}"
-    message = [result, reason]
+            message[1] = str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}"
+            dist.broadcast_object_list(message)
+            raise
     dist.broadcast_object_list(message)
-    if failure:
-        raise failure
     if message[1]:
         raise UserError(message[1])
     return message[0]
@@ -236,7 +225,7 @@ def gather_objects(value: T) -> list[T]:
     """Return every rank's ``value`` (of a type that pickles), in rank order."""
     if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
@@ -271,10 +260,8 @@ def check_agreement(value: Any, description: str) -> None:
     values = gather_objects(value)
     for rank, other in enumerate(values):
         if other != values[0]:
-            raise UserError(
-                f"{description} differs between ranks: {values[0]!r} on rank 0, {other!r} on rank {rank}; do all "
-                "machines see the same files?"
-            )
+            both = f"{values[0]!r} on rank 0, {other!r} on rank {rank}"
+            raise UserError(f"{description} differs between ranks: {both}; do all machines see the same files?")
 
 
 class AgreedStop:

@@ -45,18 +45,17 @@ def read_file(path: str) -> bytes:
         CorruptImage: missing, not permitted, or a folder.
         UserError: reading failed twice for a reason outside the file.
     """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        if error.errno in _ABOUT_THE_FILE:
-            raise CorruptImage(f"cannot read image {path}: {error.strerror}; replace it") from error
-    time.sleep(_RETRY_AFTER_S)
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
-        ) from error
+    for is_retry in (False, True):
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            reason = f"cannot read image {path}: {error.strerror or error}"
+            if error.errno in _ABOUT_THE_FILE:
+                raise CorruptImage(f"{reason}; replace it") from error
+            if is_retry:
+                raise UserError(f"{reason}, twice; check the disk or the file server") from error
+        time.sleep(_RETRY_AFTER_S)
+    raise AssertionError
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:
@@ -119,10 +118,8 @@ def _warn_if_dark(encoded: bytes, image: Image.Image | np.ndarray, name: str) ->
         header = _open(encoded)
         if ";16" in f"{header.mode} {header.tile}":  # 16-bit RGB has the mode RGB
             _has_warned = True
-            log.warning(
-                f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; if all are dark "
-                "(12-bit values in 16 bits, say), multiply their values until they fill 16 bits"
-            )
+            remedy = "if all are dark (such as 12-bit values in 16 bits), multiply their values until they fill 16 bits"
+            log.warning(f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; {remedy}")
 
 
 def upright(header: ImageFile.ImageFile) -> Image.Image:

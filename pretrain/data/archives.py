@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..common.errors import UserError
+from ..common.errors import UserError, one_line
 from .folders import load_classes
 from .image_data import ImageData
 from .sources import Array, Concatenated, Files
@@ -42,7 +43,7 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
         remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
         if folder.exists():
             remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
-        reason = "" if not download and "not found" in str(error) else f" ({' '.join(str(error).split())})"
+        reason = "" if not download and "not found" in str(error) else f" ({one_line(error)})"
         raise UserError(f"cannot read {name}: expected {root}/{LAYOUTS[name]}; {remedy}{reason}") from error
 
 
@@ -58,11 +59,8 @@ def _fetch(name: str, folder: Path) -> None:
             tv.STL10(temporary, split="test", download=True)
         else:
             _torchvision_class(name)(temporary, download=True)
-        try:
+        with contextlib.suppress(OSError):  # another run has downloaded it
             (Path(temporary) / folder.name).rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another run has downloaded it
-                raise
 
 
 def _torchvision_class(name: str) -> Any:

@@ -40,20 +40,19 @@ def load_folder(folder: Path, split: str) -> ImageData:
         return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
     class_folders = [f for f in folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
-        raise UserError(
-            f"{folder} holds {splits[0]}/ next to {class_folders[0]}/: a split or a class? If a split, name "
-            f"folder:{folder}/{splits[0]}; if a class, move all class folders into {folder}/train/"
+        remedy = (
+            f"if a split, name folder:{folder}/{splits[0]}; if a class, move all class folders into {folder}/train/"
         )
+        raise UserError(f"{folder} contains {splits[0]}/ next to {class_folders[0]}/: a split or a class? {remedy}")
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
-        raise MissingSplit(
-            f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
-            f"folder of images itself, such as folder:{folder}/{splits[0]}"
+        remedy = (
+            f"call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a folder of images: folder:{folder}/{splits[0]}"
         )
+        raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
     if len(candidates) > 1:
-        raise UserError(
-            f"{folder} holds {candidates[0]}/ and {candidates[1]}/, both of the {split} split; keep one of them"
-        )
+        both = f"{candidates[0]}/ and {candidates[1]}/"
+        raise UserError(f"{folder} contains {both}, both of the {split} split; keep one of them")
     classes = _list_entries(folder / split_folders["train"][0])[0] if split_folders["train"] else []
     return load_classes(folder / candidates[0], classes or None, f"folder:{folder}", allow_flat=True)
 
@@ -68,10 +67,10 @@ def imagenet_folder(name: str, root: Path) -> Path:
         if os.path.isdir(root / place / "train"):
             return root / place
     layout = f"{root}/imagenet/train/n########/*.JPEG and {root}/imagenet/val/n########/*.JPEG"
-    raise UserError(
-        f"no ImageNet in DATA.ROOT {root}: expected {layout}; download it from image-net.org, set DATA.ROOT to the "
-        "folder that holds imagenet/, or name a folder of any other name in DATA.TRAIN: folder:/path"
+    remedy = (
+        "download it from image-net.org, or set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
     )
+    raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
@@ -103,10 +102,9 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     """
     class_folders, images, unread = _list_entries(folder)
     if images and not allow_flat:
-        raise MissingSplit(
-            f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG; sort "
-            "them (ImageNet's val: torchvision.datasets.ImageNet does it)"
-        )
+        remedy = "sort them (ImageNet's val: torchvision.datasets.ImageNet does it)"
+        expected = f"one folder per class, {folder}/n########/*.JPEG"
+        raise MissingSplit(f"{name}: images are directly in {folder}; expected {expected}; {remedy}")
     if images:
         names = images_below(folder)
         _check_no_splits(folder, names)
@@ -115,9 +113,8 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     classes = class_folders if classes is None else classes
     missing = sorted(set(classes) - set(class_folders))
     if missing and not allow_flat:
-        raise UserError(
-            f"{name}: {len(missing)} of {len(classes)} class folders are missing in {folder}: {missing[0]}, ..."
-        )
+        count = f"{len(missing)} of {len(classes)} class folders"
+        raise UserError(f"{name}: {count} are missing in {folder}: {missing[0]}, ...")
     unknown = sorted(set(class_folders) - set(classes))
     if unknown and allow_flat:
         raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
@@ -125,16 +122,13 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     with ThreadPoolExecutor(_THREADS) as pool:
         class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
     _warn_of_unread(unread, folder)
-    names = [
-        f"{classes[label]}/{image}" for label, images in zip(labels, class_images, strict=True) for image in images
-    ]
+    pairs = zip(labels, class_images, strict=True)
+    names = [f"{classes[label]}/{image}" for label, images in pairs for image in images]
     if reads_all:
         _check_no_splits(folder, names)
     if not names:
-        raise UserError(
-            f"{name}: no images in {folder}; expected files ending in {' '.join(SUFFIXES)}, flat or in one folder per "
-            "class"
-        )
+        expected = f"files ending in {' '.join(SUFFIXES)}, flat or in one folder per class"
+        raise UserError(f"{name}: no images in {folder}; expected {expected}")
     counts = [len(images) for images in class_images]
     return ImageData(Files(folder, names), np.repeat(np.array(labels, np.int64), counts), list(classes))
 
@@ -177,10 +171,8 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
     for place, by_split in sorted(splits.items()):
         if len(by_split) > 1:
             example = by_split.get("train", min(by_split.values()))
-            raise UserError(
-                f"{folder / place} holds {' and '.join(sorted(by_split.values()))}: splits, which would all be read as "
-                f"one; name a single one, as in folder:{folder / place / example}"
-            )
+            what = f"{folder / place} contains {' and '.join(sorted(by_split.values()))}: splits, not classes"
+            raise UserError(f"{what}; name a single one, as in folder:{folder / place / example}")
 
 
 def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
@@ -205,9 +197,7 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
                 elif not _COMPANION.fullmatch(suffix):
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"no image folder at {folder}; expected images in it, or one folder of images per class"
-        ) from None
+        raise UserError(f"no image folder at {folder}; expected images, or one folder per class") from None
     except OSError as error:
         raise UserError(f"cannot list {error.filename or folder}: {error.strerror}") from error
     return sorted(folders), sorted(images), unread

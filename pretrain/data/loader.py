@@ -63,10 +63,8 @@ class Loader:
 
     def __post_init__(self) -> None:
         if len(self.data) < self.batch_size:
-            raise UserError(
-                f"the global batch is {self.batch_size} images but the data set has {len(self.data)}; "
-                f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(self.data)}, or add images"
-            )
+            remedy = f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(self.data)}"
+            raise UserError(f"the batch is {self.batch_size} images but the data set has {len(self.data)}; {remedy}")
         self._corrupt_images: set[int] = set()
 
     def __len__(self) -> int:
@@ -101,10 +99,9 @@ class Loader:
             log.warning(f"{replaced[position]}; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
         if len(self._corrupt_images) > max(1, len(self.data) // 1000):
-            raise UserError(
-                f"{len(self._corrupt_images)} of {len(self.data)} images are corrupt; DATALOADER.ON_CORRUPT skip "
-                f"allows 1 in 1,000, or a single one; the last: {list(replaced.values())[-1]}"
-            )
+            count = f"{len(self._corrupt_images)} of {len(self.data)} images"
+            limit = "DATALOADER.ON_CORRUPT skip allows 1 in 1,000, or a single one"
+            raise UserError(f"{count} are corrupt; {limit}; the last: {list(replaced.values())[-1]}")
 
 
 def build_loader(

@@ -38,10 +38,8 @@ def check_queue_inputs(
     d = shapes[0][-1]
     k = shapes[2][-1]
     if shapes != [(n, d), (m, n, d), (d, k)] or 0 in (n, m, d, k) or m > most_keys:
-        raise ValueError(
-            f"q, keys and queue are {shapes}; they must be (N, D), (M', N, D) and (D, K), "
-            f"none of these may be 0, and M' is at most {most_keys}"
-        )
+        limits = f"(N, D), (M', N, D) and (D, K), none of these 0, and M' at most {most_keys}"
+        raise ValueError(f"q, keys and queue are {shapes}; they must be {limits}")
     return at_least_float32(q_ND), at_least_float32(keys_MND), at_least_float32(queue_DK)
 
 

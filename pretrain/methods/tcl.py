@@ -120,7 +120,5 @@ def _check_shapes(
     b = shapes[1][0]
     d = shapes[0][-1]
     if shapes != [(a, d), (b, d), (a,), (b,), (a,)] or 0 in (a, b, d):
-        raise ValueError(
-            f"anchors, candidates, their labels and self_index are {shapes}; they must be (A, D), (B, D), (A,), (B,) "
-            "and (A,), and none of these may be 0"
-        )
+        limits = "(A, D), (B, D), (A,), (B,) and (A,), none of these 0"
+        raise ValueError(f"anchors, candidates, their labels and self_index are {shapes}; they must be {limits}")

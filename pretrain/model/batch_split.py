@@ -28,10 +28,8 @@ def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate:
 
     check_multiple("SOLVER.IMS_PER_BATCH", batch_size, parts, divisor)
     if groups == 1 and accumulate > 1:
-        raise UserError(
-            f"MODEL.BN_GROUPS is 1, so the whole batch shares its statistics and SOLVER.ACCUMULATE {accumulate} cannot "
-            "split it; set BN_GROUPS 0 (one group per process and micro-batch)"
-        )
+        what = f"MODEL.BN_GROUPS is 1: one group of statistics, which SOLVER.ACCUMULATE {accumulate} cannot split"
+        raise UserError(f"{what}; set BN_GROUPS 0 (one group per process and micro-batch)")
     if groups == 1:
         return 1
     if groups == 0 and processes == 1 and has_keys:
@@ -68,8 +66,6 @@ def _choose_groups(batch_size: int, accumulate: int) -> int:
     multiples = range(accumulate, batch_size // 2 + 1, accumulate)
     candidates = [groups for groups in multiples if groups > 1 and batch_size % groups == 0]
     if not candidates:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH {batch_size} does not divide into equal batch-norm groups, which replace ShuffleBN "
-            f"in a single process; set {batch_size - 1} or {batch_size + 1}"
-        )
+        what = f"SOLVER.IMS_PER_BATCH {batch_size} does not divide into the equal BN groups of a single process"
+        raise UserError(f"{what}; set {batch_size - 1} or {batch_size + 1}")
     return min(candidates, key=lambda groups: (groups < target, abs(groups - target)))

@@ -40,26 +40,28 @@ class DenseFeatures:
 
 
 class DenseResNet(ResNet):
-    """A ResNet with a second head, ``dense``: 1x1 convolution, ReLU, 1x1 convolution. Other names are unchanged.
+    """The layers of a ResNet and a second head, ``dense``: 1x1 convolution, ReLU, 1x1 convolution.
 
     Its forward pass returns the embeddings (n, D) of images, of their locations (n, D, S, S), and the last feature map
-    (n, C, S, S) without gradient.
+    (n, C, S, S) without gradient. Its construction consumes no random numbers.
+
+    Args:
+        channels: C.
+        dim: D.
     """
 
-    dense: nn.Sequential
+    def __init__(self, resnet: ResNet, channels: int, dim: int) -> None:
+        nn.Module.__init__(self)  # not ResNet's, which would build new layers
+        for name, layer in resnet.named_children():
+            self.add_module(name, layer)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
+            self.dense = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, dim, 1))
 
     def _forward_impl(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1)), self.dense(x), x.detach()
-
-
-def add_dense_head(encoder: ResNet, channels: int, dim: int) -> None:
-    """Turn ``encoder`` with C ``channels`` into a `DenseResNet`, in place; it consumes no random numbers."""
-    encoder.__class__ = DenseResNet
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
-        encoder.dense = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, dim, 1))
 
 
 def dense_features(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> DenseFeatures:
@@ -104,6 +106,6 @@ def mix_dense_loss(
     """
     matched_MnLD = matched_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
     dense = loss(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
-    metrics = {**output.metrics, "dense_loss": dense.loss.detach()}
-    metrics |= {f"dense_{name}": value for name, value in dense.metrics.items()}
+    dense_metrics = {f"dense_{name}": value for name, value in dense.metrics.items()}
+    metrics = {**output.metrics, "dense_loss": dense.loss.detach(), **dense_metrics}
     return output._replace(loss=(1 - weight) * output.loss + weight * dense.loss, metrics=metrics)

@@ -14,7 +14,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dense import add_dense_head
+from .dense import DenseResNet
 
 
 def build_backbone(
@@ -98,9 +98,7 @@ def build_encoder(
         norm_1d = functools.partial(GroupedBatchNorm1d, groups=bn_groups)
     encoder = build_backbone(arch, stem, norm_2d)
     encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, norm_1d if head_bn else None))
-    if dense:
-        add_dense_head(encoder, feature_dim(encoder), dim)
-    return encoder
+    return DenseResNet(encoder, feature_dim(encoder), dim) if dense else encoder
 
 
 class GroupedBatchNorm2d(nn.BatchNorm2d):

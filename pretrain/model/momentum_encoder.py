@@ -78,6 +78,7 @@ class BatchShuffle:
         # Received rows are grouped by the rank that had them: position -> index among the received rows.
         self._arrange = torch.argsort(torch.argsort(owner_RP[this_rank], stable=True))
         self._is_alone = ranks == 1
+        self._num_keys = num_keys
 
     def shuffle(self, rows: Tensor) -> Tensor:
         """Exchange this rank's (M n, ...) rows for the rows of its positions."""
@@ -97,6 +98,10 @@ class BatchShuffle:
         row_results = torch.empty_like(results)
         row_results[to_device(self._send, results.device)] = results
         return row_results
+
+    def collect(self, results: Sequence[Tensor]) -> Tensor:
+        """Return the `unshuffle`d results of all micro-batches of this rank's positions as (M, n, ...)."""
+        return self.unshuffle(torch.cat(results)).unflatten(0, (self._num_keys, -1))
 
 
 def embed(
@@ -124,10 +129,9 @@ def embed(
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        raise UserError(
-            f"batch norm needs more than one value per channel ({len(images)} in this rank's batch); raise "
-            "SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
-        ) from error
+        what = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
+        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
+        raise UserError(f"{what}; {remedy}") from error
     if isinstance(output, Tensor):
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output

@@ -5,6 +5,7 @@ Shape letters: M positive keys per image, N images of the global batch, n of thi
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, cast
@@ -122,18 +123,14 @@ class QueueObjective(Objective):
         rows_nMCHW = shuffle.shuffle(images_MnCHW.flatten(0, 1)).unflatten(0, (n, num_keys))
         parts = [part for part, _ in micro_batches(n, self.accumulate)]
         outputs = [self.embed(self.model.encoder_k, rows_nMCHW[part].flatten(0, 1)) for part in parts]
-
-        def join(parts: list[Tensor]) -> Tensor:
-            return shuffle.unshuffle(torch.cat(parts)).unflatten(0, (num_keys, n))
-
-        keys_MnD = join([key for key, _ in outputs])
+        keys_MnD = shuffle.collect([key for key, _ in outputs])
         dense = [features for _, features in outputs if features is not None]
         if not dense:
             return keys_MnD, None
         return keys_MnD, DenseFeatures(
-            join([features.embedding_nLD for features in dense]),
-            join([features.pooled_nD for features in dense]),
-            join([features.feature_nLC for features in dense]),
+            shuffle.collect([features.embedding_nLD for features in dense]),
+            shuffle.collect([features.pooled_nD for features in dense]),
+            shuffle.collect([features.feature_nLC for features in dense]),
         )
 
     def add_dense_loss(
@@ -145,10 +142,7 @@ class QueueObjective(Objective):
             head = cast(DenseResNet, self.encoder).dense
             return output._replace(loss=output.loss + 0 * sum(p.sum() for p in head.parameters()))
         queue_DK = cast(NegativeQueue, self.model.dense_negatives).queue
-
-        def loss(*tensors: Tensor) -> methods.LossOutput:
-            return self.loss(*tensors, step=step)
-
+        loss = functools.partial(self.loss, step=step)
         return mix_dense_loss(output, loss, queries, keys, queue_DK, self.dense_weight)
 
     def enqueue(self, keys_nD: Tensor, dense_keys: DenseFeatures | None) -> None:
@@ -185,11 +179,9 @@ def build_objective(
     encoder = _build_query_encoder(cfg, device, max(1, bn_groups // (processes * accumulate)), read_weights)
     memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
     if has_keys:
-        queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
-        dense_queue = None
-        if cfg.METHOD.DENSE_WEIGHT:
-            dense_queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
-        model = MomentumEncoderPair(encoder, queue, dense_queue)
+        num_queues = 2 if cfg.METHOD.DENSE_WEIGHT else 1
+        queues = [NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) for _ in range(num_queues)]
+        model = MomentumEncoderPair(encoder, *queues)
     else:
         model = nn.ModuleDict({"encoder_q": encoder})
     model.to(device).to(memory_format=cast(Any, memory_format)).train()
@@ -198,15 +190,11 @@ def build_objective(
             if name.startswith("encoder"):
                 child.compile()
 
+    views = {"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD}
     shared: dict[str, Any] = {
         "encoder": encoder,
         "query_forward": distributed.data_parallel(encoder, device),
-        "embed_options": {
-            "mean": cfg.VIEWS.MEAN,
-            "std": cfg.VIEWS.STD,
-            "amp": cfg.SOLVER.AMP,
-            "memory_format": memory_format,
-        },
+        "embed_options": {**views, "amp": cfg.SOLVER.AMP, "memory_format": memory_format},
         "method": method,
         "hyper": {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()},
         "epochs": cfg.SOLVER.EPOCHS,
@@ -244,16 +232,12 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, bn_groups: int, rea
     if model.WEIGHTS and read_weights:
         source = read_backbone(model.WEIGHTS)
         if (source.arch, source.stem) != (model.ARCH, model.STEM):
-            raise UserError(
-                f"MODEL.WEIGHTS contains a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
-                f"MODEL.STEM {model.STEM}; set them to the file's"
-            )
+            ours = f"MODEL.ARCH is {model.ARCH} and MODEL.STEM {model.STEM}; set them to the file's"
+            raise UserError(f"MODEL.WEIGHTS contains a {source.arch} with {source.stem} stem, but {ours}")
         encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: read_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:
         if device.type != "cuda":
-            raise UserError(
-                f"MODEL.BN_GROUPS is 1 with {ranks} processes: that is SyncBN, which torch has on GPUs only; start one "
-                "process, or set MODEL.BN_GROUPS 0 (one per process)"
-            )
+            what = f"MODEL.BN_GROUPS is 1 with {ranks} processes: that is SyncBN, which torch has on GPUs only"
+            raise UserError(f"{what}; start one process, or set MODEL.BN_GROUPS 0 (one per process)")
         return cast(ResNet, nn.SyncBatchNorm.convert_sync_batchnorm(encoder))
     return encoder

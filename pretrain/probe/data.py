@@ -48,13 +48,9 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
     _check_labels(val_name, val)
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
-            raise UserError(
-                f"DATA.VAL {val_name} contains the images that probes learn from ({train_name}); name others"
-            )
-        raise MissingLabels(
-            f"{train_name} has no val split: probes would be scored on what they learned from; name "
-            "labeled images in DATA.VAL, or make train/ and val/ folders"
-        )
+            raise UserError(f"DATA.VAL {val_name} contains the training images of {train_name}; name others")
+        remedy = "name labeled images in DATA.VAL, or make train/ and val/ folders"
+        raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
     if train.classes != val.classes:
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
     return ProbeData(train.labeled(), val.labeled())

@@ -23,7 +23,8 @@ from typing import Any
 from ..errors import UserError
 from ..files import make_folder, write_error
 
-_TOUCH_PERIOD_S, _DEAD_AFTER_S = 10.0, 90.0  # a file server may show a touch 60 s late
+_TOUCH_PERIOD_S = 10.0
+_DEAD_AFTER_S = 90.0  # a file server may show a touch 60 s late
 _NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
 
 
@@ -72,13 +73,9 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
             owner = _read(path)
             while not _is_dead(path, owner):
                 if owner:
-                    job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
-                    raise UserError(
-                        f"{folder / of} is in use: {owner.get('work', 'a run')} on "
-                        f"{owner.get('host', 'another machine')}, process {owner.get('pid', '?')}{job}; wait for it "
-                        f"({_DEAD_AFTER_S:.0f} s if it was killed on another machine), stop it, or choose another"
-                        " folder"
-                    )
+                    wait = f"wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on another machine)"
+                    what = f"{folder / of} is in use: {_describe(owner)}"
+                    raise UserError(f"{what}; {wait}, stop it, or choose another folder")
                 time.sleep(0.1)  # it is about to write its name, or was killed before that
                 owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
@@ -121,6 +118,12 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except OSError:  # too many open files, a file server that does not answer, another user's file
         return {"work": "a run"}
+
+
+def _describe(owner: dict[str, Any]) -> str:
+    job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
+    host = owner.get("host", "another machine")
+    return f"{owner.get('work', 'a run')} on {host}, process {owner.get('pid', '?')}{job}"
 
 
 def _job() -> list[str]:

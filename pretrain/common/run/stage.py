@@ -86,19 +86,17 @@ def translate_torch_errors(name: str) -> Iterator[None]:
     except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
         text = first_line(error)
         if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
+            memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
+            shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 8g) or set NUM_WORKERS 0"
             raise UserError(
-                f"a worker process of the data loader has ended ({text}); if memory ran out, lower "
-                "DATALOADER.NUM_WORKERS; if /dev/shm is too small, enlarge it (docker run --shm-size 8g) or set "
-                "NUM_WORKERS 0; run again to resume"
+                f"a worker process of the data loader has ended ({text}); {memory}; {shared}; run again"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             less = _LESS_MEMORY.get(name, "use smaller images")
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
-            raise ProcessLost(
-                f"another process of this run has ended or no longer answers ({text}); its own output shows the cause; "
-                "run again to resume"
-            ) from error
+            remedy = "its own output shows the cause; run again to resume"
+            raise ProcessLost(f"another process of this run has ended or hangs ({text}); {remedy}") from error
         raise
 
 

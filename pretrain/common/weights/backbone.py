@@ -23,7 +23,7 @@ from ..config.yaml_io import parse_yaml
 from ..errors import UserError, shorten_list
 from ..files import check_not_sharded
 from .checkpoint import list_checkpoints, load_first_undamaged
-from .file import COUNTER, WeightsFile, check_values, read_weights_file
+from .file import COUNTER, FOR_PRETRAINING, WeightsFile, check_values, read_weights_file
 from .resnet_names import DEPTHS, is_bottleneck
 from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
 
@@ -57,10 +57,8 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     backbone = extract_backbone(file, encoder)
     has_stride_in_1x1 = is_bottleneck(backbone.arch) and file.provenance.get("MODEL.RESNETS.STRIDE_IN_1X1")
     if has_stride_in_1x1 or file.provenance.get("INPUT.FORMAT") == "BGR":
-        raise UserError(
-            f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet expects RGB and "
-            "strides in the 3x3, so these weights would compute wrong features here; use them for detectors only"
-        )
+        what = "was trained on BGR images, or with its stride in the 1x1 convolution"
+        raise UserError(f"{path} {what}, so its features would be wrong here; use it for detectors only")
     return backbone
 
 
@@ -97,9 +95,8 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
         _check_padding(file, network)
     counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
     tensors = counters | network.state
-    state = {
-        name: check_values(tensors[name].reshape(shape), name, path).contiguous() for name, shape in shapes.items()
-    }
+    values = {name: check_values(tensors[name].reshape(shape), name, path) for name, shape in shapes.items()}
+    state = {name: tensor.contiguous() for name, tensor in values.items()}
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
     provenance = _provenance(file, network.prefix, side, arch, stem)
     return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
@@ -134,18 +131,15 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     unknown = [name for name in state if name not in shapes]
     if unknown:
-        raise UserError(
-            f"{path} contains {shorten_list(unknown)}, which a {arch} does not have{describe_kind(unknown)}"
-        )
+        kind = describe_kind(unknown)
+        raise UserError(f"{path} contains {shorten_list(unknown)}, which a {arch} does not have{kind}")
     missing = [name for name in shapes if name not in state and not name.endswith(COUNTER)]
     if missing:
         raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}")
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
-            raise UserError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}; only plain "
-                "ResNets for RGB images are read, no ResNeXt and no wide ResNet"
-            )
+            what = f"{name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
+            raise UserError(f"{path}: {what}; only plain ResNets for RGB images are read, no ResNeXt, no wide ResNet")
     return arch, stem, shapes
 
 
@@ -179,11 +173,9 @@ def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path
             distinct.append(network)
     if len(distinct) > 1:
         averages = ", one of them an average of weights" if any(network.is_average for network in distinct) else ""
-        raise UserError(
-            f"{path} contains several ResNets{averages}: {_list({network: archs[network] for network in distinct})}; "
-            f"choose one: python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for "
-            "pretraining and probes)"
-        )
+        names = _list({network: archs[network] for network in distinct})
+        command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX"
+        raise UserError(f"{path} contains several ResNets{averages}: {names}; choose one: {command}{FOR_PRETRAINING}")
     return distinct[0]
 
 
@@ -204,22 +196,16 @@ def _check_padding(file: WeightsFile, network: Network) -> None:
     if parent and f"{parent[1] or ''}classifier.weight" in file.tensors:
         raise UserError(
             f"{file.path} has the names of a solo-learn checkpoint for CIFAR, whose 3x3 stem pads by 2 pixels; here it "
-            "pads by 1, so these weights would compute other features; use them in solo-learn, or, if yours pads by 1, "
-            "save the state dict of its ResNet alone"
+            "pads by 1; use the weights in solo-learn, or, if yours pads by 1, save the state dict of its ResNet alone"
         )
 
 
 def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
     content = file.content
     recorded = file.provenance
-    provenance: dict[str, Any] = {
-        "source": file.path.name,
-        "source_sha256": file.sha256,
-        "prefix": recorded.get("prefix", prefix),
-        "encoder": encoder or recorded.get("encoder", ""),
-        "arch": arch,
-        "stem": stem,
-    }
+    provenance: dict[str, Any] = {"source": file.path.name, "source_sha256": file.sha256, "arch": arch, "stem": stem}
+    provenance["prefix"] = recorded.get("prefix", prefix)
+    provenance["encoder"] = encoder or recorded.get("encoder", "")
     config = content.get("config")
     method: Any = content.get("method")
     if isinstance(config, str):

@@ -67,9 +67,7 @@ def load_first_undamaged(
         except Damaged as error:
             log.warning(f"{error}; trying the checkpoint before it")
     if paths:
-        raise UserError(
-            f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
-        )
+        raise UserError(f"every checkpoint in {output_dir} is damaged; delete them, or choose another OUTPUT_DIR")
     return None
 
 

@@ -26,6 +26,7 @@ from ..errors import UserError, first_line, shorten_list
 from ..files import empty_or_text, existing_file, read_json, sha256
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
+FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names
 # What the networks of MSRA and the detectors of Detectron2's model zoo were trained with, under Detectron2's keys.
 MSRA_KEYS = {
@@ -120,16 +121,12 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         content = reader(path, unsafe_pickle)
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
-            raise UserError(
-                f"{path} contains more than dense tensors, arrays and plain types; if you trust its source, convert "
-                f"it first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
-                "pretraining and probes)"
-            ) from error
+            command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle{FOR_PRETRAINING}"
+            what = f"{path} contains more than dense tensors, arrays and plain types"
+            raise UserError(f"{what}; if you trust its source, convert it first: {command}") from error
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # of an impossible offset in the file
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            raise UserError(
-                f"cannot read {path}: {first_line(error)}; check its permissions, the disk and the free memory"
-            ) from error
+            raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
         reason = _describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
     if hasattr(content, "_modules"):  # of a pickled module
@@ -213,10 +210,8 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
         record = read_json(f"{path}.json")
     recorded_sha256 = record.pop("file_sha256", None)
     if recorded_sha256 and recorded_sha256 != digest:
-        raise UserError(
-            f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); convert again "
-            f"from the original checkpoint, or delete {path}.json if you replaced the file on purpose"
-        )
+        what = f"{path} has changed since its conversion (its SHA-256 differs from {path}.json)"
+        raise UserError(f"{what}; convert again, or delete {path}.json if you replaced the file on purpose")
     provenance: Any = content.get("provenance") or (record if recorded_sha256 else {})
     if content.get("__author__") == "Detectron2 Model Zoo":
         std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one

@@ -172,7 +172,7 @@ def test_splits_below_the_folder_are_not_read_as_one(
 ):
     write_folder(tmp_path, paths, 4, 4)
     place = tmp_path / holder
-    refused(lambda: load(f"folder:{tmp_path}", split), f"{place} holds ", f"folder:{place / to_name}")
+    refused(lambda: load(f"folder:{tmp_path}", split), f"{place} contains ", f"folder:{place / to_name}")
     assert len(load(f"folder:{place / to_name}", "train")) == 1
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.backbone import read_backbone
 from pretrain.methods import METHODS, LossOutput
-from pretrain.model.dense import DenseFeatures, add_dense_head, matched_keys, mix_dense_loss
+from pretrain.model.dense import DenseFeatures, DenseResNet, matched_keys, mix_dense_loss
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.pretrain.runs import assert_same_end, build_state, run
@@ -100,6 +100,5 @@ def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
     torch.default_generator.manual_seed(0)
     one, two = build_backbone("resnet18"), build_backbone("resnet18")
     before = torch.get_rng_state()
-    for encoder in (one, two):
-        add_dense_head(encoder, feature_dim(encoder), D)
-    assert torch.equal(before, torch.get_rng_state()) and torch.equal(one.dense[0].weight, two.dense[0].weight)
+    heads = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (one, two)]
+    assert torch.equal(before, torch.get_rng_state()) and torch.equal(heads[0][0].weight, heads[1][0].weight)

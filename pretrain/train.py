@@ -25,7 +25,7 @@ from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import summary
-from .common.run.stage import stage
+from .common.run.stage import process_group, stage
 from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
 from .config import output_dir
@@ -84,7 +84,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with stage("pretrain", folder, lambda: distributed.init(cfg.DEVICE)) as device:
+    with process_group(distributed.init, cfg.DEVICE) as device, stage("pretrain", folder):
         setup_logging(folder, distributed.rank())
         log.info(describe(device))
         on_every_rank(check_modules_unchanged, cfg)

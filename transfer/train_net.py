@@ -249,14 +249,13 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
-    with process_group():
-        device = join(cfg.MODEL.DEVICE)
+    with process_group(join, cfg.MODEL.DEVICE) as device:
         on_every_rank(extensions.load)
         if args.eval_only:
             cfg = on_first_rank(_resolve_evaluation, cfg, args.resume)
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if args.eval_only else partial(preflight.check_output_dir, cfg, args.resume)
-        with stage("evaluation" if args.eval_only else "transfer", output_dir, device, check):
+        with stage("evaluation" if args.eval_only else "transfer", output_dir, check):
             setup_logging(output_dir, rank())
             on_first_rank(_prepare_data, cfg, args.eval_only)
             for name in preflight.data_names(cfg, args.eval_only):

@@ -49,19 +49,13 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         count = min(images, len(data))
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
         run.start()
-        points = {
-            name: _compute_points(backbone, data, cfg, run.device, count, augmentations)
-            for name, (backbone, _) in frozen.items()
-        }
+        options = (data, cfg, run.device, count, augmentations)
+        points = {name: _compute_points(backbone, *options) for name, (backbone, _) in frozen.items()}
+        protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE, "seed": cfg.SEED}
         results = {
             "images": min(len(p) for p in points.values()),  # the last incomplete batch is dropped
             "augmentations": augmentations,
-            "protocol": {
-                "data": cfg.DATA.TRAIN,
-                "view": cfg.VIEWS.KEY,
-                "image_size": cfg.VIEWS.IMAGE_SIZE,
-                "seed": cfg.SEED,
-            },
+            "protocol": protocol,
             "sources": {name: source for name, (_, source) in frozen.items()},
             "runs": {name: _summarize(p) for name, p in points.items()},
         }
@@ -124,11 +118,5 @@ def draw(points: Mapping[str, np.ndarray]) -> Any:
 
 
 def _summarize(points_N2: np.ndarray) -> dict[str, float]:
-    means = points_N2.mean(axis=0).tolist()
-    deviations = points_N2.std(axis=0).tolist()
-    return {
-        "similarity_mean": means[0],
-        "similarity_std": deviations[0],
-        "variance_mean": means[1],
-        "variance_std": deviations[1],
-    }
+    names = ("similarity_mean", "variance_mean", "similarity_std", "variance_std")
+    return dict(zip(names, [*points_N2.mean(axis=0).tolist(), *points_N2.std(axis=0).tolist()], strict=True))

@@ -48,7 +48,8 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
     else:
         file = _read_backbone(weights, cfg.LINEAR.ENCODER)
         check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {weights}")
-        backbone, source = build_backbone(file.arch, file.stem), file.provenance
+        source = file.provenance
+        backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
     return backbone.eval().requires_grad_(False).to(device), source
 
@@ -75,15 +76,8 @@ def extract(
     index_N = [torch.empty(0, dtype=torch.long)]
     features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
-    batches = loader.eval_batches(
-        data,
-        positions,
-        *evaluation_size(cfg),
-        _BATCH,
-        cfg.DATALOADER.NUM_WORKERS,
-        cfg.DATALOADER.ON_CORRUPT,
-        device.type == "cuda",
-    )
+    options = (cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT, device.type == "cuda")
+    batches = loader.eval_batches(data, positions, *evaluation_size(cfg), _BATCH, *options)
     stop = AgreedStop(device)
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)

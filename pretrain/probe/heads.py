@@ -27,23 +27,15 @@ class Heads(nn.Module):
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
         self.heads = nn.ModuleList(heads)
-        groups = [
-            {"params": list(head.parameters()), "lr": lr}
-            for head, lr in zip(self.heads, self.learning_rates, strict=True)
-        ]
+        pairs = zip(self.heads, self.learning_rates, strict=True)
+        groups = [{"params": list(head.parameters()), "lr": lr} for head, lr in pairs]
         self.optimizer = torch.optim.SGD(groups, momentum=settings.MOMENTUM, weight_decay=settings.WEIGHT_DECAY)
 
     def set_learning_rates(self, epoch: int) -> float:
         """Set every head's learning rate for ``epoch``; return the factor of ``learning_rates``."""
-        factor = schedule.learning_rate(
-            epoch,
-            1,
-            self.settings.EPOCHS,
-            base_lr=1.0,
-            kind=self.settings.LR_SCHEDULE,
-            milestones=self.settings.STEPS,
-            gamma=self.settings.GAMMA,
-        )
+        linear = self.settings
+        decay = {"kind": linear.LR_SCHEDULE, "milestones": linear.STEPS, "gamma": linear.GAMMA}
+        factor = schedule.learning_rate(epoch, 1, linear.EPOCHS, base_lr=1.0, **decay)
         for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = lr * factor
         return factor

@@ -94,10 +94,8 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """Return the settings of a ``score`` as text to print next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     k = min(cfg.PROBE.KNN_K, score["train_images"])
-    return (
-        f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
-        f"{score['val_images']} validation images, {size} pixels"
-    )
+    images = f"{score['train_images']} training and {score['val_images']} validation images"
+    return f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {images}, {size} pixels"
 
 
 @torch.no_grad()
@@ -116,28 +114,20 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     classes = train.num_classes
     k = min(k, len(bank_TF))
     reported_k = [reported for reported in _REPORTED_K if reported <= len(bank_TF)]
-    hits1 = 0
-    hits5 = 0
-    hits_at = dict.fromkeys(reported_k, 0)
+    hits = {"top1": 0, "top5": 0, **{f"top1_k{reported}": 0 for reported in reported_k}}
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
         stop.raise_if_requested()
         nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *reported_k, 0), dim=1)
         labels_QK = train.labels_N[nearest.indices]
         votes = vote(nearest.values[:, :k], labels_QK[:, :k], temperature, classes)
         correct = votes.topk(min(5, classes)).indices == labels[:, None]
-        hits1 += int(correct[:, 0].sum())
-        hits5 += int(correct.sum())
+        hits["top1"] += int(correct[:, 0].sum())
+        hits["top5"] += int(correct.sum())
         for reported in reported_k:
             votes = vote(nearest.values[:, :reported], labels_QK[:, :reported], temperature, classes)
-            hits_at[reported] += int((votes.argmax(dim=1) == labels).sum())
-    count = len(val.labels_N)
-    return {
-        "top1": 100 * hits1 / count,
-        "top5": 100 * hits5 / count,
-        **{f"top1_k{reported}": 100 * hits / count for reported, hits in hits_at.items()},
-        "train_images": len(bank_TF),
-        "val_images": count,
-    }
+            hits[f"top1_k{reported}"] += int((votes.argmax(dim=1) == labels).sum())
+    scores = {name: 100 * correct / len(val.labels_N) for name, correct in hits.items()}
+    return {**scores, "train_images": len(bank_TF), "val_images": len(val.labels_N)}
 
 
 def vote(similarity_QK: Tensor, labels_QK: Tensor, temperature: float, classes: int) -> Tensor:

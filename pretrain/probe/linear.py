@@ -29,7 +29,7 @@ from ..preflight import check_divisible
 from .data import ProbeData
 from .features import extract, load_frozen
 from .heads import Heads
-from .protocol import build_protocol, check_same_probe, linear_settings
+from .protocol import build_protocol, check_same_probe, evaluation_size, linear_settings
 from .stage import ProbeRun, probe_run
 
 log = logging.getLogger(__name__)
@@ -69,18 +69,10 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")
         best = _select_best(scores)
         settings = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
-        log.info(
-            f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({settings}, {len(data.val)} validation images)"
-        )
-        return run.finish(
-            {
-                "source": source,
-                "metrics": best,
-                "per_learning_rate": scores,
-                "protocol": build_protocol(cfg, "linear", data),
-                "work": work,
-            }
-        )
+        settings += f", {len(data.val)} validation images"
+        log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({settings})")
+        results = {"source": source, "metrics": best, "per_learning_rate": scores}
+        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": work})
 
 
 def _train(
@@ -100,11 +92,8 @@ def _train(
     if len(heads.learning_rates) > 1:
         train_split, held_out_split = _split(data.train)
         held_out = extract(backbone, held_out_split, run.cfg, run.device)
-    stream: _Cached | _Augmented
-    if settings.AUGMENT == "none":
-        stream = _Cached(run, backbone, train_split)
-    else:
-        stream = _Augmented(run, backbone, train_split)
+    stream_type = _Cached if settings.AUGMENT == "none" else _Augmented
+    stream = stream_type(run, backbone, train_split)
     steps_per_epoch = len(stream)
     total_steps = settings.EPOCHS * steps_per_epoch
     step = 0
@@ -163,13 +152,12 @@ class _Augmented:
     """Batches of images with LINEAR.AUGMENT, whose features are computed in each step."""
 
     def __init__(self, run: ProbeRun, backbone: ResNet, data: ImageData) -> None:
-        self._cfg = run.cfg
-        self._device = run.device
+        cfg = run.cfg
+        self._run = run
         self._backbone = backbone
-        size = run.cfg.PROBE.IMAGE_SIZE or run.cfg.VIEWS.IMAGE_SIZE
-        recipe = recipes.RECIPES[run.cfg.LINEAR.AUGMENT]
-        batch_size = run.cfg.LINEAR.IMS_PER_BATCH
-        self._loader = build_loader(run.cfg, data, [recipe], run.device, size=size, batch_size=batch_size)
+        size, _ = evaluation_size(cfg)
+        augment = [recipes.RECIPES[cfg.LINEAR.AUGMENT]]
+        self._loader = build_loader(cfg, data, augment, run.device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -178,11 +166,12 @@ class _Augmented:
         return (batch for _, batch in self._loader.batches(first_step, total_steps))
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
-        pixels = batch.views_VNCHW[0].to(self._device, non_blocking=True)
-        images = views.normalize(pixels, self._cfg.VIEWS.MEAN, self._cfg.VIEWS.STD)
-        with autocast(self._cfg.SOLVER.AMP, self._device.type):
+        cfg = self._run.cfg
+        device = self._run.device
+        images = views.normalize(batch.views_VNCHW[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+        with autocast(cfg.SOLVER.AMP, device.type):
             features = pooled_features(self._backbone, images).float()
-        return features, batch.label_N.to(self._device, non_blocking=True)
+        return features, batch.label_N.to(device, non_blocking=True)
 
 
 class _Cached:
@@ -231,9 +220,8 @@ def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any] | 
     results = read_json(path) if path.is_file() else None
     newest = None if results else checkpoint.load_latest(folder)
     state = newest[1] if newest else None
-    earlier = results or state
-    if earlier:
-        check_same_probe(folder, earlier.get("work", {}), work)
+    if results or state:
+        check_same_probe(folder, (results or state or {}).get("work", {}), work)
     return results, state
 
 

@@ -20,11 +20,9 @@ from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
 from ..common.logs import setup_logging
 from ..common.run.folder import write_environment
-from ..common.run.stage import stage
+from ..common.run.stage import process_group, stage
 from .data import ProbeData, load_probe_data
 from .protocol import build_protocol
-
-log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class ProbeRun:
 def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """Join the process group and own OUTPUT_DIR (default ``runs/<name>``) until the block ends (see `stage`)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
-    with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
+    with process_group(distributed.init, cfg.DEVICE) as device, stage(name, folder):
         setup_logging(folder, distributed.rank())
         log.info(describe(device))
         yield ProbeRun(name, cfg, folder, device)

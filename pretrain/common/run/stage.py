@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,35 +29,27 @@ _LESS_MEMORY = {  # by stage
     "knn": "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)",
     "linear": "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE",
 }
+P = ParamSpec("P")
+T = TypeVar("T")
 _WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
 
 
 @contextlib.contextmanager
-def stage(
-    name: str,
-    output_dir: Path,
-    join: torch.device | Callable[[], torch.device],
-    check: Callable[[], None] | None = None,
-) -> Iterator[torch.device]:
-    """Claim the run folder on rank 0 until the block ends, and record the stage's state; yield this rank's device.
+def stage(name: str, output_dir: Path, check: Callable[[], None] | None = None) -> Iterator[None]:
+    """Claim the run folder on rank 0 until the block ends, and record the stage's state.
 
     Args:
         name: the stage.
-        join: a function that joins the process group, which is left at the end, and returns the device; or the device,
-            if the caller has joined the group.
         check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
 
     Raises:
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
-        if not dist.is_initialized():
-            stack.enter_context(process_group())
-        device = join if isinstance(join, torch.device) else join()
         on_first_rank(lambda: stack.enter_context(_hold_folder(name, output_dir, check)))
         try:
             with translate_torch_errors(name):
-                yield device
+                yield
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
@@ -101,14 +94,19 @@ def translate_torch_errors(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    """Leave the process group, if any, when the block ends; all ranks leave together unless there was an error.
+def process_group(join: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    """Call ``join``, yield its result, and leave the process group that it joined, if any, when the block ends.
+
+    All ranks leave together unless there was an error; a group that the caller had joined before is not left.
 
     The exit of the first rank would end the others, which may be about to write. After an error the group is left only
     at exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
     """
+    if dist.is_initialized():
+        yield join(*args, **kwargs)
+        return
     try:
-        yield
+        yield join(*args, **kwargs)
     except Stopped:  # all ranks have agreed on it
         leave()
         raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
@@ -21,8 +20,6 @@ from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import local_job, status
 from tools.launcher.graph import Node, build_graph, write_graph
-
-CPU = torch.device("cpu")
 
 
 def by_key(folder: Path) -> dict[str, dict[str, Any]]:
@@ -65,18 +62,18 @@ def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_runs_without_the_launcher(tmp_path: Path):
     runs = tmp_path / "runs"
-    with stage("knn", runs / "complete", CPU):
+    with stage("knn", runs / "complete"):
         pass
-    with pytest.raises(Stopped), stage("linear", runs / "stopped", CPU):
+    with pytest.raises(Stopped), stage("linear", runs / "stopped"):
         raise Stopped("SIGTERM")
-    with pytest.raises(RuntimeError), stage("transfer", runs / "failed", CPU):
+    with pytest.raises(RuntimeError), stage("transfer", runs / "failed"):
         raise RuntimeError("a bug")
     update_state(runs / "lost", stage="transfer", state="running", job="", started=1.0, pid=1, attempt=0, host="h")
     (runs / "lost/metrics.json").write_text(json.dumps({"iteration": 4, "total_loss": 0.5}))
     started(runs / "job", {**SLURM, "cluster": "local"})
-    with stage("knn", runs / "job/knn", CPU):  # below the folder of another run
+    with stage("knn", runs / "job/knn"):  # below the folder of another run
         pass
-    with stage("pretrain", runs / "running", CPU):
+    with stage("pretrain", runs / "running"):
         entries = by_key(runs)
     states = {key: (entry["stage"], entry["state"], entry["reason"]) for key, entry in entries.items()}
     lost = "it exited without reporting an error"
@@ -101,7 +98,7 @@ def test_the_newest_start_of_a_stage_counts(tmp_path: Path):
     started(tmp_path, {**SLURM, "cluster": "local", "submitted": 1.0})
     end(tmp_path, "stopped", started=2.0)
     assert by_key(tmp_path)["."]["state"] == "stopped"
-    with stage("knn", tmp_path, CPU):
+    with stage("knn", tmp_path):
         assert by_key(tmp_path)["."]["state"] == "running"
     assert by_key(tmp_path)["."]["state"] == "complete"
     shutil.rmtree(tmp_path / "launch")
@@ -155,7 +152,7 @@ def test_progress_has_the_newest_loss_and_an_eta_only_where_something_runs(tmp_p
     lines = [{"iteration": 3, "loss": 2.5, "images_per_second": 80.2, "eta_seconds": 60}, {"iteration": 4, "knn": 50}]
     (tmp_path / "metrics.json").write_text("\n".join(map(json.dumps, lines)))
     update_state(tmp_path, stage="pretrain")
-    with stage("pretrain", tmp_path, CPU):
+    with stage("pretrain", tmp_path):
         assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s  eta 0:01:00"
     assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s"
 

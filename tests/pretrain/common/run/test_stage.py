@@ -23,21 +23,25 @@ ROOT = Path(__file__).parents[4]
 CPU = torch.device("cpu")
 
 
-def _leave_each_way(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken"), process_group():
+def _refuse() -> None:
+    assert dist.get_rank() == 0
+    raise UserError("used already")
+
+
+def _fail(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="broken"), process_group(init, "cpu"):
         raise RuntimeError("broken")
     assert dist.is_initialized()  # until exit: the other rank would fail before this one has reported why
 
-    def refuse() -> None:
-        assert dist.get_rank() == 0
-        raise UserError("used already")
-
-    with pytest.raises(UserError, match="used already"), stage("test", folder, CPU, check=refuse):
+    with pytest.raises(UserError, match="used already"), stage("test", folder, check=_refuse):
         pytest.fail("entered")
-    with stage("test", folder, CPU) as device:
-        assert device == CPU
+    with process_group(init, "cpu"), stage("test", folder):
+        pass
     assert dist.is_initialized()  # it was not joined there
-    with pytest.raises(Stopped), process_group():
+
+
+def _stop(folder: Path) -> None:
+    with pytest.raises(Stopped), process_group(init, "cpu"):
         dist.barrier()
         if dist.get_rank() == 0:  # it is still writing when the other rank is ready to leave
             time.sleep(0.5)
@@ -47,17 +51,18 @@ def _leave_each_way(folder: Path) -> None:
 
 
 def test_ranks_leave_together(tmp_path: Path) -> None:
-    run_ranks(_leave_each_way, 2, tmp_path)
+    run_ranks(_fail, 2, tmp_path, device=None)
+    run_ranks(_stop, 2, tmp_path, device=None)
 
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
-    with stage("test", tmp_path, lambda: init("cpu")) as device:
+    with process_group(init, "cpu") as device, stage("test", tmp_path):
         assert device == CPU and read_state(tmp_path)["state"] == "running"
-        with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, CPU):
+        with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path):
             pytest.fail("entered")
-    with stage("test", tmp_path, CPU):
+    with stage("test", tmp_path):
         pass
-    refused(lambda: stage("other", tmp_path, CPU).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR")
+    refused(lambda: stage("other", tmp_path).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR")
 
 
 @pytest.mark.parametrize(
@@ -82,12 +87,11 @@ HANGING = """
 import time, torch.distributed as dist
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run.stage import process_group
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.get_backend = lambda: "nccl"
 dist.destroy_process_group = dist.distributed_c10d._abort_process_group = lambda: time.sleep(3600)
 
 def main(_):
-    with process_group():
+    with process_group(dist.init_process_group, "gloo", store=dist.HashStore(), rank=0, world_size=1):
         print("the last line", end="")
         raise {error}("broken")
 

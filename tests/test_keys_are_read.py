@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from fvcore.common.config import CfgNode
 
 from pretrain import train
 from pretrain.common.config.yaml_io import flatten
@@ -12,7 +14,6 @@ from pretrain.config import default_config
 from pretrain.config import load_config as load_pretraining
 from pretrain.probe import distributions, embedding, knn, linear
 from tests.pretrain.runs import overrides
-from tests.recorded_reads import RecordingNode, record_reads
 from tests.transfer import tiny_coco
 from transfer import config, train_net
 
@@ -24,6 +25,34 @@ METHODS = {
     "sce": ("METHOD.NAME", "sce", "SOLVER.OPTIMIZER", "adamw"),
     "tcl": (),
 }
+
+
+class RecordingNode(CfgNode):
+    """A section of a config; copies of it record, too. Printing or saving the config reads no key."""
+
+    reads: ClassVar[set[str]] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._record(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._record(name)
+        return super().get(name, default)
+
+    def _record(self, name: str) -> None:
+        self.reads.add(self.__dict__.get("section", "") + name)
+
+
+def record_reads(cfg: CfgNode, section: str = "") -> RecordingNode:
+    """Returns a copy of ``cfg`` that adds each key that is read to `RecordingNode.reads`."""
+    node = RecordingNode()
+    for name, value in cfg.items():
+        node[name] = record_reads(value, f"{section}{name}.") if isinstance(value, CfgNode) else value
+    node.__dict__["section"] = section
+    if cfg.is_frozen():
+        node.freeze()
+    return node
 
 
 @pytest.fixture

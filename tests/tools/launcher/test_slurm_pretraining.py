@@ -36,18 +36,6 @@ def step(*args):
     real(*args)
 TrainingMonitor.step = step
 """
-_STUCK_CHECKPOINT = """
-import os, time
-from pathlib import Path
-real = os.replace
-def replace(source, target):
-    marker = Path({marker!r})
-    if str(target).endswith("checkpoint_00000008.pth") and not marker.exists():
-        marker.touch()
-        time.sleep(600)
-    real(source, target)
-os.replace = replace
-"""
 
 
 def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
@@ -70,27 +58,6 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole")))
-    marker = tmp_path / "write_errors"
-    extend(monkeypatch, tmp_path, _STUCK_CHECKPOINT.format(marker=str(marker)))
-    (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut"))], slurm_options)
-    wait_for(marker.exists, 120)
-    node = slurm_cluster.node_of(job.job_id)
-    slurm_cluster.kill_node(node)
-    try:
-        slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
-    finally:
-        slurm_cluster.start_node(node)
-    assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") == 2
-    assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "cut/log.txt").read_text()
-    assert_same_end(tmp_path / "cut", tmp_path / "whole")
-    assert not list((tmp_path / "cut").glob(".*tmp*"))
 
 
 def test_a_preempted_pretraining_ends_bit_equal(

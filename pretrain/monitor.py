@@ -115,10 +115,8 @@ class TrainingMonitor:
             mean = statistics.fmean(self._losses)
             deviation = statistics.stdev(self._losses)
             if loss > mean + max(6 * deviation, 0.3 * abs(mean)):
-                lines.append(
-                    f"step {step}: the loss jumped to {loss:.4g}, from {mean:.4g} on average of {_LOSSES} lines. "
-                    + CAUSES["loss"]
-                )
+                jump = f"the loss jumped to {loss:.4g}, from {mean:.4g} on average of {_LOSSES} lines"
+                lines.append(f"step {step}: {jump}. {CAUSES['loss']}")
                 self._losses.clear()
         self._losses.append(loss)
         return lines

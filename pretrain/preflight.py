@@ -45,13 +45,9 @@ def check_modules_unchanged(cfg: CfgNode) -> None:
 def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
     """Raise UserError unless the stage's batch divides evenly among processes, micro-batches and BN groups."""
     if stage == "pretrain":
-        count_bn_groups(
-            cfg.SOLVER.IMS_PER_BATCH,
-            cfg.MODEL.BN_GROUPS,
-            processes=processes,
-            accumulate=cfg.SOLVER.ACCUMULATE,
-            has_keys=METHODS[cfg.METHOD.NAME].kind == "queue",
-        )
+        has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
+        division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
+        count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
     elif stage == "linear":
         check_multiple("LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, f"{processes} processes")
 

@@ -52,7 +52,7 @@ def build_checkpoint(
     return {
         "epoch": step // steps_per_epoch,
         "arch": cfg.MODEL.ARCH,
-        "state_dict": {_moco_name(name): value for name, value in weights.items()},
+        "state_dict": {_rename_to_moco(name): value for name, value in weights.items()},
         "optimizer": state.optimizer.state_dict(),
         "step": step,
         "steps_per_epoch": steps_per_epoch,
@@ -72,7 +72,7 @@ def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
     """
     model = state.objective.model
     with checkpoint.check_restoring("the checkpoint", state.optimizer, "choose another OUTPUT_DIR"):
-        names = {_moco_name(name): name for name in model.state_dict()}
+        names = {_rename_to_moco(name): name for name in model.state_dict()}
         weights = saved["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
         state.optimizer.load_state_dict(saved["optimizer"])
@@ -113,6 +113,6 @@ def _add_recipe_changes(cfg: CfgNode, folder: Path, path: Path, saved: dict[str,
     saved["recipe_changes"] = [*saved.get("recipe_changes", []), *new_changes]
 
 
-def _moco_name(name: str) -> str:
+def _rename_to_moco(name: str) -> str:
     """Return ``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue`` or ``module.queue_ptr``."""
     return f"module.{name.removeprefix('negatives.')}"

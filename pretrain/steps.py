@@ -137,9 +137,9 @@ def mean_metrics(outputs: Sequence[LossOutput], embeddings_ND: Tensor) -> tuple[
     rows = [{"loss": output.loss.detach(), **output.metrics} for output in outputs]
     means = {name: cast(Tensor, sum(row[name] for row in rows)) / len(rows) for name in rows[0]}
     loss = means.pop("loss")
-    return loss, {**means, "feature_spread": _relative_std(embeddings_ND)}
+    return loss, {**means, "feature_spread": _measure_spread(embeddings_ND)}
 
 
-def _relative_std(embeddings_ND: Tensor) -> Tensor:
+def _measure_spread(embeddings_ND: Tensor) -> Tensor:
     """Return the mean std per dimension x sqrt(D): 1 for embeddings uniform on the sphere, 0 when collapsed."""
     return embeddings_ND.detach().std(dim=0).mean() * embeddings_ND.shape[1] ** 0.5

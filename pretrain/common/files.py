@@ -144,7 +144,7 @@ def make_folder(path: str | Path) -> None:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Format ``value`` as JSON, with NaN and infinities as null (JSON cannot express them)."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(_replace_nonfinite(value), indent=indent, allow_nan=False)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -182,11 +182,11 @@ def check_writable(path: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): _replace_nonfinite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [_replace_nonfinite(v) for v in value]
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -58,19 +58,19 @@ def _fetch(name: str, folder: Path) -> None:
         elif name == "stl10":
             tv.STL10(temporary, split="test", download=True)
         else:
-            _torchvision_class(name)(temporary, download=True)
+            _find_class(name)(temporary, download=True)
         with contextlib.suppress(OSError):  # another run has downloaded it
             (Path(temporary) / folder.name).rename(folder)
 
 
-def _torchvision_class(name: str) -> Any:
+def _find_class(name: str) -> Any:
     import torchvision.datasets as tv
 
     return {"cifar10": tv.CIFAR10, "cifar100": tv.CIFAR100, "fashion_mnist": tv.FashionMNIST}[name]
 
 
 def _read_with_torchvision(name: str, split: str, folder: Path) -> ImageData:
-    data = _torchvision_class(name)(str(folder.parent), train=split == "train")
+    data = _find_class(name)(str(folder.parent), train=split == "train")
     images = np.asarray(data.data, dtype=np.uint8)
     return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
 

@@ -53,7 +53,7 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
     if name in LOADERS:  # registered loaders locate their own images
         return
     if name.startswith("folder:"):
-        is_there = os.path.isdir(_path_in(name))
+        is_there = os.path.isdir(_parse_path(name))
     elif name in ("imagenet", "imagenet100"):
         is_there = folders.imagenet_folder(name, Path(root))
     else:
@@ -66,7 +66,7 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name in LOADERS:
         return LOADERS[name](split, root)
     if name.startswith("folder:"):
-        return folders.load_folder(_path_in(name), split)
+        return folders.load_folder(_parse_path(name), split)
     if name in ("imagenet", "imagenet100"):
         return folders.load_imagenet(name, split, root)
     if name in FOLDERS:
@@ -77,7 +77,7 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{did_you_mean(name, known)}")
 
 
-def _path_in(name: str) -> Path:
+def _parse_path(name: str) -> Path:
     path = name.partition(":")[2].strip()
     if not path:
         raise UserError(f"{name!r} names no folder; write folder:/path (is a variable of the shell empty?)")

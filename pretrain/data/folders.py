@@ -40,15 +40,12 @@ def load_folder(folder: Path, split: str) -> ImageData:
         return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
     class_folders = [f for f in folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
-        remedy = (
-            f"if a split, name folder:{folder}/{splits[0]}; if a class, move all class folders into {folder}/train/"
-        )
+        remedy = f"if a split, name folder:{folder}/{splits[0]}; if a class, move all of them into {folder}/train/"
         raise UserError(f"{folder} contains {splits[0]}/ next to {class_folders[0]}/: a split or a class? {remedy}")
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
-        remedy = (
-            f"call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a folder of images: folder:{folder}/{splits[0]}"
-        )
+        usual = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
+        remedy = f"call it {usual}, or name a folder of images: folder:{folder}/{splits[0]}"
         raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
     if len(candidates) > 1:
         both = f"{candidates[0]}/ and {candidates[1]}/"
@@ -67,9 +64,7 @@ def imagenet_folder(name: str, root: Path) -> Path:
         if os.path.isdir(root / place / "train"):
             return root / place
     layout = f"{root}/imagenet/train/n########/*.JPEG and {root}/imagenet/val/n########/*.JPEG"
-    remedy = (
-        "download it from image-net.org, or set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
-    )
+    remedy = "download it from image-net.org, set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
     raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
 
 

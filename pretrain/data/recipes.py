@@ -56,12 +56,8 @@ class Jitter:
     def sample(self, rng: Generator) -> list[Operation]:
         from . import color  # imports OpenCV
 
-        factors = (
-            (color.brightness, self.brightness),
-            (color.contrast, self.contrast),
-            (color.saturation, self.saturation),
-        )
-        operations: list[Operation] = [(op, uniform(rng, max(0.0, 1 - x), 1 + x)) for op, x in factors if x]
+        factors = {color.brightness: self.brightness, color.contrast: self.contrast, color.saturation: self.saturation}
+        operations: list[Operation] = [(op, uniform(rng, max(0.0, 1 - x), 1 + x)) for op, x in factors.items() if x]
         if self.hue:
             operations.append((color.hue, uniform(rng, -self.hue, self.hue)))
         for i in range(len(operations) - 1, 0, -1):  # Fisher-Yates; for so few cheaper than rng.permutation

@@ -33,10 +33,8 @@ def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, see
         except CorruptImage:  # DATALOADER.ON_CORRUPT decides whether training fails
             continue
         views = make_views(image, recipes, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
-        cells = [
-            np.pad(cell, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
-            for cell in (center_view(image, size, size), *views)
-        ]
+        gap = ((0, _GAP), (0, _GAP), (0, 0))
+        cells = [np.pad(cell, gap, constant_values=255) for cell in (center_view(image, size, size), *views)]
         rows.append(np.concatenate(cells, axis=1))
     return np.concatenate(rows) if rows else np.full((_GAP, _GAP, 3), 255, np.uint8)
 

@@ -38,7 +38,7 @@ def sample_params(recipe: Recipe, height: int, width: int, rng: np.random.Genera
     box = (0, 0, height, width)
     offset = None
     if isinstance(recipe.crop, RandomResizedCrop):
-        box = _random_box(recipe.crop, height, width, rng)
+        box = _sample_box(recipe.crop, height, width, rng)
     elif isinstance(recipe.crop, PadCrop):
         count = 2 * recipe.crop.padding + 1
         offset = (randint(rng, count), randint(rng, count))
@@ -116,13 +116,15 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     Args:
         mean: VIEWS.MEAN, from 0 to 1; ``std`` likewise.
     """
-    scale, shift = _normalization(tuple(mean), tuple(std), images.device)
+    scale, shift = _compute_scale_and_shift(tuple(mean), tuple(std), images.device)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
     return x.mul_(scale).add_(shift)
 
 
 @functools.lru_cache(maxsize=16)
-def _normalization(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _compute_scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
     mean_3 = torch.tensor(mean, device=device)
     std_3 = torch.tensor(std, device=device)
     return (1 / (255 * std_3)).view(3, 1, 1), (-mean_3 / std_3).view(3, 1, 1)
@@ -149,7 +151,7 @@ def _crop(image: np.ndarray, recipe: Recipe, params: ViewParams, size: int) -> n
     return view
 
 
-def _random_box(
+def _sample_box(
     crop: RandomResizedCrop, height: int, width: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
     """Sample a box by torchvision's rule: ten tries, then the largest central box of an allowed aspect ratio."""

@@ -11,19 +11,12 @@ __all__ = ["METHODS", "LossOutput"]
 
 KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
 JCL_LAMBDA = Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance")
-LAMBDA_SCHEDULE = Hyperparameter(
-    "METHOD.LAMBDA_SCHEDULE",
-    "constant",
-    Choice(("constant", "linear")),
-    "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
-)
+_SCHEDULES = Choice(("constant", "linear"))
+_LINEAR = "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code"
+LAMBDA_SCHEDULE = Hyperparameter("METHOD.LAMBDA_SCHEDULE", "constant", _SCHEDULES, _LINEAR)
 SCE_LAMBDA = Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE, "lambda: 1 is MoCo, 0 is ReSSL")
-MASK_POSITIVE = Hyperparameter(
-    "METHOD.MASK_POSITIVE",
-    False,
-    Choice((False, True)),
-    "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)",
-)
+_MASK = "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)"
+MASK_POSITIVE = Hyperparameter("METHOD.MASK_POSITIVE", False, Choice((False, True)), _MASK)
 K1 = Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0, "weight of the positives' term")
 K2 = Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0, "weight of the negatives' term")
 
@@ -36,31 +29,19 @@ def _schedule_jcl(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, A
     return {"temperature": hyper["temperature"], "lambda_": jcl_lambda}
 
 
-MOCO = Method("moco:moco", "queue", {"temperature": TEMPERATURE})
-
+_TAU = {"temperature": TEMPERATURE}
+_JCL = {**_TAU, "lambda_": JCL_LAMBDA, "lambda_schedule": LAMBDA_SCHEDULE}
+_RESSL = {**_TAU, "key_temperature": KEY_TEMPERATURE}
+_SCE = {**_RESSL, "lambda_": SCE_LAMBDA, "mask_positive": MASK_POSITIVE}
+_TCL = {**_TAU, "k1": K1, "k2": K2}
 METHODS: dict[str, Method] = {
-    "mocov1": MOCO,
-    "mocov2": MOCO,
-    "multikey": Method("multikey:multikey", "queue", {"temperature": TEMPERATURE}, many_keys=True),
-    "jcl": Method(
-        "jcl:jcl",
-        "queue",
-        {"temperature": TEMPERATURE, "lambda_": JCL_LAMBDA, "lambda_schedule": LAMBDA_SCHEDULE},
-        many_keys=True,
-        schedule=_schedule_jcl,
-    ),
-    "sce": Method(
-        "sce:sce",
-        "queue",
-        {
-            "temperature": TEMPERATURE,
-            "key_temperature": KEY_TEMPERATURE,
-            "lambda_": SCE_LAMBDA,
-            "mask_positive": MASK_POSITIVE,
-        },
-    ),
-    "ressl": Method("ressl:ressl", "queue", {"temperature": TEMPERATURE, "key_temperature": KEY_TEMPERATURE}),
-    "tcl": Method("tcl:tcl", "batch", {"temperature": TEMPERATURE, "k1": K1, "k2": K2}, supervised=True),
-    "supcon": Method("supcon:supcon", "batch", {"temperature": TEMPERATURE}, supervised=True),
-    "simclr": Method("supcon:supcon", "batch", {"temperature": TEMPERATURE}),
+    "mocov1": Method("moco:moco", "queue", _TAU),
+    "mocov2": Method("moco:moco", "queue", _TAU),
+    "multikey": Method("multikey:multikey", "queue", _TAU, many_keys=True),
+    "jcl": Method("jcl:jcl", "queue", _JCL, many_keys=True, schedule=_schedule_jcl),
+    "sce": Method("sce:sce", "queue", _SCE),
+    "ressl": Method("ressl:ressl", "queue", _RESSL),
+    "tcl": Method("tcl:tcl", "batch", _TCL, supervised=True),
+    "supcon": Method("supcon:supcon", "batch", _TAU, supervised=True),
+    "simclr": Method("supcon:supcon", "batch", _TAU),
 }

@@ -31,12 +31,8 @@ class Hyperparameter(NamedTuple):
 
 TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, "tau, which divides the similarities")
 NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024), "M', positive keys per image")
-LABELS = Hyperparameter(
-    "METHOD.LABELS",
-    "index",
-    Choice(("index", "class")),
-    "index: only views of the same image are positives; class: all images of its class",
-)
+_LABELS_MEANING = "index: only views of the same image are positives; class: all images of its class"
+LABELS = Hyperparameter("METHOD.LABELS", "index", Choice(("index", "class")), _LABELS_MEANING)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
     scaled_ND = scaled_ND.detach()
     queue_DK = queue_DK.detach()
     count = len(scaled_ND)
-    slice_size = min(queue_DK.shape[1], _slice_size(scaled_ND))
+    slice_size = min(queue_DK.shape[1], _choose_slice_size(scaled_ND))
     largest_N = scaled_ND.new_full((count,), -math.inf)
     total_N = torch.zeros_like(largest_N)
     weighted_DN = scaled_ND.new_zeros(scaled_ND.shape[1], count)  # (D, S) by (S, N) is faster than the other way round
@@ -80,7 +80,7 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
     return QueueSoftmax(total_N.log() + largest_N, largest_N, (weighted_DN / total_N).T)
 
 
-def _slice_size(scaled_ND: Tensor) -> int:
+def _choose_slice_size(scaled_ND: Tensor) -> int:
     """Return the number of negatives per slice."""
     is_one_thread = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
     return max(256, (_LOGITS if is_one_thread else _MANY_LOGITS) // len(scaled_ND))

@@ -64,9 +64,9 @@ def tcl(
         same_RB = anchor_labels_A[rows, None] == candidate_labels_B[None, :]
         positive_RB = same_RB & (columns_B[None, :] != self_index_A[rows, None])
         count_R = positive_RB.sum(dim=1)
-        log_d_R = _log_denominator(similarity_RB, positive_RB, same_RB, temperature, k1, k2)
+        log_d_R = _compute_log_denominator(similarity_RB, positive_RB, same_RB, temperature, k1, k2)
         mean_R = torch.where(positive_RB, similarity_RB / temperature, 0.0).sum(dim=1) / count_R.clamp(min=1)
-        sums.append(_batch_sums(similarity_RB.detach(), positive_RB, same_RB))
+        sums.append(_sum_batch(similarity_RB.detach(), positive_RB, same_RB))
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
     loss = chunked_loss(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_fn) / len(anchors_AD)
@@ -80,7 +80,7 @@ def tcl(
     return LossOutput(loss, None, metrics)
 
 
-def _log_denominator(
+def _compute_log_denominator(
     similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
 ) -> Tensor:
     """Return log D (A,), Eq. (19)-(22)."""
@@ -103,7 +103,7 @@ def _logsumexp(x_AB: Tensor) -> Tensor:
     return ((x_AB - largest_A1) / math.log(2)).exp2().sum(dim=1).log() + largest_A1[:, 0]
 
 
-def _batch_sums(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
+def _sum_batch(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
     """Count positive pairs and those more similar than the anchor's most similar negative; sum their similarities."""
     hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
     correct = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()

@@ -125,12 +125,9 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         vars_GC = var_C.repeat(self.groups, 1)
         momentum = cast(float, self.momentum)
         # Splitting and joining is as fast as folding the groups into channels, and preserves channels_last.
-        y = torch.cat(
-            [
-                F.batch_norm(group, means_GC[g], vars_GC[g], self.weight, self.bias, True, momentum, self.eps)
-                for g, group in enumerate(x.chunk(self.groups))
-            ]
-        )
+        options = (self.weight, self.bias, True, momentum, self.eps)
+        parts = enumerate(x.chunk(self.groups))
+        y = torch.cat([F.batch_norm(part, means_GC[g], vars_GC[g], *options) for g, part in parts])
         with torch.no_grad():
             mean_C.copy_(means_GC.mean(0))
             var_C.copy_(vars_GC.mean(0))

@@ -168,9 +168,8 @@ def build_objective(
     has_keys = method.kind == "queue"
     processes = distributed.world_size()
     accumulate = cfg.SOLVER.ACCUMULATE
-    bn_groups = count_bn_groups(
-        cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, processes=processes, accumulate=accumulate, has_keys=has_keys
-    )
+    division = {"processes": processes, "accumulate": accumulate, "has_keys": has_keys}
+    bn_groups = count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
     if has_keys and cfg.MODEL.BN_GROUPS == 1:
         log.info("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if has_keys and cfg.MODEL.BN_GROUPS == 0 and processes == 1:
@@ -220,15 +219,9 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, bn_groups: int, rea
     """Build the trained encoder, from MODEL.WEIGHTS if given; BN_GROUPS 1 on several ranks is SyncBN."""
     model = cfg.MODEL
     ranks = distributed.world_size()
-    encoder = build_encoder(
-        model.ARCH,
-        model.STEM,
-        hidden_dims=model.HEAD_HIDDEN_DIMS,
-        head_bn=model.HEAD_BN,
-        dim=model.EMBEDDING_DIM,
-        bn_groups=bn_groups,
-        dense=cfg.METHOD.DENSE_WEIGHT > 0,
-    )
+    is_dense = cfg.METHOD.DENSE_WEIGHT > 0
+    head = {"hidden_dims": model.HEAD_HIDDEN_DIMS, "head_bn": model.HEAD_BN, "dim": model.EMBEDDING_DIM}
+    encoder = build_encoder(model.ARCH, model.STEM, **head, bn_groups=bn_groups, dense=is_dense)
     if model.WEIGHTS and read_weights:
         source = read_backbone(model.WEIGHTS)
         if (source.arch, source.stem) != (model.ARCH, model.STEM):

@@ -72,7 +72,7 @@ def extract(
         backbone: in eval mode.
         max_images: use at most this many images, evenly spaced; 0 means all.
     """
-    positions = _positions_of_rank(data, max_images)
+    positions = _select_positions(data, max_images)
     index_N = [torch.empty(0, dtype=torch.long)]
     features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
@@ -93,7 +93,7 @@ def extract(
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 
-def _positions_of_rank(data: datasets.ImageData, max_images: int) -> np.ndarray:
+def _select_positions(data: datasets.ImageData, max_images: int) -> np.ndarray:
     """Return the positions of this rank's labeled images, of at most ``max_images`` on all ranks (0 means all)."""
     assert data.labels is not None
     labeled = np.flatnonzero(data.labels >= 0)

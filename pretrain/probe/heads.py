@@ -69,10 +69,10 @@ class Heads(nn.Module):
             if not next(head.parameters()).norm().isfinite():
                 scores[name] = {"top1": 0.0, "top5": 0.0, "diverged": True}
                 continue
-            top1, top5 = _accuracy(head, val)
+            top1, top5 = _measure_accuracy(head, val)
             scores[name] = {"top1": top1, "top5": top5}
             if held_out:
-                scores[name]["held_out_top1"] = _accuracy(head, held_out)[0]
+                scores[name]["held_out_top1"] = _measure_accuracy(head, held_out)[0]
         if all("diverged" in score for score in scores.values()):
             raise UserError("the classifier's weights are not finite; lower LINEAR.BASE_LR or LINEAR.LRS")
         return scores
@@ -85,7 +85,7 @@ class Heads(nn.Module):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:
+def _measure_accuracy(head: nn.Module, features: Features) -> tuple[float, float]:
     """Return top-1 and top-5, 0 to 100."""
     top = min(5, features.num_classes)
     ranked = torch.cat([head(part).topk(top).indices for part in features.features_NF.split(4096)])

@@ -84,7 +84,7 @@ def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
     assert restore_checkpoint(second, build_checkpoint(first, config("jcl"), 3, 9, 0)) == 3
     assert digest(first.objective.model) == digest(second.objective.model)
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
-    assert "batch-norm statistics over 2 parts of the batch and continues with 4" in warning
+    assert "computed over 2 groups and now over 4" in warning
 
 
 def test_weights_that_are_not_finite_are_not_saved():

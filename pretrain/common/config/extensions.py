@@ -45,18 +45,18 @@ def add(names: Sequence[str]) -> None:
         if name.endswith(".py") and not Path(name).is_file():
             raise UserError(f"--import {name}: there is no such file")
     absolute = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_extensions(), *absolute]))
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_list_extensions(), *absolute]))
 
 
 def options() -> list[str]:
     """Return the command-line words that import the same modules as this process."""
-    return [word for name in _extensions() for word in ("--import", name)]
+    return [word for name in _list_extensions() for word in ("--import", name)]
 
 
 @functools.cache
 def load() -> None:
     """Import every extension, once per process; raise UserError if one cannot be imported."""
-    for name in _importable_names():
+    for name in _make_importable():
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
@@ -67,7 +67,7 @@ def load() -> None:
 def sources() -> list[Path]:
     """List the Python files of every extension (all those of a package); skip what this machine does not have."""
     files: list[Path] = []
-    for name in _importable_names():
+    for name in _make_importable():
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name.partition(".")[0])
             origin = Path(str(spec and spec.origin))
@@ -85,14 +85,14 @@ def digest() -> str:
     return f"{' '.join(path.name for path in files)}@{content}"
 
 
-def _extensions() -> list[str]:
+def _list_extensions() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
-def _importable_names() -> list[str]:
+def _make_importable() -> list[str]:
     """Return every extension as the name of a module, and make the folders of files importable."""
     names = []
-    for name in _extensions():
+    for name in _list_extensions():
         folder = str(Path(name).parent)
         if name.endswith(".py") and folder not in sys.path:  # worker processes get this path, too
             sys.path.append(folder)

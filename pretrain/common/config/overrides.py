@@ -75,12 +75,12 @@ def describe(keys: Sequence[Key], prefix: str) -> str:
     lines = []
     for key in listed:
         limits = f"  ({key.limits})" if key.limits else ""
-        lines += [f"{key.name} {_as_typed(key.default)}{limits}"]
+        lines += [f"{key.name} {_format_value(key.default)}{limits}"]
         lines += textwrap.wrap(key.meaning, 100, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _as_typed(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as it would be typed."""
     text = str(list(value) if isinstance(value, tuple) else value)
     return f"'{text}'" if not text or " " in text else text

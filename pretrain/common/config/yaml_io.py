@@ -124,7 +124,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
         raise UserError(f"unknown config key {key}{where}{did_you_mean(key, known)}{hint}")
     try:
-        typed: Any = _typed(value, default)
+        typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:
             typed = float(typed)  # yacs would refuse it
         if default == "none" and str(typed).lower() in ("none", "false", "off", "no", "fp32", "float32"):
@@ -142,7 +142,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         check_name(cfg.OUTPUT_DIR, key + where)
 
 
-def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
+def _convert(value: Any, default: Any, accepted: Any = object) -> Any:
     """Convert ``value`` to Python's type of ``default`` if it only looks different: 32.0, false, the folder 2024.
 
     Args:
@@ -158,27 +158,27 @@ def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, (list, tuple)):
         item_default = default[0] if isinstance(default, list) and default else None
-        return [_typed(item, item_default, float) for item in value]
+        return [_convert(item, item_default, float) for item in value]
     return int(value) if type(default) is int and isinstance(value, float) and value.is_integer() else value
 
 
 def _check_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
     """Raise UserError for a key that occurs twice, also if it occurs once in its section and once dotted."""
     lines: dict[str, int] = {}
-    for name, line in _keys_of(tree):
+    for name, line in _yield_keys(tree):
         if name in lines:
             raise UserError(f"{name} occurs twice{where}, in lines {lines[name]} and {line}; remove one")
         lines[name] = line
 
 
-def _keys_of(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+def _yield_keys(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
     """Yield every dotted key and its line; the key of an item in a list is its number."""
     for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
         yield f"{prefix}{key.value}", key.start_mark.line + 1
-        yield from _keys_of(value, f"{prefix}{key.value}.")
+        yield from _yield_keys(value, f"{prefix}{key.value}.")
     for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
         if isinstance(item, yaml.MappingNode):
-            yield from _keys_of(item, f"{prefix}{number}.")
+            yield from _yield_keys(item, f"{prefix}{number}.")
 
 
 def expected_type(default: Any) -> str:

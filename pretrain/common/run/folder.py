@@ -56,6 +56,7 @@ def write_environment(output_dir: str | Path) -> None:
     # Where the driver is too old for torch, devices are counted but have no names.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.cuda.get_device_name(i) for i in range(count)]
+    variables = ("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "P2T_")
     path = Path(output_dir) / "environment.txt"
     earlier = f"{path.read_text(errors='replace')}\n" if path.is_file() else ""
     lines = [
@@ -66,17 +67,13 @@ def write_environment(output_dir: str | Path) -> None:
         f"devices: {', '.join(devices) or 'cpu'}",
         f"threads: {torch.get_num_threads()}",
         f"python: {platform.python_version()}",
-        *(f"{name}: {_version(name)}" for name in _PACKAGES.split()),
-        *(
-            f"{key}={os.environ[key]}"
-            for key in sorted(os.environ)
-            if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "P2T_"))
-        ),
+        *(f"{name}: {_find_version(name)}" for name in _PACKAGES.split()),
+        *(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(variables)),
     ]
     atomic_write(path, earlier + "\n".join(lines) + "\n")
 
 
-def _version(name: str) -> str:
+def _find_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -15,7 +15,6 @@ import socket
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,8 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     """
     make_folder(folder)
     pid = os.getpid()
-    process = {"host": socket.gethostname(), "place": _place(), "pid": pid, "started": start_of(pid), "job": _job()}
-    record = {**process, "work": work, "token": uuid.uuid4().hex}
+    process = {"host": socket.gethostname(), "pid": pid, "started": start_of(pid)}
+    record = {**process, "place": _identify_place(), "job": _read_job(), "work": work}
     path = _create(Path(folder), of, record)
     released = threading.Event()
     threading.Thread(target=_touch, args=(path, released), daemon=True).start()
@@ -53,7 +52,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 def holder(folder: str | Path) -> dict[str, Any]:
     """Return the live owner's record (``work``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
-    owners = {path: _read(path) for path in _owners(Path(folder), "")}
+    owners = {path: _read(path) for path in _list_owners(Path(folder), "")}
     return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
 
 
@@ -68,7 +67,7 @@ def start_of(pid: int) -> str:
 def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
     """Create the file with the next number once every earlier owner is known to be dead; return its path."""
     while True:
-        owners = _owners(folder, of)
+        owners = _list_owners(folder, of)
         for path in owners:
             owner = _read(path)
             while not _is_dead(path, owner):
@@ -83,7 +82,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
         try:
             with open(owner_file, "x") as file:
                 file.write(json.dumps(record))
-            earlier = [path for path in _owners(folder, of) if path != owner_file]
+            earlier = [path for path in _list_owners(folder, of) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in earlier):
                 unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
                 for path in (*earlier, *unfinished):
@@ -106,7 +105,7 @@ def _touch(path: Path, released: threading.Event) -> None:
             os.utime(path)
 
 
-def _owners(folder: Path, of: str) -> list[Path]:
+def _list_owners(folder: Path, of: str) -> list[Path]:
     return list(folder.glob(f".{glob.escape(of)}{'.' if of else ''}owner.*.json"))
 
 
@@ -126,12 +125,12 @@ def _describe(owner: dict[str, Any]) -> str:
     return f"{owner.get('work', 'a run')} on {host}, process {owner.get('pid', '?')}{job}"
 
 
-def _job() -> list[str]:
+def _read_job() -> list[str]:
     """Return the number of the SLURM job and of its attempt."""
     return [os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")]
 
 
-def _place() -> str:
+def _identify_place() -> str:
     """Identify the machine since its last boot and the container; within it, process ids are unique."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
@@ -139,9 +138,9 @@ def _place() -> str:
 
 
 def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
-    if owner.get("place") and owner["place"] == _place():
+    if owner.get("place") and owner["place"] == _identify_place():
         return start_of(owner["pid"]) != owner["started"]
-    if owner.get("job", [""])[0] and owner["job"][0] == _job()[0] and owner["job"] != _job():
+    if owner.get("job", [""])[0] and owner["job"][0] == _read_job()[0] and owner["job"] != _read_job():
         return True  # an earlier attempt of this job, which has ended
     now = time.time()
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:

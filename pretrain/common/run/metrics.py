@@ -21,10 +21,9 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
         remove(Path(output_dir) / wandb.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
-        lines = [
-            line for line in read_metrics(output_dir) if line["iteration"] < start_iteration - ("knn_top1" in line)
-        ]
-        atomic_write(path, "".join(json_text(line) + "\n" for line in lines))
+        lines = read_metrics(output_dir)
+        earlier = [line for line in lines if line["iteration"] < start_iteration - ("knn_top1" in line)]
+        atomic_write(path, "".join(json_text(line) + "\n" for line in earlier))
 
 
 def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:

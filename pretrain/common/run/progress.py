@@ -38,11 +38,9 @@ class Progress:
         self._bar = tqdm(
             total=total_steps, initial=start_step, desc=name, unit="step", disable=disable, dynamic_ncols=True
         )
-        now = time.perf_counter()
-        self._mark = now
+        self._mark = self._next_line = time.perf_counter()
         self._marked_step = start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
-        self._next_line = now
 
     def measure_waits(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield ``batches``; add the time that the loop waits for each to ``seconds_waited``."""
@@ -96,13 +94,11 @@ class Progress:
         if now < self._next_line and not force:
             return
         self._next_line = now + 60
-        share = rates["data_wait_share"]
+        fraction = rates["data_wait_share"]
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
-            log.info(
-                f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
-                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  "
-                f"data wait {100 * share:.0f}% ({verdict(share, 0.3)})"
-            )
+            speed = f"{rates['images_per_second']:.1f} images/s  eta {timedelta(seconds=int(rates['eta_seconds']))}"
+            wait = f"data wait {100 * fraction:.0f}% ({verdict(fraction, 0.3)})"
+            log.info(f"step {self._step}/{self._total}  {text}  {speed}  {wait}")
 
     def close(self) -> None:
         """End the progress bar."""

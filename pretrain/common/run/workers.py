@@ -20,9 +20,9 @@ from .folder import usable_cores
 START_METHOD = "fork" if sys.platform == "linux" else None
 
 
-def verdict(share: float, limit: float) -> str:
-    """Say whether the loader or the computation limits a run that waits for data this ``share`` of the time."""
-    if share <= limit:
+def verdict(fraction: float, limit: float) -> str:
+    """Say whether the loader or the computation limits a run that waits for data this ``fraction`` of the time."""
+    if fraction <= limit:
         return "compute-bound"
     per_task = os.environ.get("SLURM_CPUS_PER_TASK")
     cores = int(per_task) if per_task else usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -25,7 +25,7 @@ from ..files import check_not_sharded
 from .checkpoint import list_checkpoints, load_first_undamaged
 from .file import COUNTER, FOR_PRETRAINING, WeightsFile, check_values, read_weights_file
 from .resnet_names import DEPTHS, is_bottleneck
-from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
+from .resnet_search import Network, describe_kind, find_networks, select_by_prefix, summarize_unread
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     values = {name: check_values(tensors[name].reshape(shape), name, path) for name, shape in shapes.items()}
     state = {name: tensor.contiguous() for name, tensor in values.items()}
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
-    provenance = _provenance(file, network.prefix, side, arch, stem)
+    provenance = _build_provenance(file, network.prefix, side, arch, stem)
     return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
 
 
@@ -125,7 +125,7 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     import torchvision  # slow to import
 
     arch = infer_arch(state, path)
-    shapes = dict(_shapes(getattr(torchvision.models, arch)))
+    shapes = dict(_list_shapes(getattr(torchvision.models, arch)))
     stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
@@ -144,7 +144,7 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
 
 
 @cache
-def _shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
+def _list_shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
     with torch.device("meta"):
         resnet = build(weights=None).state_dict()
     return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
@@ -154,7 +154,7 @@ def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path
     """Return the requested network; by default, a key encoder is read only if there is no other network."""
     if encoder not in ("query", "key"):
         raise UserError(f"encoder {encoder!r} is not one of query, key")
-    candidates = with_prefix(networks, prefix)
+    candidates = select_by_prefix(networks, prefix)
     keys = [network for network in candidates if network.side == "key"]
     if encoder == "key":
         matching = keys or [network for network in candidates if network.is_average]
@@ -200,7 +200,7 @@ def _check_padding(file: WeightsFile, network: Network) -> None:
         )
 
 
-def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+def _build_provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
     content = file.content
     recorded = file.provenance
     provenance: dict[str, Any] = {"source": file.path.name, "source_sha256": file.sha256, "arch": arch, "stem": stem}

@@ -104,7 +104,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     if not tensors:
         raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
-    return WeightsFile(path, digest, content, tensors, _provenance(content, path, digest))
+    return WeightsFile(path, digest, content, tensors, _read_provenance(content, path, digest))
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _walk(value, f"{path}{key}.")
 
 
-def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
+def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
     """Return what a conversion recorded in the file, or in FILE.json with the file's SHA-256.
 
     A plain state dict, such as torchvision's files, has no place for provenance inside.

@@ -60,7 +60,7 @@ def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replace Detectron2's names in ``state`` with torchvision's; keep other names for the reader to refuse."""
-    inverse = _inverse()
+    inverse = _invert_names()
     return {inverse.get(name, name): value for name, value in state.items()}
 
 
@@ -96,5 +96,5 @@ def from_c4(state: Mapping[str, T]) -> dict[str, T]:
 
 
 @cache
-def _inverse() -> dict[str, str]:
+def _invert_names() -> dict[str, str]:
     return {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}

@@ -58,9 +58,9 @@ class Network:
 
     def equals(self, other: Network) -> bool:
         """Return whether both have bitwise equal tensors."""
-        return self.state.keys() == other.state.keys() and all(
-            torch.equal(tensor, other.state[name]) for name, tensor in self.state.items()
-        )
+        if self.state.keys() != other.state.keys():
+            return False
+        return all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
 
     def _words(self) -> set[str]:
         return {word.lower() for word in _WORD.findall(self.prefix)}
@@ -71,7 +71,7 @@ def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
     # In Detectron2's C4 detectors, the last stage is in the head.
     stored = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
     networks: list[Network] = []
-    for table in _tables():
+    for table in _build_tables():
         modules = {name.split(".")[0] for name in table}
         anchor = next(name for name, ours in table.items() if ours == "layer1.0.bn1.weight").removesuffix("weight")
         matches = (re.fullmatch(rf"(|.*\.){re.escape(anchor)}\w+", name) for name in stored)
@@ -87,7 +87,7 @@ def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
     return networks
 
 
-def with_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Network]:
+def select_by_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Network]:
     """Return the networks of this prefix, else those whose prefix begins with it, else those whose prefix contains it.
 
     ``.`` means no prefix; an empty ``prefix`` means all networks.
@@ -127,7 +127,7 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
 
 
 @cache
-def _tables() -> list[dict[str, str]]:
+def _build_tables() -> list[dict[str, str]]:
     """Return for each project a table of its name of every tensor -> torchvision's."""
     detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
     # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
@@ -136,18 +136,18 @@ def _tables() -> list[dict[str, str]]:
         plain,
         {theirs: ours for ours, theirs in detectron2.items()},
         {to_transformers(theirs): ours for ours, theirs in detectron2.items()},
-        {_in_simclr_v2(ours): ours for ours in detectron2},
-        *({_in_sequential(theirs, first): ours for theirs, ours in plain.items()} for first in (4, 3, 2)),
+        {_rename_to_simclr_v2(ours): ours for ours in detectron2},
+        *({_rename_to_sequential(theirs, first): ours for theirs, ours in plain.items()} for first in (4, 3, 2)),
     ]
 
 
-def _in_sequential(name: str, first: int) -> str:
+def _rename_to_sequential(name: str, first: int) -> str:
     """Rename to a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
     name = re.sub(r"^layer(\d)", lambda m: str(int(m[1]) + first - 1), name)
     return re.sub(r"^conv1", "0", re.sub(r"^bn1", "1", name))
 
 
-def _in_simclr_v2(name: str) -> str:
+def _rename_to_simclr_v2(name: str) -> str:
     """Rename to SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch), without selective kernels."""
     name = re.sub(r"^conv1\.", "net.0.0.", re.sub(r"^bn1\.", "net.0.1.0.", name))
     name = re.sub(r"^layer(\d)\.(\d+)", r"net.\1.blocks.\2", name)

@@ -128,7 +128,7 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     scaled = q.detach() / 0.05
     logits = scaled @ queue
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "_slice_size", lambda _: 4)
+        patch.setattr(ops, "_choose_slice_size", lambda _: 4)
         found = ops.queue_softmax(scaled, queue)
     torch.testing.assert_close(found.logsumexp_N, logits.logsumexp(dim=1))
     torch.testing.assert_close(found.largest_N, logits.amax(dim=1))

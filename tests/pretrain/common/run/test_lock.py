@@ -75,7 +75,7 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
 
 
 def test_a_process_id_in_use_again_is_not_the_owner(tmp_path: Path) -> None:
-    _owner(tmp_path, 0, place=lock._place(), pid=os.getpid())
+    _owner(tmp_path, 0, place=lock._identify_place(), pid=os.getpid())
     with lock.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".owner.2.json"]
 

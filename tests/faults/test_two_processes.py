@@ -23,7 +23,6 @@ _JOB = ["--cluster", "local", "--gpus", "0", "--tasks", "2"]
 _TIMES = {
     "pretrain": {signal.SIGKILL: 5, signal.SIGTERM: 4},
     "transfer": {signal.SIGKILL: 3, signal.SIGTERM: 3},
-    "linear": {signal.SIGKILL: 3, signal.SIGTERM: 2},
 }
 
 
@@ -38,16 +37,7 @@ def _transfer(work: Path, data: Path) -> list[str]:
     return ["transfer", "--config-file", file, "--engine", "torchvision", *_JOB, *keys]
 
 
-def _linear(work: Path, data: Path) -> list[str]:
-    name, run, _, _, *config = STAGES["linear"].arguments(work, data)
-    return [name, run, *_JOB, *config]
-
-
-_ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
-    "pretrain": _pretrain,
-    "transfer": _transfer,
-    "linear": _linear,
-}
+_ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {"pretrain": _pretrain, "transfer": _transfer}
 
 
 def _left(folder: Path) -> dict[str, Any]:
@@ -101,13 +91,12 @@ def test_a_job_of_two_processes_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["pretrain", "linear"])
 def test_the_fault_of_a_rank_that_does_not_write(
-    commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals
+    commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     """At an image somewhere in the middle."""
     fault = Fault("signal", 80, "read", "/train/class", number, rank=1)
-    check_resumes(commands, name, tmp_path, data, fault, undisturbed(name))
+    check_resumes(commands, "pretrain", tmp_path, data, fault, undisturbed("pretrain"))
 
 
 def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Commands, data: Path, tmp_path: Path):

@@ -78,12 +78,6 @@ def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pyte
     load_config(None, [key, f"folder:{photos}/a", "OUTPUT_DIR", f"{photos}/ab"])
 
 
-def test_the_nearest_name_is_suggested():
-    refused(lambda: load_config(None, ["METHOD.NAME", "jlc"]), "'jcl'")
-    refused(lambda: load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200e.yaml"), "jcl_R50_IN1k_200ep.yaml")
-    refused(lambda: load_config(None, ["METHOD.LAMDA", "2"]), "_LAMBDA'?")
-
-
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
     assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}

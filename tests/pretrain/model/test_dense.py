@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.backbone import read_backbone
 from pretrain.methods import METHODS, LossOutput
-from pretrain.model.dense import DenseFeatures, DenseResNet, matched_keys, mix_dense_loss
+from pretrain.model.dense import DenseFeatures, DenseResNet, mix_dense_loss
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.pretrain.runs import assert_same_end, build_state, run
@@ -88,11 +88,6 @@ def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_pat
     found = encoder.load_state_dict(of_moco, strict=False)
     assert set(found.missing_keys) == {"fc.weight", "fc.bias"}
     assert found.unexpected_keys and all(name.startswith("dense.") for name in found.unexpected_keys)
-
-
-def test_locations_of_identical_views_match_themselves():
-    features, embeddings = unit(n, L, C, seed=1), unit(1, n, L, D, seed=2)
-    assert torch.equal(matched_keys(features, features[None], embeddings), embeddings)
 
 
 def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):

@@ -20,17 +20,6 @@ def r18() -> dict[str, Tensor]:
     return resnet_state()
 
 
-@pytest.mark.parametrize("encoder", ["query", "key"])
-@pytest.mark.parametrize("wrapper", ["", "_orig_mod."])
-def test_moco_checkpoint(tmp_path: Path, encoder: str, wrapper: str) -> None:
-    both = {"query": resnet_state(seed=1), "key": resnet_state(seed=2)}
-    torch.save(moco(both["query"], both["key"], wrapper), tmp_path / "c.pth.tar", _use_new_zipfile_serialization=False)
-    found = read_backbone(tmp_path / "c.pth.tar", encoder)
-    assert found.arch == "resnet18" and found.stem == "imagenet" and found.provenance["encoder"] == encoder
-    assert torch.equal(found.state_dict["layer3.1.conv2.weight"], both[encoder]["layer3.1.conv2.weight"])
-    assert not any(name.startswith("fc") for name in found.state_dict)
-
-
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.module.", "encoder."])
 def test_plain_state_dicts(tmp_path: Path, r18: dict[str, Tensor], prefix: str) -> None:
     half = OrderedDict((prefix + k, v.half() if v.is_floating_point() else v) for k, v in r18.items())

@@ -5,8 +5,8 @@
     results = pretrain("configs/examples/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
 
-`METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. Command
-lines import this package first, so it imports no torch. `register` adds to either from a module of your own.
+`METHODS`: method name -> declaration. `RECIPES`: view name -> operations. `register` adds to either from a module of
+your own. Command lines import this package first, so it imports no torch.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from .data import datasets
 from .methods import METHODS
 from .model.batch_split import check_multiple, count_bn_groups
 
-# Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
+# Keys that a resumed run may change with SOLVER.CHANGE_RECIPE alone: errors advise to do so, and the run records it.
 _RECIPE_KEYS = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 

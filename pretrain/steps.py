@@ -28,7 +28,7 @@ from .model.objectives import InBatchObjective, QueueObjective
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that a step changes."""
+    """Objective, optimizer and gradient scaler: what a step changes."""
 
     objective: QueueObjective | InBatchObjective
     optimizer: torch.optim.Optimizer

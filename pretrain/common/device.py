@@ -1,4 +1,4 @@
-"""The device of a run: whether torch can use a job's GPUs, and the line about it in the log."""
+"""The device of a run: whether torch can use a job's GPUs, the precision there, and the line about it in the log."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def can_use_gpus(key: str) -> bool:
             f"check the driver (nvidia-smi) and the container's --nv or --gpus all, or set {key} cpu"
         ) from error
     return True
+
+
+def autocast(amp: str, device_type: str) -> torch.autocast:
+    """Return the context of SOLVER.AMP's precision: none | bf16 | fp16 (for GPUs without bf16)."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)
 
 
 def describe(device: torch.device) -> str:

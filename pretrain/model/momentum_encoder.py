@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..common import distributed
 from ..common.async_copy import to_device
+from ..common.device import autocast
 from ..common.errors import UserError
 from ..data import views
 from .dense import DenseFeatures, dense_features
@@ -136,9 +137,3 @@ def embed(
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output
     return F.normalize(embeddings.float(), dim=1), dense_features(dense_maps, feature_maps)
-
-
-def autocast(amp: str, device_type: str) -> torch.autocast:
-    """Return the context of SOLVER.AMP's precision: none | bf16 | fp16 (for GPUs without bf16)."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
-    return torch.autocast(device_type, dtype, enabled=dtype is not None)

@@ -13,12 +13,12 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed
+from ..common.device import autocast
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.weights import checkpoint
 from ..common.weights.backbone import BackboneFile, read_backbone
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, feature_dim, pooled_features
-from ..model.momentum_encoder import autocast
 from .protocol import evaluation_size
 
 _BATCH = 256  # images

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
+from ..common.device import autocast
 from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
 from ..common.files import read_json
@@ -24,7 +25,6 @@ from ..data import recipes, views
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.encoder import feature_dim, pooled_features
-from ..model.momentum_encoder import autocast
 from ..preflight import check_divisible
 from .data import ProbeData
 from .features import extract, load_frozen
@@ -135,7 +135,7 @@ def _train(
 
 
 def restore_heads(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
-    """Load a checkpoint's ``state`` into ``heads``; return its step, and its losses in the form of ``losses_H``."""
+    """Load a checkpoint's ``state`` into ``heads``; return its step and losses, the latter like ``losses_H``."""
     with checkpoint.check_restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
         heads.load(state)
         return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)

@@ -59,4 +59,4 @@ def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
     """Raise UserError if the probe in ``folder`` was run with other settings; the message names them."""
     changes = changed_values(before, now)
     if changes:
-        raise UserError(f"{folder} holds a different probe ({'; '.join(changes)}); choose another OUTPUT_DIR")
+        raise UserError(f"{folder} contains a different probe ({'; '.join(changes)}); choose another OUTPUT_DIR")

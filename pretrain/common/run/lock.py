@@ -1,7 +1,7 @@
 """One owner per run folder: a small file that names the process, created exclusively and touched every 10 s.
 
-On its own machine an owner is alive as long as its process is running; seen from other machines, as long as it touches
-its file. A lock never ends a live run.
+On its own machine an owner is alive while its process is running; seen from other machines, while it touches its file.
+A lock never ends a live run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..files import make_folder, write_error
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # a file server may show a touch 60 s late
-_NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
+_NAMELESS_AFTER_S = 5.0  # a file that is still empty by then belongs to a process that was killed
 
 
 @contextlib.contextmanager

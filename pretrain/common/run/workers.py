@@ -56,5 +56,5 @@ class SignalSafeDataLoader(DataLoader):
 
 
 def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:
-    """Where shared memory is too small, the worker raises; a thread of torch's queue would, and send no batch."""
+    """Allocate shared memory here: where it is too small, the worker raises; torch's queue would send no batch."""
     return tree_map_only(torch.Tensor, torch.Tensor.share_memory_, collate(items))

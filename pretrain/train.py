@@ -235,9 +235,8 @@ def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]
 
 
 def _save(run: PretrainRun, steps_done: int) -> None:
-    path = checkpoint.path_of_step(run.folder, steps_done)
-    checkpoint.save(path, _checkpoint_content(run, steps_done))
-    checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
+    content = _checkpoint_content(run, steps_done)
+    checkpoint.save_step(run.folder, steps_done, content, run.cfg.SOLVER.CHECKPOINT_KEEP)
 
 
 def _checkpoint_content(run: PretrainRun, steps_done: int) -> dict[str, Any]:

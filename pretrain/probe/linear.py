@@ -124,7 +124,8 @@ def _train(
                 progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
             losses_H.zero_()
         if is_epoch_end or stop_reason:
-            on_first_rank(_save, run.folder, step, {**heads.state(), **metadata, "step": step, "losses": losses_H})
+            content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
+            on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
         if stop_reason and step < total_steps:
             progress.close()
             raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, step))
@@ -202,12 +203,6 @@ class _Cached:
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
         return batch
-
-
-def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
-    path = checkpoint.path_of_step(folder, step)
-    checkpoint.save(path, state)
-    checkpoint.prune(folder, 1, path)
 
 
 def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

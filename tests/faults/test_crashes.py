@@ -82,9 +82,8 @@ def record(commands: Commands, tmp_path: Path, module: str, *argv: str) -> list[
 def main(_: list[str] | None = None) -> None:
     """Writes three checkpoints, each of which must survive a crash: run by `Commands` as a program."""
     for step in (1, 2, 3):
-        path = checkpoint.path_of_step(Path.cwd(), step)
-        checkpoint.save(path, {"step": step, "state_dict": {"w": torch.full((64,), float(step))}})
-        checkpoint.prune(Path.cwd(), 1, path)
+        content = {"step": step, "state_dict": {"w": torch.full((64,), float(step))}}
+        checkpoint.save_step(Path.cwd(), step, content, keep=1)
 
 
 @pytest.mark.core

@@ -46,6 +46,13 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         raise write_error(path, cause, resume=True) from error
 
 
+def save_step(output_dir: str | Path, step: int, state: Mapping[str, Any], keep: int) -> None:
+    """Write the checkpoint after ``step`` optimizer steps; remove all numbered ones except the ``keep`` newest."""
+    path = path_of_step(output_dir, step)
+    save(path, state)
+    prune(output_dir, keep, path)
+
+
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoints of a run folder of pretraining or of a linear probe, newest first."""
     folder = Path(output_dir)

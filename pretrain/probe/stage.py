@@ -26,8 +26,6 @@ from .protocol import build_protocol
 
 log = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class ProbeRun:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..common.errors import UserError, did_you_mean
-from . import archives, folders, tars
+from . import archives, folders
 from .image_data import ImageData, MissingSplit
+from .tars import images as tars
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         )
     if images:
         names = images_below(folder)
-        check_no_splits(folder, names)
+        check_no_splits(folder, {os.path.dirname(name) for name in names})
         return ImageData(Files(folder, names), None, [])
     reads_all = classes is None
     classes = class_folders if classes is None else classes
@@ -141,7 +141,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         f"{classes[label]}/{image}" for label, images in zip(labels, class_images, strict=True) for image in images
     ]
     if reads_all:
-        check_no_splits(folder, names)
+        check_no_splits(folder, {os.path.dirname(name) for name in names})
     if not names:
         raise UserError(
             f"{name}: no images in {folder}; expected files ending in {' '.join(SUFFIXES)}, flat or in one folder per "
@@ -177,10 +177,10 @@ def _warn_of_unread(unread: list[str], folder: Path) -> None:
         log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
 
 
-def check_no_splits(folder: Path, names: list[str]) -> None:
-    """Raise UserError if a folder below ``folder`` contains several splits: test images would be trained on."""
+def check_no_splits(folder: Path, folders: Iterable[str]) -> None:
+    """Raise UserError if ``folders``, below ``folder``, are several splits: test images would be trained on."""
     splits: dict[str, dict[str, str]] = {}
-    for path in {os.path.dirname(name) for name in names}:
+    for path in folders:
         parts = path.split("/")
         for depth, part in enumerate(parts):
             word = _SPLIT_WORD.search(part)

@@ -14,9 +14,9 @@ import pytest
 import torchvision.datasets.imagenet as torchvision_imagenet
 from scipy.io import savemat
 
-from pretrain.data import tars
 from pretrain.data.datasets import load
 from pretrain.data.image_data import ImageData, MissingSplit
+from pretrain.data.tars import index
 from tests.errors import refused
 from tests.pretrain.images import write_folder
 
@@ -45,8 +45,8 @@ def pack(tar: Path, folder: Path, names: list[str], **extra: bytes) -> Path:
 def assert_same(packed: ImageData, unpacked: ImageData) -> None:
     """The digest covers names, labels and classes; a run resumes with either."""
     assert packed.digest() == unpacked.digest() and len(packed) == len(unpacked)
-    for index in range(len(packed)):
-        np.testing.assert_array_equal(packed.read(index), unpacked.read(index))
+    for position in range(len(packed)):
+        np.testing.assert_array_equal(packed.read(position), unpacked.read(position))
 
 
 @pytest.mark.parametrize("prefix", ["", "data/train/", "./"])
@@ -78,13 +78,13 @@ def test_flat_images_have_no_labels_and_cls_members_give_them(tmp_path: Path):
 
 def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     built: list[str] = []
-    build: Callable[..., tars.Entries] = tars._build_index
+    build: Callable[..., index.Entries] = index._build_index
 
-    def record(tar: str, size: int) -> tars.Entries:
+    def record(tar: str, size: int) -> index.Entries:
         built.append(tar)
         return build(tar, size)
 
-    monkeypatch.setattr(tars, "_build_index", record)
+    monkeypatch.setattr(index, "_build_index", record)
     return built
 
 

@@ -24,7 +24,7 @@ from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
 from tools.reporting import comparison, cost, seeds
 from tools.reporting.document import Report, render_json, render_markdown
-from tools.reporting.figures import draw_figures
+from tools.reporting.figures import draw_figures, draw_maps
 from tools.reporting.files import find_runs, shorten_names
 from tools.reporting.page import render_page
 from tools.reporting.runs import Score, read_scores
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         for file in args.output:
             with claim(Path(file).parent, "a report", of=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report) if file in pages else text)
-    figures = [f"figure: {figure.file}" for figure in report.figures if texts]
+    figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
     for line in [*figures, *(f"report: {file}" for file in args.output)]:
         print(printable(line), file=sys.stderr if args.json else sys.stdout)
     if report.collection.unreadable and not report.scores:
@@ -75,7 +75,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
     """Collect the content of a report of the runs in ``folders``.
 
     Args:
-        output: file of the report; figures of scores and predictions are drawn next to it. If empty, none are drawn.
+        output: file of the report; figures are drawn next to it. If empty, none are drawn.
 
     Raises:
         UserError: a folder does not exist, or there is nothing to report in any of them.
@@ -102,8 +102,10 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
         *comparison.build_tables(scores),
         *cost.build_tables(collection.runs),
     ]
-    figures = draw_figures(collection, scored, detections, Path(output)) if output else []
-    return Report(tables, figures, collection, scores)
+    if not output:
+        return Report(tables, [], collection, scores)
+    maps = draw_maps(collection, scores, Path(output))
+    return Report(tables, draw_figures(collection, scored, detections, Path(output)), collection, scores, maps)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import contextlib
 import errno
 import io
 import logging
+import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -45,11 +46,20 @@ def read_file(path: str) -> bytes:
         CorruptImage: missing, not permitted, or a folder.
         UserError: reading failed twice for a reason outside the file.
     """
+    return _retry(Path(path).read_bytes, path)
+
+
+def read_part(descriptor: int, size: int, offset: int, name: str) -> bytes:
+    """Read ``size`` bytes at ``offset`` of an open file, like `read_file`; ``name`` is for errors."""
+    return _retry(lambda: os.pread(descriptor, size, offset), name)
+
+
+def _retry(read: Callable[[], bytes], name: str) -> bytes:
     for is_retry in (False, True):
         try:
-            return Path(path).read_bytes()
+            return read()
         except OSError as error:
-            reason = f"cannot read image {path}: {error.strerror or error}"
+            reason = f"cannot read image {name}: {error.strerror or error}"
             if error.errno in _ABOUT_THE_FILE:
                 raise CorruptImage(f"{reason}; replace it") from error
             if is_retry:

@@ -1,4 +1,4 @@
-"""Named data sets and image folders -> decodable images, with labels where they exist.
+"""Named data sets, image folders and tars -> decodable images, with labels where they exist.
 
 Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from ..common.errors import UserError, did_you_mean
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
+from .tars import images as tars
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
 
@@ -29,7 +30,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     Args:
         name: one of FOLDERS or LOADERS, or ``folder:/path`` with images (no labels) or one folder per class. Folders
             in it that are named like splits (train, training, val, valid, validation, test, with or without a year)
-            are splits, never classes; test is the val split where there is no other.
+            are splits, never classes; test is the val split where there is no other. ``tar:/data/*.tar`` or
+            ``tar:/data/{000..146}.tar`` names uncompressed tars, which are every split.
         split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
             labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -54,8 +56,10 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
         return
     if name.startswith("folder:"):
         is_there = os.path.isdir(_parse_path(name))
+    elif name.startswith(tars.PREFIX):
+        is_there = tars.find_tars(name.removeprefix(tars.PREFIX))
     elif name in ("imagenet", "imagenet100"):
-        is_there = folders.imagenet_folder(name, Path(root))
+        is_there = tars.imagenet_tar("train", Path(root)) or folders.imagenet_folder(name, Path(root))
     else:
         is_there = name in FOLDERS and (download or os.path.isdir(Path(root) / FOLDERS[name]))
     if not is_there:
@@ -67,14 +71,18 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
         return LOADERS[name](split, root)
     if name.startswith("folder:"):
         return folders.load_folder(_parse_path(name), split)
+    if name.startswith(tars.PREFIX):
+        return tars.load_tars(name.removeprefix(tars.PREFIX))
     if name in ("imagenet", "imagenet100"):
-        return folders.load_imagenet(name, split, root)
+        is_packed = tars.imagenet_tar("train", root) and not folders.has_imagenet(name, root)
+        return (tars if is_packed else folders).load_imagenet(name, split, root)
     if name in FOLDERS:
         return archives.load(name, split, root, download)
     known = (*FOLDERS, *LOADERS)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
-    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{did_you_mean(name, known)}")
+    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
+    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
 
 
 def _parse_path(name: str) -> Path:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "valid
 _SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
 _NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # of a NAS, disk or archive
 _COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # of images
+IMAGENET_PLACES = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
 
 
@@ -54,16 +55,22 @@ def load_folder(folder: Path, split: str) -> ImageData:
     return load_classes(folder / candidates[0], classes or None, f"folder:{folder}", allow_flat=True)
 
 
+def has_imagenet(name: str, root: Path) -> bool:
+    """Return whether `imagenet_folder` would find a folder."""
+    return any(os.path.isdir(root / place / "train") for place in (name, *IMAGENET_PLACES))
+
+
 def imagenet_folder(name: str, root: Path) -> Path:
     """Return the folder that contains ImageNet's train/: a common name in ``root``, or ``root`` itself.
 
     Raises:
         UserError: there is none.
     """
-    for place in (name, "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ""):
+    for place in (name, *IMAGENET_PLACES):
         if os.path.isdir(root / place / "train"):
             return root / place
     layout = f"{root}/imagenet/train/n########/*.JPEG and {root}/imagenet/val/n########/*.JPEG"
+    layout += ", or the tars ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
     remedy = "download it from image-net.org, set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
     raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
 
@@ -79,8 +86,13 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
         raise MissingSplit(f"{name}: no {top / split}; expected {top / split}/n########/*.JPEG")
     classes = _list_entries(top / "train")[0]  # val's labels are train's
     if name == "imagenet100":
-        classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
+        classes = list_imagenet100()
     return load_classes(top / split, classes or None, name)
+
+
+def list_imagenet100() -> list[str]:
+    """List the classes of ImageNet-100, sorted."""
+    return sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
 
 
 def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat: bool = False) -> ImageData:
@@ -102,7 +114,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         raise MissingSplit(f"{name}: images are directly in {folder}; expected {expected}; {remedy}")
     if images:
         names = images_below(folder)
-        _check_no_splits(folder, names)
+        check_no_splits(folder, {os.path.dirname(name) for name in names})
         return ImageData(Files(folder, names), None, [])
     reads_all = classes is None
     classes = class_folders if classes is None else classes
@@ -120,7 +132,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     pairs = zip(labels, class_images, strict=True)
     names = [f"{classes[label]}/{image}" for label, images in pairs for image in images]
     if reads_all:
-        _check_no_splits(folder, names)
+        check_no_splits(folder, {os.path.dirname(name) for name in names})
     if not names:
         expected = f"files ending in {' '.join(SUFFIXES)}, flat or in one folder per class"
         raise UserError(f"{name}: no images in {folder}; expected {expected}")
@@ -154,10 +166,10 @@ def _warn_of_unread(unread: list[str], folder: Path) -> None:
         log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
 
 
-def _check_no_splits(folder: Path, names: list[str]) -> None:
-    """Raise UserError if a folder below ``folder`` contains several splits: test images would be trained on."""
+def check_no_splits(folder: Path, folders: Iterable[str]) -> None:
+    """Raise UserError if ``folders``, below ``folder``, are several splits: test images would be trained on."""
     splits: dict[str, dict[str, str]] = {}
-    for path in {os.path.dirname(name) for name in names}:
+    for path in folders:
         parts = path.split("/")
         for depth, part in enumerate(parts):
             word = _SPLIT_WORD.search(part)

@@ -12,6 +12,7 @@ BRANCHES:                                  # what is compared, by name
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
+EMBEDDING: [own]                           # maps of validation features, which the report shows side by side
 DISTRIBUTIONS: [own]                       # JCL's Fig. 3, one run per branch
 TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is set per branch
   mask: configs/coco_mask_R50_FPN_1x_jcl.yaml
@@ -48,7 +49,7 @@ from .spec import StageSpec
 # The type of each key, whose default is empty.
 _FILE: dict[str, type] = {
     **dict.fromkeys(("OUTPUT_DIR", "BASELINE", "ENGINE", "PRETRAIN"), str),
-    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "DISTRIBUTIONS"), list),
+    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "EMBEDDING", "DISTRIBUTIONS"), list),
     **dict.fromkeys(("TRANSFER_OVERRIDES", "POINTS"), list),
     **dict.fromkeys(("BRANCHES", "TRANSFER", "GRID"), dict),
 }
@@ -225,7 +226,7 @@ def check_label(name: Any, what: str) -> str:
 
 def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, ...]) -> list[Node]:
     nodes = []
-    for stage in ("knn", "linear", "distributions"):
+    for stage in ("knn", "linear", "embedding", "distributions"):
         value = branch.keys[stage.upper()]
         files = [value] if isinstance(value, str) else value
         for file in ("" if file == "own" else str(file) for file in files):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -44,14 +44,24 @@ class Figure:
     file: Path
 
 
+def render_figure(figure: Figure) -> str:
+    """Return a figure as Markdown, linked by its file name, because it is in the folder of the report."""
+    link = quote(figure.file.name, errors="surrogateescape")
+    return f"## {figure.title}\n\n{_render_bullets(figure.notes)}\n![{figure.alt}]({link})\n"
+
+
 @dataclass
 class Report:
-    """Tables and figures that Markdown and page show, and the runs and scores that they were made from."""
+    """Tables and figures that Markdown and page show, and the runs and scores that they were made from.
+
+    The report begins with ``feature_maps`` and ends with ``figures``.
+    """
 
     tables: list[Table]
     figures: list[Figure]
     collection: Collection
     scores: list[Score]
+    feature_maps: list[Figure] = field(default_factory=list)
 
     @property
     def lists(self) -> dict[str, list[str]]:
@@ -61,13 +71,11 @@ class Report:
 
 
 def render_markdown(report: Report) -> str:
-    """Return the report as Markdown; it links figures by file name, because they are in the same folder."""
-    blocks = ["# Results\n"]
+    """Return the report as Markdown."""
+    blocks = ["# Results\n", *map(render_figure, report.feature_maps)]
     for table in report.tables:
         blocks.append(f"## {_join_lines(table.title)}\n\n{_render_bullets(table.notes)}\n{render_table(table)}\n")
-    for figure in report.figures:
-        link = quote(figure.file.name, errors="surrogateescape")
-        blocks.append(f"## {figure.title}\n\n{_render_bullets(figure.notes)}\n![{figure.alt}]({link})\n")
+    blocks += map(render_figure, report.figures)
     blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
     return printable("\n".join(blocks))
 

@@ -1,4 +1,4 @@
-"""Figures of a report: the scores of pipelines over seeds, and predictions of their detectors on the same images."""
+"""Figures of a report: feature maps, the scores of pipelines over seeds, and predictions on the same images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 
 from .document import Figure
+from .feature_maps import draw_feature_maps
 from .files import Collection
 from .runs import Score
 from .seeds import Study, draw_scores
@@ -42,6 +43,20 @@ def draw_figures(
             figures.append(_draw_predictions(file, title, test, branches))
         except UserError as error:
             collection.unreadable.append(f"the predictions of {title} are not drawn: {error}")
+    return figures
+
+
+def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
+    """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
+    figures: list[Figure] = []
+    for plan in collection.plans:
+        try:
+            figure = draw_feature_maps(plan, scores, _name_file(output, "features", len(figures) + 1))
+        except UserError as error:
+            collection.unreadable.append(f"the feature maps of {plan.folder.name} are not drawn: {error}")
+            continue
+        if figure:
+            figures.append(figure)
     return figures
 
 

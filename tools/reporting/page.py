@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pretrain.common.errors import printable
 
 from . import curves, provenance
-from .document import Report, Table
+from .document import Figure, Report, Table
 
 _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
@@ -27,7 +27,8 @@ def render_page(report: Report) -> str:
     text = environment.get_template("page.html.jinja").render(
         tables=[(table, _find_numeric_columns(table)) for table in tables],
         curves={title: _encode_uri("image/svg+xml", svg.encode()) for title, svg in curves.draw_curves(report).items()},
-        figures=[(figure, _encode_uri("image/png", figure.file.read_bytes())) for figure in report.figures],
+        feature_maps=_embed_figures(report.feature_maps),
+        figures=_embed_figures(report.figures),
         lists=report.lists,
     )
     return printable(text)
@@ -37,6 +38,10 @@ def _find_numeric_columns(table: Table) -> list[bool]:
     """Return, for each column, whether it contains only numbers."""
     columns: Sequence[Sequence[str]] = list(zip(*table.rows, strict=True)) or [[] for _ in table.head]
     return [all(cell == "-" or _NUMBER.match(cell) for cell in column) for column in columns]
+
+
+def _embed_figures(figures: Sequence[Figure]) -> list[tuple[Figure, str]]:
+    return [(figure, _encode_uri("image/png", figure.file.read_bytes())) for figure in figures]
 
 
 def _encode_uri(media_type: str, content: bytes) -> str:

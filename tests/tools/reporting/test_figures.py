@@ -10,10 +10,11 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.tools.reporting.runs import cells, detector, pipeline, write
+from tests.tools.reporting.runs import DIGITS, cells, detector, pipeline, pretrain, probe, write
 from tests.transfer import tiny_coco
 from tools import report
 from tools.reporting.document import render_markdown
+from tools.reporting.page import render_page
 
 BRANCHES = ("random", "tcl", "jcl")
 
@@ -76,3 +77,30 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
     names = [f"all_{which}.png" for which in ("p_mask", "p_mask_2", "q_mask", "q_mask_2")]
     assert [file.name for file in files] == names
     assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]
+
+
+def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):
+    plan = tmp_path / "p"
+    pipeline(plan, *(f"{branch}/{stage}" for branch in BRANCHES for stage in ("knn", "embedding")))
+    config = pretrain(tmp_path / "other", *DIGITS)
+    for number, branch in enumerate(BRANCHES):
+        probe(plan / branch / "knn", config, 50.0 + number)
+        write(plan / branch / "embedding", {"stage": "embedding"})
+        points = "".join(f"{x},{number},{x % 3}\n" for x in range(6))
+        (plan / branch / "embedding/embedding.csv").write_text(f"x,y,label\n{points}")
+    shown = report.gather([plan], plan / "report.html")
+    (figure,) = shown.feature_maps
+    assert figure.file == plan / "report_features.png" and figure.file.stat().st_size > 1000
+    text = render_markdown(shown)
+    assert text.index("report_features.png") < text.index("| run")
+    page = render_page(shown)
+    assert page.index("features of random, tcl, jcl") < page.index("<table>")
+
+
+def test_a_feature_map_that_cannot_be_read_costs_the_figure_alone(tmp_path: Path):
+    pipeline(tmp_path / "p", "jcl/knn", "jcl/embedding")
+    probe(tmp_path / "p/jcl/knn", pretrain(tmp_path / "other", *DIGITS), 50.0)
+    write(tmp_path / "p/jcl/embedding", {"stage": "embedding"})
+    shown = report.gather([tmp_path / "p"], tmp_path / "report.md")
+    (line,) = shown.collection.unreadable
+    assert shown.feature_maps == [] and "embedding.csv cannot be read" in line and len(shown.scores) == 1

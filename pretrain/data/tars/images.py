@@ -1,0 +1,190 @@
+"""Images in uncompressed tar files, read in place: ImageNet as it is downloaded, and shards in WebDataset's layout.
+
+Each image is one read at its offset; nothing is unpacked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+
+import numpy as np
+
+from ...common.errors import UserError, shorten_list
+from ...common.images import SUFFIXES, CorruptImage, decode, read_part
+from .. import folders
+from ..image_data import ImageData, MissingSplit
+from .index import Entries, open_index, sort_key
+
+PREFIX = "tar:"
+_MAX_OPEN = 64  # tars that a process keeps open
+_descriptors: dict[str, int] = {}  # of this process's open tars, the one opened last at the end
+
+
+class TarImages:
+    """A `sources.Source` of images in tars; forked workers share its arrays."""
+
+    def __init__(self, tars: Sequence[str], tar_N: np.ndarray, entries: Entries) -> None:
+        self.tars = list(tars)
+        self.tar_N = tar_N  # int32, position in ``tars``
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def name(self, index: int) -> str:
+        return os.path.join(self.tars[self.tar_N[index]], self.entries.name(index))
+
+    def read(self, index: int) -> np.ndarray:
+        size = int(self.entries.sizes[index])
+        descriptor = _open_tar(self.tars[self.tar_N[index]])
+        encoded = read_part(descriptor, size, int(self.entries.offsets[index]), self.name(index))
+        if len(encoded) < size:
+            raise CorruptImage(
+                f"cannot read image {self.name(index)}: the tar is shorter than its index says; copy it again"
+            )
+        return decode(encoded, self.name(index))
+
+
+def find_tars(pattern: str) -> list[str]:
+    """List the tars that ``/data/*.tar`` or ``/data/{000..146}.tar`` stands for, sorted.
+
+    Raises:
+        UserError: there is none, or one of a range is missing.
+    """
+    pattern = os.path.expanduser(pattern.strip())
+    number = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if number:
+        width = len(number[1])
+        names = [f"{i:0{width}}" for i in range(int(number[1]), int(number[2]) + 1)]
+        tars = [pattern[: number.start()] + name + pattern[number.end() :] for name in names]
+        missing = [tar for tar in tars if not os.path.isfile(tar)]
+        if missing or not tars:
+            raise UserError(
+                f"{PREFIX}{pattern}: {len(missing)} of {len(tars)} tars are missing: {shorten_list(missing)}"
+            )
+        return tars
+    tars = sorted(path for path in glob(pattern) if os.path.isfile(path))
+    if not tars:
+        raise UserError(
+            f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
+        )
+    return tars
+
+
+def load_tars(pattern: str) -> ImageData:
+    """Load all images of the tars that ``pattern`` names.
+
+    Labels are those of .cls members, or else the first folder in the names, as in a folder of class folders.
+
+    Raises:
+        UserError: no tar, a compressed or damaged one, or none with images.
+    """
+    tars = find_tars(pattern)
+    tar_N, entries = _join([open_index(tar) for tar in tars])
+    names = entries.list_names()
+    if not names:
+        raise UserError(f"{PREFIX}{pattern}: no images; expected members ending in {' '.join(SUFFIXES)}")
+    name_folders = {os.path.dirname(name) for name in names}
+    folders.check_no_splits(Path(f"{PREFIX}{pattern}"), name_folders)
+    common = os.path.commonpath(name_folders)
+    labels: np.ndarray | None = None
+    classes: list[str] = []
+    if (entries.labels >= 0).any():
+        labels = entries.labels
+        classes = [str(label) for label in range(int(labels.max()) + 1)]
+    elif common not in name_folders:
+        first = len(common) + 1 if common else 0
+        name_classes = [name[first : name.index("/", first)] for name in names]
+        classes = sorted(set(name_classes))
+        labels = _number(name_classes, classes)
+    order = np.array(sorted(range(len(names)), key=[sort_key(name) for name in names].__getitem__))
+    source = TarImages(tars, tar_N[order], entries.take(order))
+    return ImageData(source, None if labels is None else labels[order], classes)
+
+
+def imagenet_tar(split: str, root: Path) -> str:
+    """Return the path of ImageNet's tar of a split in one of the usual folders in ``root``; empty if there is none."""
+    for place in folders.IMAGENET_PLACES:
+        tar = root / place / f"ILSVRC2012_img_{split}.tar"
+        if tar.is_file():
+            return str(tar)
+    return ""
+
+
+def load_imagenet(name: str, split: str, root: Path) -> ImageData:
+    """Load ImageNet-1K, or the classes of ImageNet-100, from the tars as they are downloaded.
+
+    Raises:
+        UserError: the tar of the split, the devkit's tar (val's labels are in it) or one of the classes is missing.
+    """
+    tar = imagenet_tar(split, root)
+    if not tar:
+        raise MissingSplit(f"{name}: no ILSVRC2012_img_{split}.tar next to {imagenet_tar('train', root)}")
+    entries = open_index(tar)
+    names = entries.list_names()
+    if split == "train":
+        image_classes = [name.partition("/")[0] for name in names]
+    else:
+        by_number = _read_val_classes(Path(tar).with_name("ILSVRC2012_devkit_t12.tar.gz"))
+        image_classes = [by_number[int(name.rpartition("_")[2].partition(".")[0]) - 1] for name in names]
+    classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
+    missing = sorted(set(classes) - set(image_classes))
+    if missing:
+        raise UserError(f"{name}: {tar} lacks {len(missing)} of {len(classes)} classes: {shorten_list(missing)}")
+    included = set(classes)
+    chosen = [index for index, class_name in enumerate(image_classes) if class_name in included]
+    order = np.array(sorted(chosen, key=lambda index: (image_classes[index], names[index])))
+    labels = _number([image_classes[index] for index in order], classes)
+    return ImageData(TarImages([tar], np.zeros(len(order), np.int32), entries.take(order)), labels, list(classes))
+
+
+def _read_val_classes(devkit: Path) -> list[str]:
+    """Return the class of each validation image, in the order of their numbers, by torchvision's parser."""
+    from torchvision.datasets import imagenet  # slow to import
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            imagenet.parse_devkit_archive(folder, str(devkit.absolute()))
+            return imagenet.load_meta_file(folder)[1]
+    except (RuntimeError, OSError, ValueError, LookupError, tarfile.TarError) as error:
+        reason = "damaged" if devkit.exists() else "missing"
+        raise UserError(
+            f"{devkit} is {reason}; it has the labels of ImageNet's val split: download it from image-net.org, "
+            "or do without kNN and probes on ImageNet (PROBE.KNN_PERIOD 0)"
+        ) from error
+
+
+def _number(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    numbers = {name: number for number, name in enumerate(classes)}
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def _join(parts: Sequence[Entries]) -> tuple[np.ndarray, Entries]:
+    """Concatenate the entries of several tars; also return the number of each entry's tar."""
+    tar_N = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
+    shifts = np.cumsum([0, *(len(part.names) for part in parts)])
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in dataclasses.fields(Entries)}
+    columns["ends"] = [ends + shift for ends, shift in zip(columns["ends"], shifts, strict=False)]
+    return tar_N, Entries(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
+
+
+def _open_tar(tar: str) -> int:
+    """Return a file descriptor of the tar, which this process keeps open."""
+    descriptor = _descriptors.pop(tar, None)
+    if descriptor is None:
+        try:
+            descriptor = os.open(tar, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"cannot read {tar}: {error.strerror}") from error
+    _descriptors[tar] = descriptor
+    if len(_descriptors) > _MAX_OPEN:
+        oldest = next(iter(_descriptors))
+        os.close(_descriptors.pop(oldest))
+    return descriptor

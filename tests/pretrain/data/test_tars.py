@@ -1,0 +1,184 @@
+"""Images in tars: equal to the unpacked folder, indexed once, and damaged tars are refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets.imagenet as torchvision_imagenet
+from scipy.io import savemat
+
+from pretrain.data.datasets import load
+from pretrain.data.image_data import ImageData, MissingSplit
+from pretrain.data.tars import index
+from tests.errors import refused
+from tests.pretrain.images import write_folder
+
+NAMES = ["n02/b.png", "n02/a.png", "n01/d.png", "n01/c/x.png", "n01/c.png"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/pretrain-to-transfer/tars"
+
+
+def pack(tar: Path, folder: Path, names: list[str], **extra: bytes) -> Path:
+    """Pack files below ``folder``, and members with the content of ``extra``, in this order."""
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(tar, "w") as archive:
+        for name in names:
+            archive.add(folder / name, name)
+        for name, content in extra.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return tar
+
+
+def assert_same(packed: ImageData, unpacked: ImageData) -> None:
+    """The digest covers names, labels and classes; a run resumes with either."""
+    assert packed.digest() == unpacked.digest() and len(packed) == len(unpacked)
+    for position in range(len(packed)):
+        np.testing.assert_array_equal(packed.read(position), unpacked.read(position))
+
+
+@pytest.mark.parametrize("prefix", ["", "data/train/", "./"])
+def test_shards_equal_the_unpacked_folder(tmp_path: Path, prefix: str):
+    folder = write_folder(tmp_path / "files", [f"{prefix}{name}" for name in NAMES])
+    for number, part in enumerate((NAMES[:2], NAMES[2:])):
+        pack(tmp_path / f"shard-{number:03}.tar", folder, [f"{prefix}{name}" for name in part])
+    unpacked = load(f"folder:{folder}/{prefix}", "train")
+    for pattern in ("shard-*.tar", "shard-{000..001}.tar"):
+        packed = load(f"tar:{tmp_path}/{pattern}", "train")
+        assert_same(packed, unpacked)
+        assert packed.classes == ["n01", "n02"] and packed.image_name(0).endswith("n01/c/x.png")
+
+
+def test_flat_images_have_no_labels_and_cls_members_give_them(tmp_path: Path):
+    folder = write_folder(tmp_path, ["b.png", "a.png", "c.jpg"])
+    flat = load(f"tar:{pack(tmp_path / 'flat.tar', folder, ['b.png', 'a.png', 'c.jpg'])}", "train")
+    assert flat.labels is None and [os.path.basename(flat.image_name(i)) for i in range(3)] == [
+        "a.png",
+        "b.png",
+        "c.jpg",
+    ]
+    labels = {"b.cls": b"2\n", "a.cls": b"0", "c.json": b"{}"}
+    labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, ['b.png', 'a.png', 'c.jpg'], **labels)}", "val")
+    assert labeled.labels is not None and labeled.labels.tolist() == [0, 2, -1] and labeled.classes == ["0", "1", "2"]
+    pack(tmp_path / "words.tar", folder, ["a.png"], **{"a.cls": b"cat"})
+    refused(lambda: load(f"tar:{tmp_path}/words.tar", "train"), "a.cls", "cat", "number of a class")
+
+
+def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    built: list[str] = []
+    build: Callable[..., index.Entries] = index._build_index
+
+    def record(tar: str, size: int) -> index.Entries:
+        built.append(tar)
+        return build(tar, size)
+
+    monkeypatch.setattr(index, "_build_index", record)
+    return built
+
+
+def test_the_index_is_built_once_per_version_of_the_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path):
+    built = count_builds(monkeypatch)
+    folder = write_folder(tmp_path / "files", NAMES)
+    tar = pack(tmp_path / "x.tar", folder, NAMES[:3])
+    for _ in range(2):
+        assert len(load(f"tar:{tar}", "train")) == 3
+    assert len(built) == 1 and (tmp_path / "x.tar.index.npz").is_file()
+    pack(tar, folder, NAMES)
+    os.utime(tar, ns=(1, 1))  # an older time, as that of a copy
+    assert len(load(f"tar:{tar}", "train")) == 5 and len(built) == 2
+    (tmp_path / "x.tar.index.npz").write_bytes(b"PK damaged")
+    assert len(load(f"tar:{tar}", "train")) == 5 and len(built) == 3
+    (tmp_path / "x.tar.index.npz").unlink()
+    (tmp_path / "x.tar.index.npz").mkdir()  # cannot be replaced by a file
+    for _ in range(2):
+        assert len(load(f"tar:{tar}", "train")) == 5
+    assert len(built) == 4 and len(list(cache.glob("x.tar.*.npz"))) == 1
+
+
+def test_damaged_tars_are_refused(tmp_path: Path):
+    folder = write_folder(tmp_path / "files", NAMES)
+    content = pack(tmp_path / "x.tar", folder, NAMES).read_bytes()
+    third = content.index(b"n01/d.png")
+
+    def load_changed(changed: bytes) -> None:
+        (tmp_path / "y.tar").write_bytes(changed)
+        load(f"tar:{tmp_path}/y.tar", "train")
+
+    refused(lambda: load_changed(gzip.compress(content)), "y.tar", "compressed (gzip)")
+    refused(lambda: load_changed(content[: third + 600]), "cut in n01/d.png")
+    refused(lambda: load_changed(content[:third]), "y.tar", "damaged or cut")
+    refused(lambda: load_changed(content[:third] + b"?" * 9 + content[third + 9 :]), "y.tar", "damaged")
+    refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "is no tar")
+    refused(lambda: load_changed(b""), "y.tar")
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    refused(lambda: load(f"tar:{tmp_path}/empty.tar", "train"), "no images")
+    refused(lambda: load(f"tar:{tmp_path}/none-*.tar", "train"), "no file matches")
+    refused(lambda: load(f"tar:{tmp_path}/x-{{000..002}}.tar", "train"), "3 of 3 tars are missing", "x-001.tar")
+
+
+def test_a_tar_that_shrinks_later_is_a_corrupt_image(tmp_path: Path):
+    tar = pack(tmp_path / "x.tar", write_folder(tmp_path / "files", NAMES), NAMES)
+    data = load(f"tar:{tar}", "train")
+    os.truncate(tar, 600)
+    refused(lambda: data.read(0), "n01/c/x.png", "copy it again")
+
+
+def test_links_are_named_and_splits_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = write_folder(tmp_path / "files", ["a.png", "train/b.png", "test/c.png"])
+    (folder / "link.png").symlink_to("a.png")
+    tar = pack(tmp_path / "x.tar", folder, ["a.png", "link.png"])
+    assert len(load(f"tar:{tar}", "train")) == 1 and "1 member" in caplog.text and "link" in caplog.text
+    pack(tmp_path / "y.tar", folder, ["train/b.png", "test/c.png"])
+    refused(lambda: load(f"tar:{tmp_path}/y.tar", "train"), "test and train", "splits")
+
+
+def write_imagenet(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the three tars of ImageNet with two classes, and the same files unpacked in ``root``/unpacked."""
+    images = ["n01/n01_2.JPEG", "n01/n01_10.JPEG", "n02/n02_1.JPEG"]
+    folder = write_folder(root / "unpacked/imagenet/train", images)
+    inner = [pack(root / f"{name}.tar", folder / name, sorted(os.listdir(folder / name))) for name in ("n02", "n01")]
+    pack(root / "packed/imagenet/ILSVRC2012_img_train.tar", root, [path.name for path in inner])
+    val = write_folder(root / "flat", [f"ILSVRC2012_val_0000000{number}.JPEG" for number in (1, 2, 3)])
+    pack(root / "packed/imagenet/ILSVRC2012_img_val.tar", val, sorted(os.listdir(val)))
+    for number, name in enumerate(("n02", "n01", "n02"), 1):
+        target = root / "unpacked/imagenet/val" / name / f"ILSVRC2012_val_0000000{number}.JPEG"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((val / target.name).read_bytes())
+    devkit = root / "ILSVRC2012_devkit_t12/data"
+    devkit.mkdir(parents=True)
+    kinds = [("ILSVRC2012_ID", "i4"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i4")]
+    synsets = np.array([(1, "n02", "b", "", 0), (2, "n01", "a", "", 0), (3, "n00", "all", "", 2)], kinds)
+    savemat(devkit / "meta.mat", {"synsets": synsets})
+    (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n1\n")
+    with tarfile.open(root / "packed/imagenet/ILSVRC2012_devkit_t12.tar.gz", "w:gz") as archive:
+        archive.add(devkit.parent, devkit.parent.name)
+    monkeypatch.setitem(torchvision_imagenet.ARCHIVE_META, "devkit", ("ILSVRC2012_devkit_t12.tar.gz", None))
+    return root
+
+
+def test_imagenets_tars_equal_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = write_imagenet(tmp_path, monkeypatch)
+    for split in ("train", "val"):
+        assert_same(load("imagenet", split, root / "packed"), load("imagenet", split, root / "unpacked"))
+    refused(lambda: load("imagenet100", "train", root / "packed"), "of 100 classes")
+    devkit = root / "packed/imagenet/ILSVRC2012_devkit_t12.tar.gz"
+    devkit.write_bytes(b"damaged")
+    refused(lambda: load("imagenet", "val", root / "packed"), devkit, "damaged")
+    devkit.unlink()
+    refused(lambda: load("imagenet", "val", root / "packed"), devkit, "missing", "image-net.org")
+    (root / "packed/imagenet/ILSVRC2012_img_val.tar").unlink()
+    with pytest.raises(MissingSplit, match=r"no ILSVRC2012_img_val\.tar"):
+        load("imagenet", "val", root / "packed")

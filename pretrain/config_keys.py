@@ -27,8 +27,8 @@ _ON_CORRUPT = Choice(("error", "skip"))
 _SCHEDULE_MEANING = "cosine: falls to 0; step: falls at STEPS"
 _BN_GROUPS_MEANING = """parts of the global batch with their own BN statistics; 1 is SyncBN over all; 0 means one per
 process and micro-batch, or up to 8 for a single process with keys"""
-_TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar; MODEL.STEM, VIEWS.IMAGE_SIZE, MEAN and STD
-follow from a named data set unless they are set"""
+_TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar; MODEL.STEM, VIEWS.IMAGE_SIZE,
+MEAN and STD follow from a named data set unless they are set"""
 _ACCUMULATE_MEANING = """micro-batches of each process's batch: less memory; loss and gradients are the same up to
 rounding with the same BN groups"""
 _LRS_MEANING = """one classifier per learning rate, trained in parallel; the best is selected on a held-out tenth of the

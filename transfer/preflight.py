@@ -19,6 +19,7 @@ from pretrain.common.run.folder import check_stage_of, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
+from .coco.classes import CLASSES, Classes
 from .config import check_same_training, check_supported
 from .weights.files import find_weights
 
@@ -83,13 +84,13 @@ def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any
             )
 
 
-def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> data.Classes:
+def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
     """Read the class names of the detector that is evaluated or trained further, under the file that records them.
 
     Returns {} for a new training, and for a detector whose folder does not record its classes.
     """
     folder = Path(cfg.MODEL.WEIGHTS).parent if eval_only else Path(cfg.OUTPUT_DIR)
-    file = folder / data.CLASSES
+    file = folder / CLASSES
     is_recorded = file.is_file() and stage_of(folder) == "transfer" and (eval_only or has_checkpoint(folder))
     return {str(file): read_json(file, list)} if is_recorded else {}
 

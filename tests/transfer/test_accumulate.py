@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.errors import refused
 from tests.transfer.test_train_net import ENGINES, work
-from transfer.train import accumulate_losses
+from transfer.step import accumulate_losses
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

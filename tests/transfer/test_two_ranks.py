@@ -27,7 +27,7 @@ from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
-from transfer import batch_norm, checkpoints, train
+from transfer import batch_norm, checkpoints, step
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
@@ -155,7 +155,7 @@ def _average_gradients_once(rank: int) -> None:
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
-    sum(train.accumulate_losses(parallel, images, 3, lambda loss: loss).values()).backward()
+    sum(step.accumulate_losses(parallel, images, 3, lambda loss: loss).values()).backward()
     whole, *_ = accumulate.gradient(1, accumulate.IMAGES[:6])
     torch.testing.assert_close(toy.weight.grad, whole)
     assert len(reduced) == 1

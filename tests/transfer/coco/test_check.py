@@ -12,7 +12,8 @@ from PIL import Image
 from pretrain.common.images import open_upright
 from tests.transfer import tiny_coco
 from transfer.coco import data
-from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize, read_upright_size
+from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize
+from transfer.coco.image_sizes import read_upright_size
 
 NAN = float("nan")
 STRICTEST = Rules(masks=True, keypoints=17)

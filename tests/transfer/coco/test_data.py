@@ -14,6 +14,7 @@ from PIL import Image
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data
+from transfer.coco.classes import read_coco_names
 
 CROWD = {"iscrowd": 1}
 UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
@@ -241,7 +242,7 @@ def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None
 def test_cocos_names_are_those_of_detectron2() -> None:
     from detectron2.data import MetadataCatalog
 
-    assert data._read_coco_names() == MetadataCatalog.get("coco_2017_train").thing_classes
+    assert read_coco_names() == MetadataCatalog.get("coco_2017_train").thing_classes
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +252,7 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))
     path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
     path.parent.mkdir()
-    content["categories"] = [{"id": i, "name": label} for i, label in enumerate(data._read_coco_names())]
+    content["categories"] = [{"id": i, "name": label} for i, label in enumerate(read_coco_names())]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg, ["coco_2017_val"]), "annotation 1 of image 1")

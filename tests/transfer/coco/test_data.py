@@ -165,7 +165,7 @@ def test_images_that_train_and_test_share_and_small_boxes_are_told(
     assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
     assert str(tmp_path / "data/1.png") in logged[2] and str(tmp_path / "data/3.png") not in logged[2]
     caplog.clear()
-    cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", 500, "INPUT.MAX_SIZE_TEST", 1000])
+    cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", "500", "INPUT.MAX_SIZE_TEST", "1000"])
     data.prepare(cfg, cfg.DATASETS.TRAIN)
     assert caplog.messages == []
 
@@ -232,7 +232,7 @@ def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, MODEL__META_ARCHITECTURE="RetinaNet")
     refused(lambda: data.prepare(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
-    cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", 3, "MODEL.ROI_HEADS.NUM_CLASSES", 80])
+    cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", "3", "MODEL.ROI_HEADS.NUM_CLASSES", "80"])
     data.prepare(cfg, [name])
     cfg.merge_from_list(["MODEL.META_ARCHITECTURE", "ProposalNetwork"])
     data.prepare(cfg, [name])

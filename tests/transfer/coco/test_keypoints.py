@@ -19,7 +19,7 @@ def content(names, **category):
 def test_pairs_are_found_by_name(words):
     names = words.split()
     pairs = flip_pairs(content(names))
-    assert pairs == [(names[1], names[2])] and flip_indices(names, pairs) == [0, 2, 1]
+    assert pairs is not None and pairs == [(names[1], names[2])] and flip_indices(names, pairs) == [0, 2, 1]
 
 
 def test_pairs_of_the_file_come_first():

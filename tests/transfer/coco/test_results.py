@@ -14,7 +14,7 @@ from tests.transfer import tiny_coco
 from transfer.coco import data, results
 
 
-def perfect(content: dict[str, Any]) -> list[dict[str, Any]]:
+def perfect(content: dict[str, Any]) -> list[Any]:
     from pycocotools import mask
 
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
@@ -22,8 +22,8 @@ def perfect(content: dict[str, Any]) -> list[dict[str, Any]]:
     for record in content["annotations"]:
         code = record["segmentation"]
         if isinstance(code, list):
-            code = mask.merge(mask.frPyObjects(code, *sizes[record["image_id"]]))
-            code = {"size": list(code["size"]), "counts": code["counts"].decode()}
+            rle: Any = mask.merge(mask.frPyObjects(code, *sizes[record["image_id"]]))
+            code = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
         kept = {k: record[k] for k in ("image_id", "category_id", "bbox", "keypoints") if k in record}
         found.append({**kept, "segmentation": code, "score": 0.9})
     return found
@@ -106,11 +106,12 @@ def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) ->
 
     rng = np.random.default_rng(0)
     found = perfect(people)
-    found = [{**r, "bbox": (np.array(r["bbox"]) + rng.normal(0, 3, 4)).clip(1).tolist()} for r in [*found, *found]]
+    found: list[Any] = [dict(record) for record in [*found, *found]]
     for record in found:
+        record["bbox"] = (np.array(record["bbox"]) + rng.normal(0, 3, 4)).clip(1).tolist()
         record["score"] = float(rng.uniform())
         record["keypoints"] = (np.array(record["keypoints"]) + rng.normal(0, 1.5, 51)).tolist()
-    ours = results.evaluate(people, found, results.TASKS)
+    ours: Any = results.evaluate(people, found, results.TASKS)
     (tmp_path / "a.json").write_text(json.dumps(people))
     with contextlib.redirect_stdout(io.StringIO()):
         for task in results.TASKS:
@@ -138,6 +139,7 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"
     assert content["predictions"] == {"coco:a.json:b": predictions}
     assert content["weights"] == given and content["engine"]["name"] == "torchvision"
-    one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
+    one: dict[str, results.Metrics] = {"a": {"bbox": {"AP": 1.0}}}
+    two = one | {"b": {"bbox": {"AP": 2.0, "APl": None}}}
     assert results.flatten_metrics(one) == {"bbox/AP": 1.0} and results.flatten_metrics({}) == {}
     assert results.flatten_metrics(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}

@@ -16,7 +16,7 @@ import torch
 from torch import multiprocessing
 
 from pretrain.common import interrupt
-from tests.transfer.test_train_net import ENGINES, PLACES, stop_in, words, work
+from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
 from transfer import distributed
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -38,18 +38,13 @@ def recorded(out: Path) -> dict[int, dict[str, float]]:
 def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    keys = {
-        "SOLVER__MAX_ITER": 3,
-        "TEST__EVAL_PERIOD": 2,
-        "TEST__PRECISE_BN__ENABLED": True,
-        "TEST__PRECISE_BN__NUM_ITER": 2,
-    }
+    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2}
+    keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
-    precise_bn, evaluation = PLACES[engine]
     files: list[str] = []
-    for place, flags in ((precise_bn, ()), (evaluation, ("--resume",)), (evaluation, ("--resume",))):
+    for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:
             stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
             with pytest.raises(interrupt.Stopped, match="SIGTERM"):
@@ -85,8 +80,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     last = "stopped by SIGTERM; a checkpoint is written; run the same command with --resume"
     assert run.returncode == 130 and errors.splitlines()[-1] == last, errors
     assert "Traceback" not in errors
-    (found,) = (tmp_path / "out").glob("model_*.pth")
-    assert torch.load(found, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
+    (checkpoint,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(checkpoint, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
 
 
 def _fail_and_hang() -> None:

@@ -113,10 +113,10 @@ def words(keys: dict) -> list[str]:
 
 def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
     """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
     own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    keys = words(MODEL_KEYS | own | short | given)
+    keys = words(MODEL_KEYS | own | short | overrides)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
 
 
@@ -128,9 +128,9 @@ def fine_tune(argv: list[str]) -> dict[str, Any]:
 
 def config(folder: Path, name: str, **keys) -> CfgNode:
     """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
-    return load_config(BASE, words(MODEL_KEYS | data | given))
+    return load_config(BASE, words(MODEL_KEYS | data | overrides))
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:

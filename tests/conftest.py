@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported, and for processes the tests start
     os.environ.setdefault(_name, "1")
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker, reason in absent.items():
             if reason and item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(pytest.mark.skip(reason=str(reason)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -83,7 +84,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     without_detectron2 = os.environ["P2T_NO_SKIPS"] == "but-detectron2"
     refused = [] if without_detectron2 or importlib.util.find_spec("detectron2") else ["Detectron2 is not installed"]
     allowed = (*_ALLOWED_SKIPS, "Detectron2 is not installed") if without_detectron2 else _ALLOWED_SKIPS
-    for report in session.config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", []):
+    reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    for report in reporter.stats.get("skipped", []):
         reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
         refused += [] if any(text in reason for text in allowed) else [reason]
     for reason in dict.fromkeys(refused):

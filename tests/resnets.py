@@ -31,9 +31,9 @@ def _resnet_state(build: Callable[..., nn.Module], seed: int) -> dict[str, Tenso
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.0)
             nn.init.normal_(module.bias, std=0.1)
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 2.0)
-            module.num_batches_tracked.fill_(7)
+            module.get_buffer("running_mean").normal_(std=0.1)
+            module.get_buffer("running_var").uniform_(0.5, 2.0)
+            module.get_buffer("num_batches_tracked").fill_(7)
     return model.state_dict()
 
 

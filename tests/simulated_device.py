@@ -49,8 +49,9 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> DeviceTensor:
+        device: Any = "sim:0"
         made = torch.Tensor._make_wrapper_subclass(
-            cls, host.shape, host.stride(), host.storage_offset(), dtype=host.dtype, layout=host.layout, device="sim:0"
+            cls, host.shape, host.stride(), host.storage_offset(), dtype=host.dtype, layout=host.layout, device=device
         )
         made.host = host
         return made
@@ -66,7 +67,7 @@ class DeviceTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

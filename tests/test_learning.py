@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -66,5 +67,6 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     keys = {"SOLVER__MAX_ITER": 250, "SOLVER__STEPS": (200,), "SOLVER__BASE_LR": 0.02, "SEED": 1}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
+    metrics: Any
     (metrics,) = train.run(TorchvisionEngine, cfg, torch.device("cpu"), weights=read_weights("")).values()
     assert metrics["bbox"]["AP50"] > 50, metrics

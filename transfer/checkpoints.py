@@ -49,16 +49,13 @@ def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
     return sorted(paths, key=lambda path: (_iteration(path), path.name == EVALUATING, path.name), reverse=True)
 
 
-def load_newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Path, dict[str, Any]] | None:
+def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Load the newest checkpoint that is not damaged; return None if the folder contains no checkpoint.
-
-    Args:
-        evaluating: consider the checkpoint that was saved before an unfinished evaluation, too.
 
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-    return checkpoint.load_first_undamaged(output_dir, all_in(output_dir, evaluating=evaluating), checkpoint.read)
+    return checkpoint.load_first_undamaged(output_dir, all_in(output_dir), checkpoint.read)
 
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:

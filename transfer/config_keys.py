@@ -15,48 +15,8 @@ from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
 
-from .config import ALLOWED, REJECTED, default_config, flatten_table, list_tasks
+from .config import ALLOWED, MEANINGS, REJECTED, default_config, list_tasks
 
-MEANINGS = {
-    "DATASETS.TEST": "like TRAIN; evaluated at the end, and every TEST.EVAL_PERIOD iterations",
-    "DATASETS.TRAIN": "names such as coco_2017_train, or 'coco:/path/annotations.json:/path/images'; category ids may "
-    "be any; with :skip_bad at the end, bad records are skipped and listed; Detectron2 engine: any name in its "
-    "DatasetCatalog",
-    "INPUT.FORMAT": "order of the color channels; must be that of the pretraining",
-    "INPUT.MAPPER": "Detectron2 engine: a name in transfer.MAPPERS, which your module of --import registers",
-    "MODEL.BACKBONE.FREEZE_AT": "number of stages that are not trained; 0 trains all, 5 freezes the ResNet",
-    "MODEL.DEVICE": "cuda or cpu; cuda falls back to the CPU if there is no GPU",
-    "MODEL.PIXEL_MEAN": "per channel, from 0 to 255; must be that of the pretraining",
-    "MODEL.PIXEL_STD": "per channel, from 0 to 255; must be that of the pretraining",
-    "MODEL.RESNETS.NORM": "BN uses the statistics of each process, SyncBN those of all, FrozenBN those of the weights",
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": "64 for a ResNet-18 or ResNet-34, 256 for a ResNet-50 or ResNet-101",
-    "MODEL.RESNETS.STRIDE_IN_1X1": "False for torchvision's ResNet, True for MSRA's",
-    "MODEL.ROI_HEADS.NUM_CLASSES": "categories in the annotation files",
-    "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": "keypoints per instance in the annotation files",
-    "MODEL.WEIGHTS": "the converted backbone to start from, or a detector to evaluate: a file, or an address of "
-    "detectron2:// or https://; empty for random initialization",
-    "OUTPUT_DIR": "the run folder",
-    "SEED": "seed of weights, order of the images and sampling; -1 draws and records one at the start",
-    "SOLVER.ACCUMULATE": "micro-batches per process; saves memory, but batch norm sees one micro-batch at a time",
-    "SOLVER.AMP.ENABLED": "half precision: float16 on a GPU, or bfloat16 (BF16)",
-    "SOLVER.BASE_LR": "learning rate for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
-    "SOLVER.BF16": "with AMP.ENABLED: bfloat16 instead of float16; also on a CPU",
-    "SOLVER.CHECKPOINT_KEEP": "newest checkpoints to keep, in addition to model_final.pth and model_best.pth; 0 keeps "
-    "all",
-    "SOLVER.FROZEN_BN_ITER": "batches used to estimate the statistics of frozen batch norms before training, with any "
-    "initialization; 0 uses the statistics of the weights",
-    "SOLVER.HOOKS": "names in transfer.HOOKS, which your module of --import registers",
-    "SOLVER.IMS_PER_BATCH": "images per iteration, of all processes together",
-    "SOLVER.MAX_ITER": "iterations; an epoch has as many as there are training images / IMS_PER_BATCH",
-    "SOLVER.REFERENCE_WORLD_SIZE": "processes that batch, learning rate and schedule are written for; 0 for any number",
-    "TEST.AUG.ENABLED": "Detectron2 engine: also evaluate with resized and flipped images; not for keypoints",
-    "TEST.BEST": "metric, such as bbox/AP, of the first data set of DATASETS.TEST: the checkpoint of its best "
-    "evaluation is kept in model_best.pth; empty for none",
-    "TEST.EVAL_PERIOD": "iterations between evaluations; 0 evaluates only at the end",
-    "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty for COCO's 17",
-    "TEST.PRECISE_BN.ENABLED": "average the statistics of batch normalization over training images before a test",
-    "TEST.PRECISE_BN.NUM_ITER": "batches for precise BN, at most the iterations of the training",
-}
 LIMITS = {
     "DATALOADER.NUM_WORKERS": Range(),
     "SEED": Range(-1, 2**31 - 1),
@@ -148,7 +108,7 @@ def check_batch_division(cfg: CfgNode, world: int) -> None:
 
 def describe_keys() -> list[Key]:
     """Describe every key of Detectron2 for --help-keys."""
-    meanings = dict.fromkeys(flatten_table(REJECTED), "the torchvision engine takes only this value") | MEANINGS
+    meanings = dict.fromkeys(REJECTED, "the torchvision engine takes only this value") | MEANINGS
     return [
         Key(key, default, _describe_limits(key, default), meanings.get(key, ""))
         for key, default in flatten(default_config())

@@ -19,6 +19,7 @@ from pretrain.common.run.folder import stage_of
 
 from . import preflight
 from .coco import catalog, data
+from .coco.classes import category_names, check_same_categories
 from .config import classes_key, load_config
 from .config_keys import check_ranges
 from .train_net import pick_engine
@@ -150,8 +151,9 @@ def _find_categories(cfg: CfgNode) -> Categories:
     for name in names:
         categories = _read_categories(name)
         if categories and recorded:
-            classes = {name: data.category_names({"categories": categories})}
-            data.check_same_categories({**recorded, **classes}, "restore it, or set DATASETS.TRAIN and TEST to '()'")
+            labels = category_names({"categories": categories})
+            remedy = "restore it, or set DATASETS.TRAIN and TEST to '()'"
+            check_same_categories({**recorded, name: labels}, remedy)
         if len(categories) == count:
             return sorted(categories, key=lambda category: category["id"])
     class_names = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])

@@ -5,7 +5,6 @@ User modules and Detectron2's catalog are imported only for names that they defi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pretrain.common.run.folder import check_stage_of, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
+from .coco.classes import CLASSES, Classes
 from .config import check_same_training, check_supported
 from .weights.files import find_weights
 
@@ -42,8 +42,6 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     trains_on_objects = not (eval_only or all(map(data.in_catalog, cfg.DATASETS.TRAIN)))
     if architecture in ("PanopticFPN", "SemanticSegmentor") and trains_on_objects:
         raise UserError(f"{reason}, but a file of objects in COCO's format labels no pixels; choose GeneralizedRCNN")
-    if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
-        raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
 
 def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
@@ -83,13 +81,13 @@ def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any
             )
 
 
-def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> data.Classes:
+def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
     """Read the class names of the detector that is evaluated or trained further, under the file that records them.
 
     Returns {} for a new training, and for a detector whose folder does not record its classes.
     """
     folder = Path(cfg.MODEL.WEIGHTS).parent if eval_only else Path(cfg.OUTPUT_DIR)
-    file = folder / data.CLASSES
+    file = folder / CLASSES
     is_recorded = file.is_file() and stage_of(folder) == "transfer" and (eval_only or has_checkpoint(folder))
     return {str(file): read_json(file, list)} if is_recorded else {}
 

@@ -6,23 +6,19 @@ An `Engine` supplies a model, a solver, data and an evaluation; everything else 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
+from torch import nn
 from tqdm.auto import tqdm
 
 from pretrain.common import distributed
 from pretrain.common.config.yaml_io import get
 from pretrain.common.device import describe
-from pretrain.common.distributed import AgreedStop, average_gradients, data_parallel, on_first_rank
+from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, remove
 from pretrain.common.interrupt import Stopped
@@ -37,7 +33,7 @@ from .batch_norm import estimate_frozen_bn, precise_bn
 from .coco.results import Metrics, flatten_metrics
 from .config import dump
 from .engine import Engine
-from .samplers import ModelInput, derive_seed
+from .step import diverged, run_step
 from .trainer import LOG_PERIOD, Trainer
 from .weights.load import Weights, check_config, load_weights
 
@@ -226,83 +222,13 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
                 raise Stopped(reason)
         trainer.iter = end
     except FloatingPointError as error:  # raised by Detectron2's proposal generator
-        raise _diverged(f": {one_line(error)}") from error
+        raise diverged(f": {one_line(error)}") from error
     finally:
         trainer.call_hooks("after_train")
     num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())
     if num_skipped:
         log.info(summary(num_skipped, end))
     return results
-
-
-def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:
-    """Run one iteration: data, losses, gradients, update."""
-    cfg = trainer.cfg
-    scaler = trainer.scaler
-    trainer.iter = trainer.storage.iter = iteration
-    trainer.call_hooks("before_step")
-    started = time.perf_counter()
-    batch = next(batches)
-    seconds_waited = time.perf_counter() - started
-    rate = trainer.schedule(iteration)
-    # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
-    torch.manual_seed(derive_seed(cfg.SEED, iteration, trainer.rank))
-    trainer.optimizer.zero_grad()
-    num_parts = get(cfg, "SOLVER.ACCUMULATE") or 1
-    losses = accumulate_losses(parallel, batch, num_parts, scaler.scale, trainer.precision)
-    total = torch.stack(list(losses.values())).sum()
-    scaler.scale(total).backward()
-    trainer.call_hooks("after_backward")
-    loss_scale = scaler.scale(torch.ones_like(total, dtype=torch.float32))
-    stacked = torch.stack([value.detach().float() for value in (*losses.values(), loss_scale)])
-    *values, loss_scale = distributed.mean_(stacked).tolist()  # the losses are read only here
-    means = dict(zip(losses, values, strict=True))
-    if not all(map(math.isfinite, values)):
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-        images = ", ".join(image["file_name"] for image in batch)
-        raise _diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
-    trainer.skipped.update(loss_scale, iteration)
-    if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
-        scaler.unscale_(trainer.optimizer)  # the optimizer's step clips
-    scaler.step(trainer.optimizer)
-    scaler.update()
-    seconds = {"time": time.perf_counter() - started, "data_time": seconds_waited}
-    trainer.window.append({"total_loss": sum(values), **means, **seconds})
-    trainer.call_hooks("after_step")
-    trainer.write_images()
-
-
-def accumulate_losses(
-    model: nn.Module,
-    batch: list[Any],
-    num_parts: int,
-    scale: Callable[[Tensor], Tensor],
-    precision: torch.dtype | None = None,
-) -> dict[str, Tensor]:
-    """Return the losses of ``num_parts`` micro-batches, averaged by their numbers of images.
-
-    The backward pass of all but the last has run: gradients must be zeroed before. Batch norm sees one micro-batch at
-    a time. A loss that is a mean over sampled boxes is computed per micro-batch.
-
-    Args:
-        model: a detector, or DistributedDataParallel around it; its gradients are averaged over ranks once.
-        scale: scales a loss, for fp16.
-        precision: autocast's data type; None for full precision.
-    """
-    device = next(model.parameters()).device.type
-    sums: dict[str, Tensor] = {}
-    for index in range(num_parts):
-        images = batch[len(batch) * index // num_parts : len(batch) * (index + 1) // num_parts]
-        is_last = index == num_parts - 1
-        weight = len(images) / len(batch)
-        with average_gradients(model, is_last):
-            with torch.autocast(device, precision) if precision else nullcontext():
-                losses = {name: loss * weight for name, loss in model(images).items()}
-            if not is_last:
-                scale(torch.stack(list(losses.values())).sum()).backward()
-                losses = {name: loss.detach() for name, loss in losses.items()}
-        sums = {name: loss + sums[name] if sums else loss for name, loss in losses.items()}
-    return sums
 
 
 def _finish(
@@ -338,7 +264,3 @@ def _finish(
     if trainer.rank == 0:
         remove(pending)
     return results
-
-
-def _diverged(what: str) -> UserError:
-    return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")

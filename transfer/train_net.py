@@ -20,8 +20,6 @@ import importlib.util
 import logging
 import os
 import shlex
-import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from transfer.coco.results import Results
     from transfer.weights.load import Weights
 
-_POLL_S = 1.0  # between two checks for a rank that has failed but does not exit
-_GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
 ENGINES = ("auto", "detectron2", "torchvision")
 log = logging.getLogger(__name__)
 
@@ -91,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine, cfg = resolve_config(args)
     _check_inputs(args, cfg)
     if "WORLD_SIZE" not in os.environ and args.num_gpus > 1:
-        launch(args, engine, cfg)
+        from transfer.distributed import launch
+
+        launch(args.num_gpus, run_rank, args, engine, cfg)
     else:
         run_rank(args, engine, cfg)
     if "RANK" not in os.environ and not args.eval_only:  # the launcher prints its own last line
@@ -186,56 +184,6 @@ def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
     preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # a resumed run does not need them
 
 
-def launch(args: argparse.Namespace, engine: str, cfg: CfgNode) -> None:
-    """Start the ranks, as Detectron2's `launch` does; raise a rank's mistake in one line.
-
-    A signal reaches every rank as a request to stop. torchrun also sends Ctrl-C on to ranks that have received it from
-    the terminal already, which makes them stop immediately, without a checkpoint.
-    """
-    import torch.multiprocessing as mp
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    messages = mp.get_context("spawn").SimpleQueue()
-    with interrupt.block_signals():  # the ranks start with signals blocked, which would kill them during their imports
-        words = (port, messages, args, engine, cfg)
-        ranks: Any = mp.start_processes(_rank_main, words, args.num_gpus, join=False)
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
-            signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
-    rank, mistake = None, None  # of the first failure: later errors may be consequences of it
-    try:
-        while not ranks.join(timeout=_POLL_S, grace_period=_GRACE_S):
-            if rank is None and not messages.empty():
-                rank, mistake = messages.get()
-                ranks.join(timeout=_GRACE_S, grace_period=_GRACE_S)
-                ranks.processes[rank].kill()  # it hangs at its exit
-    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
-        if rank is None and not messages.empty():
-            rank, mistake = messages.get()
-        raise (mistake or error) from error
-
-
-def _rank_main(rank: int, port: int, messages: Any, args: argparse.Namespace, engine: str, cfg: CfgNode) -> None:
-    import torch
-
-    world = str(args.num_gpus)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    if not torch.cuda.is_available():
-        torch.set_num_threads(max(1, torch.get_num_threads() // args.num_gpus))
-    interrupt.install_handlers()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # see launch
-    try:
-        run_rank(args, engine, cfg)
-    except (UserError, Stopped, KeyboardInterrupt) as error:
-        messages.put((rank, error))
-        raise SystemExit(1) from error
-    except Exception:
-        messages.put((rank, None))  # torch passes its traceback on
-        raise
-
-
 def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
@@ -272,13 +220,14 @@ def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
     """Check the data sets and that their classes are those that the run folder records; a training records them."""
     from transfer import preflight
     from transfer.coco import data
+    from transfer.coco.classes import CLASSES
 
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
-        log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {data.CLASSES}: its classes are not compared with the data")
+        log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
     classes = data.prepare(cfg, preflight.data_names(cfg, eval_only), recorded)
     if not eval_only:
-        write_json(Path(cfg.OUTPUT_DIR) / data.CLASSES, classes)
+        write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
 
 
 def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:

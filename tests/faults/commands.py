@@ -39,7 +39,7 @@ class Commands:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED.split())
+        self._context.set_forkserver_preload(list(map(str, _PRELOADED.split())))
         (folder / "sitecustomize.py").write_text("from tests.faults import injection\n\ninjection.read_rule()\n")
 
     def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
@@ -52,7 +52,7 @@ class Commands:
         )
         process.start()
         process.join(timeout)
-        if process.exitcode is None:
+        if process.exitcode is None and process.pid is not None:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
             return Ended(None, output.read_text(errors="replace"))
@@ -99,8 +99,8 @@ def _run_main(module: str, words: list[str], folder: Path, output: Path, injecto
         run_command_line(importlib.import_module(module).main)
     except SystemExit as error:
         status = error.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     injector.write_report()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -118,7 +118,7 @@ def newest(folder: Path) -> tuple[int, str]:
     if found := checkpoint.load_latest(run):
         name = f"from {found[0].name} " if "steps_per_epoch" in found[1] else ""
         return found[1]["step"], f"resumed {name}at step {found[1]['step']} of "
-    if found := checkpoints.load_newest(run, evaluating=True):
+    if found := checkpoints.load_newest_on_all_ranks(run):
         return found[1]["iteration"] + 1, f"resuming from {found[0]}\n"
     return 0, ""
 

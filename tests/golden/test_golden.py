@@ -80,10 +80,10 @@ def test_a_detector_resumes_and_is_evaluated(tmp_path):
     cfg = tiny_coco.config(tmp_path, "unused", **sizes)
     model = build_model(cfg, torch.device("cpu"))
     shutil.copy(GOLDEN / "detector.pth", tmp_path / "model_final.pth")
-    found = checkpoints.load_newest(tmp_path)
-    assert found is not None and found[1]["iteration"] == 3
-    model.load_state_dict(found[1]["model"], strict=True)
-    build_optimizer(cfg, model).load_state_dict(found[1]["optimizer"])
+    newest = checkpoints.load_newest(tmp_path)
+    assert newest is not None and newest[1]["iteration"] == 3
+    model.load_state_dict(newest[1]["model"], strict=True)
+    build_optimizer(cfg, model).load_state_dict(newest[1]["optimizer"])
     weights = read_weights(GOLDEN / "detector.pth").state
     assert weights.keys() == model.state_dict().keys()
     assert weights["roi_heads.box_predictor.cls_score.bias"].tolist() == pytest.approx(

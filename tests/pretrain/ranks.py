@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu")
     )
 
 
-def start(function: Callable, *args) -> multiprocessing.process.BaseProcess:
+def start(function: Callable, *args) -> BaseProcess:
     """Starts ``function(*args)`` in another process."""
     process = multiprocessing.get_context(START_METHOD).Process(target=_call, args=(function, args, tiny.in_use()))
     process.start()

@@ -8,6 +8,7 @@ own BN statistics.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
     """Unit vectors of the images, whose parts have their own BN statistics."""
     for module in encoder.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.groups = 1  # of this project's encoder: no groups
+            module.groups = 1  # type: ignore[assignment]  # of this project's encoder: no groups
     return torch.cat([F.normalize(encoder(part), dim=1) for part in images.chunk(GROUPS)])
 
 
@@ -68,7 +69,7 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
     cfg = load_config(None, [*COMMON.split(), *(str(word) for item in method.items() for word in item)])
     run = build_state(cfg)
-    objective = run.objective
+    objective: Any = run.objective
     f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0
     velocities = [torch.zeros_like(p) for p in f.parameters()]

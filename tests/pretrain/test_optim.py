@@ -22,7 +22,7 @@ def _model() -> nn.Linear:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]  # unknown to type checkers
     torch.use_deterministic_algorithms(True)  # uninitialized memory is filled with NaN
     try:
         results = []

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +45,12 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
         image_files.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step
 
-    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
         if rank == 1 and number == 5:
             FAULTS[fault]()
         real(self, loss, number, *more)
 
-    TrainingMonitor.step = step
+    TrainingMonitor.step = step  # type: ignore[method-assign]
     ended = "complete"
     try:
         run(images, output / "run")
@@ -96,7 +97,7 @@ def _until(images: Path, output: Path, last: int) -> None:
     """Resumes the run and stops it after step ``last``."""
     real = TrainingMonitor.step
 
-    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
         if number >= last - (1 if torch.distributed.is_initialized() else 0):  # agreed on one step later
             interrupt.request_stop("enough")
         real(self, loss, number, *more)

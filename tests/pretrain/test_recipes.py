@@ -1,6 +1,7 @@
 """Every recipe takes two steps in a smoke form: a small network on tiny images, on the same code path."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = Path(__file__).parents[2] / "configs"
 FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/densecl_R18_scenes.yaml"]
 FILES += [ROOT / "examples/own_images_R50.yaml"]
-RECIPES = [pytest.param(path, [], id=path.stem) for path in FILES]
+RECIPES: list[Any] = [pytest.param(path, [], id=path.stem) for path in FILES]
 RECIPES += [
     pytest.param(stages.recipe_of(name), overrides, id=name)
     for name in METHODS

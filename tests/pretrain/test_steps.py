@@ -1,6 +1,7 @@
 """A step of each kind of objective: the same numbers on one process and on several with the same BN groups."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,8 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
         loss, _ = training_step(run, batch, step)
         out[f"loss{step}"] = distributed.mean_(loss)
         if step == 0:
-            out |= {f"grad.{name}": p.grad.clone() for name, p in run.objective.encoder.named_parameters()}
+            gradients: dict[str, Any] = {name: p.grad for name, p in run.objective.encoder.named_parameters()}
+            out |= {f"grad.{name}": gradient.clone() for name, gradient in gradients.items()}
     return out | {f"end.{name}": value.clone() for name, value in run.objective.model.state_dict().items()}
 
 

@@ -60,7 +60,9 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
     changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
-    assert sorted(results["recipe_changes"]) == changes == sorted(checkpoint.load_latest(out)[1]["recipe_changes"])
+    newest = checkpoint.load_latest(out)
+    assert newest is not None
+    assert sorted(results["recipe_changes"]) == changes == sorted(newest[1]["recipe_changes"])
     assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))
     assert lines(out, "loss")[6]["lr"] < 0.01 and f"changed after {changes[1]}" in (out / "log.txt").read_text()
     assert "BASE_LR: 0.01" in (out / "config.yaml").read_text()

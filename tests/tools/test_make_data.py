@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -107,11 +108,11 @@ def test_train_and_val_digits_are_disjoint():
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_digits_as_coco(digits: Path, split: str):
-    coco = COCO(str(digits / "coco" / "annotations" / f"instances_{split}.json"))
+    coco: Any = COCO(str(digits / "coco" / "annotations" / f"instances_{split}.json"))
     assert [c["name"] for c in coco.loadCats(sorted(coco.getCatIds()))] == [str(i) for i in range(10)]
     assert len(coco.getImgIds()) == {"train": 12, "val": 6}[split]
     for image in coco.loadImgs(coco.getImgIds()):
-        pixels = cv2.imread(str(digits / "coco" / split / image["file_name"]), cv2.IMREAD_GRAYSCALE)
+        pixels: Any = cv2.imread(str(digits / "coco" / split / image["file_name"]), cv2.IMREAD_GRAYSCALE)
         assert pixels.shape == (image["height"], image["width"])
         annotations = coco.loadAnns(coco.getAnnIds(image["id"]))
         assert 2 <= len(annotations) <= 5
@@ -131,7 +132,7 @@ def check_record(annotation: dict, mask: np.ndarray) -> None:
 
 
 def test_people(people: Path):
-    coco = COCO(str(people / "coco" / "annotations" / "keypoints_train.json"))
+    coco: Any = COCO(str(people / "coco" / "annotations" / "keypoints_train.json"))
     category = coco.loadCats([1])[0]
     assert category["keypoints"] == KEYPOINTS and len(KEYPOINTS) == 17 and len(category["skeleton"]) == 19
     annotations = coco.loadAnns(coco.getAnnIds())

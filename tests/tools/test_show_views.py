@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,7 +20,7 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     out = tmp_path / "out.png"
     words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2", "--seed", "4"]
     show_views.main([*words, "--epoch", "1", "--output", str(out)])
-    picture = cv2.cvtColor(cv2.imread(str(out)), cv2.COLOR_BGR2RGB)
+    picture: Any = cv2.imread(str(out), cv2.IMREAD_COLOR_RGB)
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")
     np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_every_record_is_in_one_part(tmp_path: Path, val: str, count: int, capsy
 def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> None:
     rng = np.random.default_rng(seed)
     has_NC = rng.random((500, 12)) < np.geomspace(0.5, 0.01, 12)
-    classes_of = {n: set(np.flatnonzero(row).tolist()) for n, row in enumerate(has_NC)}
+    classes_of: dict[Any, set[int]] = {n: set(np.flatnonzero(row).tolist()) for n, row in enumerate(has_NC)}
     chosen = stratify(classes_of, 100, seed)
     assert len(chosen) == 100 and chosen == stratify(classes_of, 100, seed) != stratify(classes_of, 100, seed + 1)
 

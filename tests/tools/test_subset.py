@@ -19,8 +19,8 @@ from transfer.config import load_config
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.fixture
-def annotations(tmp_path: Path) -> Path:
+@pytest.fixture(name="annotations")
+def write_annotations(tmp_path: Path) -> Path:
     """40 images, of which every fourth has no annotation."""
     images = [{"id": 3 * n + 1, "file_name": f"{n}.png", "height": 8, "width": 8} for n in range(40)]
     record = {"category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.errors import refused
 from tests.transfer.test_train_net import ENGINES, work
-from transfer.train import accumulate_losses
+from transfer.step import accumulate_losses
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -36,7 +36,7 @@ class Toy(nn.Module):
 def gradient(count: int, images: list[Tensor], factor: float = 1.0) -> tuple[Tensor, dict[str, float], list[int]]:
     toy = Toy()
     losses = accumulate_losses(toy, images, count, lambda loss: loss * factor)
-    (sum(losses.values()) * factor).backward()
+    (torch.stack([*losses.values()]).sum() * factor).backward()
     assert toy.weight.grad is not None
     return toy.weight.grad / factor, {name: loss.item() for name, loss in losses.items()}, toy.sizes
 

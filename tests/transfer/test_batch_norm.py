@@ -19,14 +19,14 @@ from transfer import batch_norm
 NORM = "backbone.bottom_up.stem.conv1.norm"
 
 
-def network(norm: type[nn.Module]) -> nn.Sequential:
+def network(norm: type[nn.Module]) -> Any:
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), norm(4))
-    for layer in layers:
-        if isinstance(layer, norm):
-            layer.weight.data.uniform_(0.5, 2)
-            layer.bias.data.normal_()
-    return layers
+    first: Any = norm(8)
+    second: Any = norm(4)
+    for layer in (first, second):
+        layer.weight.data.uniform_(0.5, 2)
+        layer.bias.data.normal_()
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), first, nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), second)
 
 
 def estimate(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
@@ -55,7 +55,8 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
     """The first norm's statistics are those of all its inputs together, though the batches differ in size; norms that
     are trained, and those outside the backbone, keep theirs.
     """
-    backbone, head = network(FrozenBatchNorm2d).append(nn.BatchNorm2d(4)), FrozenBatchNorm2d(4)
+    backbone = network(FrozenBatchNorm2d).append(nn.BatchNorm2d(4))
+    head: Any = FrozenBatchNorm2d(4)
     estimate(nn.Sequential(backbone, head).train(), BATCHES, backbone)
     inputs = torch.cat([backbone[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
     torch.testing.assert_close(backbone[1].running_mean, inputs.mean(1))
@@ -65,7 +66,7 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
 
 
 def test_a_stop_changes_nothing() -> None:
-    frozen: Any = network(FrozenBatchNorm2d)
+    frozen = network(FrozenBatchNorm2d)
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,15 +114,15 @@ def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     for name in a:
         assert a[name].item() == pytest.approx(b[name].item(), abs=1e-4, rel=1e-4), name
         assert a[name].item() > 0, name
-    sum(a.values()).backward()
-    sum(b.values()).backward()
+    torch.stack([*a.values()]).sum().backward()
+    torch.stack([*b.values()]).sum().backward()
     grads = dict(their_model.named_parameters())
     for name, parameter in zip(our_model.state_dict(), our_model.state_dict(keep_vars=True).values(), strict=True):
         if isinstance(parameter, torch.nn.Parameter):
-            expected = grads[name].grad
-            assert torch.allclose(
-                parameter.grad, expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item() + 1e-7
-            ), name
+            actual: Any = parameter.grad
+            expected: Any = grads[name].grad
+            atol = 1e-3 * expected.abs().max().item() + 1e-7
+            assert torch.allclose(actual, expected, rtol=1e-2, atol=atol), name
 
 
 @pytest.mark.parametrize(("kind", "depth"), CASES)
@@ -134,7 +135,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     mapper = build_mapper(ours, False)
     for record in [mapper(records[i], (0, i)) for i in range(3)]:
         with torch.no_grad():
-            our_results = to_coco(our_model([record])[0], record, list(range(len(ids))))
+            our_results: list[Any] = to_coco(our_model([record])[0], record, list(range(len(ids))))
             their_results = instances_to_coco_json(their_model([record])[0]["instances"], record["image_id"])
         assert len(our_results) == len(their_results) > 5
         for a, b in zip(our_results, their_results, strict=True):

@@ -41,17 +41,6 @@ def test_detectors_without_ap_and_without_their_labels(
         check()
 
 
-@pytest.mark.detectron2
-def test_deformable_convolutions_need_compiled_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"MODEL__RESNETS__DEFORM_ON_PER_STAGE": [False, True, True, True]}
-    cfg = tiny_coco.config(Path("out"), "coco_2017_val", **keys)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    preflight.check_engine(cfg, "detectron2", eval_only=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check = lambda: preflight.check_engine(cfg, "detectron2", eval_only=False)  # noqa: E731
-    refused(check, "MODEL.RESNETS.DEFORM_ON_PER_STAGE", "build")
-
-
 def test_every_data_set_has_its_file_of_proposals(tmp_path: Path) -> None:
     name, file = tiny_coco.write(tmp_path / "data"), tmp_path / "boxes.pkl"
     keys = {"MODEL__LOAD_PROPOSALS": True, "DATASETS__PROPOSAL_FILES_TRAIN": ("https://x.org/a.pkl",)}

@@ -16,24 +16,13 @@ from transfer.weights.load import read_weights
 
 def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: Path) -> None:
     """Of a JCL with a dense head."""
-    run(
-        images,
-        tmp_path / "run",
-        "METHOD.DENSE_WEIGHT",
-        "0.5",
-        "MODEL.STEM",
-        "imagenet",
-        "SOLVER.EPOCHS",
-        "1",
-        "SEED",
-        "3",
-    )
+    words = "METHOD.DENSE_WEIGHT 0.5 MODEL.STEM imagenet SOLVER.EPOCHS 1 SEED 3"
+    run(images, tmp_path / "run", *words.split())
     convert(tmp_path / "run", tmp_path / "w.pth", encoder="key")
     name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
     keys = {"MODEL__WEIGHTS": str(tmp_path / "w.pth"), "SOLVER__MAX_ITER": 1}
-    words = tiny_coco.command(tmp_path, f"{name}:skip_bad", "torchvision", **keys)
-    results = tiny_coco.fine_tune(words)
+    results = tiny_coco.fine_tune(tiny_coco.command(tmp_path, f"{name}:skip_bad", "torchvision", **keys))
     # Data are named as the user named them, wherever the run folder keeps the copy without the bad records.
     assert results["protocol"]["train"] == results["protocol"]["test"] == [f"{name}:skip_bad"]
     assert list(results["datasets"]) == [f"{name}:skip_bad"] and f"{tmp_path}/out/datasets" not in results["config"]
@@ -44,12 +33,12 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     assert len(evaluated["fine_tuned_on"]) == 1
 
     done = convert(tmp_path / "out", tmp_path / "plain.pth", to_torchvision=True)
-    found = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
-    for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
+    reread = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
+    for provenance, source in ((done.provenance, "model_final.pth"), (reread, "plain.pth")):
         assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 1, first["config"])
         assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1
         assert provenance["source"] == source
-    assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
+    assert (done.provenance["earlier_source"], reread["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
     shown = render_markdown(report.gather([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another

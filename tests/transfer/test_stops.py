@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import json
 import os
@@ -11,17 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import multiprocessing
 
 from pretrain.common import interrupt
-from tests.transfer.test_train_net import ENGINES, PLACES, stop_in, words, work
-from transfer import train_net
-from transfer.train_net import _rank_main as rank_main
+from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
+from transfer import distributed
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -42,18 +38,13 @@ def recorded(out: Path) -> dict[int, dict[str, float]]:
 def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    keys = {
-        "SOLVER__MAX_ITER": 3,
-        "TEST__EVAL_PERIOD": 2,
-        "TEST__PRECISE_BN__ENABLED": True,
-        "TEST__PRECISE_BN__NUM_ITER": 2,
-    }
+    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2}
+    keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
-    precise_bn, evaluation = PLACES[engine]
     files: list[str] = []
-    for place, flags in ((precise_bn, ()), (evaluation, ("--resume",)), (evaluation, ("--resume",))):
+    for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:
             stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
             with pytest.raises(interrupt.Stopped, match="SIGTERM"):
@@ -89,30 +80,24 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     last = "stopped by SIGTERM; a checkpoint is written; run the same command with --resume"
     assert run.returncode == 130 and errors.splitlines()[-1] == last, errors
     assert "Traceback" not in errors
-    (found,) = (tmp_path / "out").glob("model_*.pth")
-    assert torch.load(found, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
+    (checkpoint,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(checkpoint, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
 
 
-def _fail_and_hang(rank: int, *arguments: Any) -> None:
+def _fail_and_hang() -> None:
     """Rank 1 fails, and hangs at its exit, as nccl may; the other would wait for an hour."""
-
-    def work(*_: Any) -> None:
-        if rank == 1:
-            raise RuntimeError("rank 1 cannot go on")
-        time.sleep(3600)
-
     atexit.register(time.sleep, 3600)
-    train_net.run_rank = work
-    rank_main(rank, *arguments)
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("rank 1 cannot go on")
+    time.sleep(3600)
 
 
 def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_net, "_rank_main", _fail_and_hang)
-    monkeypatch.setattr(train_net, "_GRACE_S", 0.5)
+    monkeypatch.setattr(distributed, "_GRACE_S", 0.5)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(multiprocessing.ProcessRaisedException, match="rank 1 cannot go on"):
-            train_net.launch(argparse.Namespace(num_gpus=2), "", CfgNode())
+            distributed.launch(2, _fail_and_hang)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -45,10 +45,8 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
     return tiny_coco.fine_tune(words(folder, engine, *flags, **keys))
 
 
-PLACES = {  # the functions that last long, where each engine looks them up
-    "torchvision": ("transfer.batch_norm.update_bn_stats", "transfer.engine.run_inference"),
-    "detectron2": ("transfer.batch_norm.update_bn_stats", "transfer.engine.run_inference"),
-}
+PRECISE_BN = "transfer.batch_norm.update_bn_stats"  # the functions that last long, where they are looked up
+EVALUATION = "transfer.engine.run_inference"
 
 
 def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
@@ -93,7 +91,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert again["schedule"] == trained["schedule"]  # the training's, whatever the command says
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
     with monkeypatch.context() as patch:
-        stop_in(patch, PLACES["torchvision"][1], 1)
+        stop_in(patch, EVALUATION, 1)
         with pytest.raises(interrupt.Stopped, match="SIGTERM") as caught:
             go("--eval-only", **final)
     interrupt.clear()

@@ -27,7 +27,7 @@ from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
-from transfer import batch_norm, checkpoints, train
+from transfer import batch_norm, checkpoints, step
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
@@ -93,8 +93,10 @@ def _batch_norm(rank: int) -> None:
     """Batch norm over two ranks equals that over one batch: outputs, gradients, running statistics."""
     images = torch.randn(3, 5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3 + 50
     rows = slice(0, 1) if rank == 0 else slice(1, 3)
-    whole, part = images.clone().requires_grad_(), images[rows].clone().requires_grad_()
-    norm, sync_norm = nn.BatchNorm2d(5), ProcessSyncBatchNorm(5)
+    whole: Any = images.clone().requires_grad_()
+    part: Any = images[rows].clone().requires_grad_()
+    norm: Any = nn.BatchNorm2d(5)
+    sync_norm: Any = ProcessSyncBatchNorm(5)
     expected, actual = norm(whole), sync_norm(part)
     (expected**3).sum().backward()
     (actual**3).sum().backward()
@@ -109,7 +111,7 @@ def _batch_norm(rank: int) -> None:
 
 
 def _pool_statistics(rank: int) -> None:
-    norm = nn.BatchNorm2d(3)
+    norm: Any = nn.BatchNorm2d(3)
     norm.running_mean.fill_(1.0 + 2 * rank)
     norm.running_var.fill_(4.0 - 2 * rank)
     batch_norm.pool_batch_norm([norm])
@@ -155,7 +157,8 @@ def _average_gradients_once(rank: int) -> None:
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
-    sum(train.accumulate_losses(parallel, images, 3, lambda loss: loss).values()).backward()
+    losses = step.accumulate_losses(parallel, images, 3, lambda loss: loss)
+    torch.stack([*losses.values()]).sum().backward()
     whole, *_ = accumulate.gradient(1, accumulate.IMAGES[:6])
     torch.testing.assert_close(toy.weight.grad, whole)
     assert len(reduced) == 1

@@ -33,7 +33,11 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
             crowd = number == 2 and slot == 1
-            record = {"id": len(annotations) + 1, "image_id": number, "category_id": category * 7}  # ids with gaps
+            record: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": category * 7,
+            }  # ids with gaps
             record |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": int(crowd)}
             record["segmentation"] = _rle(polygon, height, width) if rle or crowd else [polygon]
             annotations.append(record)
@@ -65,7 +69,8 @@ def edit(name: str, change: Callable[[dict[str, Any]], object]) -> dict[str, Any
 def _rle(polygon: list[float], height: int, width: int) -> dict:
     from pycocotools import mask as coco_mask
 
-    rle = coco_mask.merge(coco_mask.frPyObjects([polygon], height, width))
+    polygons: Any = [polygon]  # which pycocotools' stubs lack
+    rle: Any = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
     return {"size": [height, width], "counts": rle["counts"].decode()}
 
 
@@ -108,10 +113,10 @@ def words(keys: dict) -> list[str]:
 
 def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
     """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
     own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    keys = words(MODEL_KEYS | own | short | given)
+    keys = words(MODEL_KEYS | own | short | overrides)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
 
 
@@ -123,9 +128,9 @@ def fine_tune(argv: list[str]) -> dict[str, Any]:
 
 def config(folder: Path, name: str, **keys) -> CfgNode:
     """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
-    return load_config(BASE, words(MODEL_KEYS | data | given))
+    return load_config(BASE, words(MODEL_KEYS | data | overrides))
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:

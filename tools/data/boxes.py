@@ -19,7 +19,7 @@ from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import open_upright
 from pretrain.data.folders import images_below
-from transfer.coco.check import read_upright_size
+from transfer.coco.image_sizes import read_upright_size
 
 # Class (VOC: its name, YOLO: its index), box (x, y, width, height in pixels) and further fields of the record.
 _Object = tuple[Any, list[float], dict[str, Any]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config.yaml_io import flatten, parse_yaml
-from transfer.config import FREE_ANYWHERE, OWN, flatten_table
+from transfer.config import FREE_ANYWHERE, OWN
 
 from .files import Run
 
@@ -196,7 +196,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
     summary = results["protocol"]
     engine = results["engine"]
     # A config contains this project's own keys only where it sets them.
-    config = flatten_table(OWN) | dict(flatten(parse_yaml(results["config"])))
+    config = OWN | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
     for test, tasks in results["datasets"].items():
         metrics = {

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from PIL import ExifTags, Image
 from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import one_line
 from pretrain.common.images import CorruptImage, open_upright
+
+from .image_sizes import read_upright_sizes
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 SMALL = 4  # pixels; a detector with FPN sees features of 4 x 4 pixels at best
@@ -88,7 +87,7 @@ class _RecordChecker:
         self.categories: set[Any] = set()  # the good ones
         names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
         paths = [] if images is None else [os.path.join(images, name) for name in names]
-        self.files = _read_upright_sizes(paths, rules.decode)
+        self.files = read_upright_sizes(paths, rules.decode)
 
     def find_problem(self, section: str, record: Any) -> str:
         if section == "images":
@@ -155,33 +154,6 @@ class _Ids:
         if not isinstance(value, str if self.are_text else (int, float)):
             return f"id {short(value)} is not {'text' if self.are_text else 'a number'} like most ids"
         return "duplicate id" if self.counts[repr(value)] > 1 else ""
-
-
-def _read_upright_sizes(paths: Sequence[str], decode: bool) -> dict[str, tuple[int, int] | None]:
-    """Call `read_upright_size` in threads, because a network disk takes milliseconds to open a file."""
-    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(8) as pool:  # Pillow warns of odd EXIF data
-        return dict(zip(paths, pool.map(lambda path: read_upright_size(path, decode=decode), paths), strict=True))
-
-
-def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
-    """Read an image's width and height after its EXIF rotation.
-
-    Returns None if the file looks damaged or unusual: `open_upright` decides about it.
-
-    Args:
-        decode: decode the image. Otherwise only the header and the end of a JPEG or PNG are read, which takes 0.1 ms
-            on a local disk.
-    """
-    with contextlib.suppress(Exception), open(path, "rb") as file:
-        file.seek(-8, os.SEEK_END)
-        is_complete = file.read().endswith((b"\xff\xd9", b"IEND\xaeB`\x82"))  # a JPEG's end, a PNG's
-        image = Image.open(file)
-        is_usual = image.width * image.height < 2**26 and image.mode not in ("F", "I")
-        if is_usual and (decode or not is_complete):
-            image.load()
-        has_exif = image.format != "PNG" or "exif" in image.info  # Pillow would decode a PNG to look for it
-        is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return ((image.height, image.width) if is_turned else image.size) if is_usual else None
 
 
 def drop_bad(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:

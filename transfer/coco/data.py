@@ -22,12 +22,11 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, did_you_mean, shorten_list
 from pretrain.common.files import atomic_write, existing_file, read_json
 
-from ..config import classes_key
 from . import catalog, check
+from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
 from .keypoints import is_flippable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -43,8 +42,6 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
     "person_keypoints_val2017.json": 10_020_657,
 }
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
-CLASSES = "classes.json"  # in a run folder: the names of the detector's classes, in the order of its labels
-Classes = Mapping[str, Sequence[str]]  # a data set's name, or the path of a run's `CLASSES` -> names of its categories
 log = logging.getLogger(__name__)
 
 
@@ -161,7 +158,7 @@ def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None)
             copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
             classes[name] = catalog.prepare(name, copy)
         elif data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
-            classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else _read_coco_names()
+            classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else read_coco_names()
         else:
             content = _prepare_records(data_set, cfg)
             classes[name] = category_names(content)
@@ -187,41 +184,6 @@ def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = N
             content, _ = _read_good_records(data_set, cfg, decode=False)
             classes[name] = category_names(content)
     check_classes(cfg, classes)
-
-
-def category_names(content: Mapping[str, Any]) -> list[str]:
-    """Return the categories' names in the order of their ids, which is the order of the detector's labels."""
-    return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
-
-
-def check_same_categories(classes: Classes, remedy: str = "give both the same categories in the same order") -> None:
-    """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
-    if not classes:
-        return
-    (first, expected), *others = classes.items()
-    for name, labels in others:
-        if len(labels) != len(expected):
-            (small, few), (large, many) = sorted([(first, expected), (name, labels)], key=lambda item: len(item[1]))
-            extra = shorten_list([repr(label) for label in many if label not in few])
-            raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
-        for n, (a, b) in enumerate(zip(expected, labels, strict=True), 1):
-            if a != b:
-                raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
-
-
-def check_classes(cfg: CfgNode, classes: Classes) -> None:
-    """Check that a label means the same in all data sets, and that the detector has as many classes.
-
-    Raises:
-        UserError: two data sets differ, or the number of classes does.
-    """
-    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
-        return
-    check_same_categories(classes)
-    key = classes_key(cfg)
-    for name, labels in classes.items():
-        if len(labels) != get(cfg, key):
-            raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
 
 
 def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
@@ -330,11 +292,3 @@ def read(annotations: str | Path) -> dict[str, Any]:
         if not isinstance(content.get(section), list):
             raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(check.SECTIONS)}")
     return content
-
-
-def _read_coco_names() -> list[str]:
-    """Return the names of COCO's 80 categories, without reading its large files."""
-    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # slow to import
-
-    names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-    return [name for name in names if name not in ("__background__", "N/A")]

@@ -86,10 +86,7 @@ def predictions_file(name: str) -> str:
 
 
 def evaluate(
-    content: Mapping[str, Any],
-    predictions: Sequence[Detection],
-    tasks: Sequence[str],
-    oks_sigmas: Sequence[float] = (),
+    content: Mapping[str, Any], predictions: Sequence[Detection], tasks: Sequence[str], oks_sigmas: Sequence[float] = ()
 ) -> Metrics:
     """Compute COCO's metrics.
 

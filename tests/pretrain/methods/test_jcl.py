@@ -18,8 +18,8 @@ LAMBDAS = st.floats(0.0, 10.0)
 
 def explicit_covariance(keys_MD: Tensor) -> tuple[Tensor, Tensor]:
     """Lines 7 to 9 of Algorithm 1: mean (D,) and covariance (D, D) of one query's keys."""
-    mean = sum(keys_MD) / len(keys_MD)
-    return mean, sum(torch.outer(k - mean, k - mean) for k in keys_MD) / len(keys_MD)
+    mean = keys_MD.mean(0)
+    return mean, torch.stack([torch.outer(k - mean, k - mean) for k in keys_MD]).mean(0)
 
 
 def oracle(case: QueueCase, temperature: float, lambda_: float) -> float:

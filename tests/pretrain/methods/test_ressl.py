@@ -28,4 +28,6 @@ def test_loss_is_the_equation(seed: int, tau: float, tau_m: float):
 
 def test_what_is_enqueued():
     q, keys, queue = queue_case(3)
-    assert torch.equal(ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).enqueue_ND, keys[0])
+    torch.testing.assert_close(
+        ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).enqueue_ND, keys[0], rtol=0, atol=0
+    )

@@ -44,6 +44,7 @@ def test_gradient_is_lemma_1s(seed: int, temperature: float):
         expected = torch.zeros_like(z[i])
         if positive.any():
             expected = (share - positive / positive.sum()) @ z / temperature / len(anchors)
+        assert anchors.grad is not None
         torch.testing.assert_close(anchors.grad[row], expected)
 
 

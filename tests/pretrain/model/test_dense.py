@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -50,20 +51,22 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
 
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
     dense, plain = build_state(config("jcl", *DENSE)), build_state(config("jcl"))
-    queue = dense.objective.model.dense_negatives.queue.clone()
+    objective: Any = dense.objective
+    queue = objective.model.dense_negatives.queue.clone()
     loss, metrics = training_step(dense, batch_of(4), 0)
     alone, _ = training_step(plain, batch_of(4), 0)
     torch.testing.assert_close(loss, 0.5 * alone + 0.5 * metrics["dense_loss"])
-    after = dense.objective.model.dense_negatives.queue
+    after = objective.model.dense_negatives.queue
     assert (after[:, 8:] == queue[:, 8:]).all() and (after[:, :8] != queue[:, :8]).all()
     assert (after[:, :8].norm(dim=0) <= 1 + 1e-5).all()
-    assert dense.objective.encoder.dense[0].weight.grad.abs().sum() > 0
+    assert objective.encoder.dense[0].weight.grad.abs().sum() > 0
 
 
 def test_weight_0_is_the_method_to_the_last_bit_even_where_the_dense_loss_is_not_finite():
     dense, plain = build_state(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), build_state(config("jcl"))
+    objective: Any = dense.objective
     with torch.no_grad():
-        dense.objective.model.dense_negatives.queue.fill_(torch.nan)
+        objective.model.dense_negatives.queue.fill_(torch.nan)
     for step in range(2):
         assert training_step(dense, batch_of(4, step), step)[0] == training_step(plain, batch_of(4, step), step)[0]
     state = dense.objective.model.state_dict()
@@ -93,7 +96,8 @@ def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_pat
 def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("re-seeded"))
     torch.default_generator.manual_seed(0)
-    one, two = build_backbone("resnet18"), build_backbone("resnet18")
+    one: Any = build_backbone("resnet18")
+    two: Any = build_backbone("resnet18")
     before = torch.get_rng_state()
     heads = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (one, two)]
     assert torch.equal(before, torch.get_rng_state()) and torch.equal(heads[0][0].weight, heads[1][0].weight)

@@ -53,7 +53,7 @@ def test_grouped_bn_is_one_bn_per_group(groups, channels_last):
         other.load_state_dict(bn.state_dict())
     parts = x.chunk(groups)
     torch.testing.assert_close(bn(x), torch.cat([other(part) for other, part in zip(plain, parts, strict=True)]))
-    torch.testing.assert_close(bn.running_mean, torch.stack([p.running_mean for p in plain]).mean(0))
-    torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))
+    torch.testing.assert_close(bn.running_mean, torch.stack([p.get_buffer("running_mean") for p in plain]).mean(0))
+    torch.testing.assert_close(bn.running_var, torch.stack([p.get_buffer("running_var") for p in plain]).mean(0))
     assert bn.num_batches_tracked == 1
     torch.testing.assert_close(bn.eval()(x), F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias))

@@ -57,7 +57,9 @@ def _positions(train, data):
 
 
 def _load_heads(folder):
-    return checkpoint.load_latest(folder)[1]
+    newest = checkpoint.load_latest(folder)
+    assert newest is not None
+    return newest[1]
 
 
 def _assert_same_end(one, two):

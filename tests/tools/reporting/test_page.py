@@ -95,7 +95,7 @@ def test_each_run_has_its_origin_and_machine(runs: Path, source: str):
 def test_what_is_in_run_folders_is_text(source: str):
     elements: list[tuple[str, dict[str, Any]]] = []
     words: list[str] = []
-    parser = HTMLParser()
+    parser: Any = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: elements.append((tag, dict(attrs)))
     parser.handle_data = words.append
     parser.feed(source)

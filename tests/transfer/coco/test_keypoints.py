@@ -19,7 +19,7 @@ def content(names, **category):
 def test_pairs_are_found_by_name(words):
     names = words.split()
     pairs = flip_pairs(content(names))
-    assert pairs == [(names[1], names[2])] and flip_indices(names, pairs) == [0, 2, 1]
+    assert pairs is not None and pairs == [(names[1], names[2])] and flip_indices(names, pairs) == [0, 2, 1]
 
 
 def test_pairs_of_the_file_come_first():
@@ -39,12 +39,7 @@ def test_no_side_or_half_a_pair_is_unknown():
 
 @pytest.mark.parametrize(
     ("second", "known"),
-    [
-        ("beak left_wing right_wing", True),
-        ("left_eye right_eye nose", False),
-        ("beak tail head", False),
-        ("", True),
-    ],
+    [("beak left_wing right_wing", True), ("left_eye right_eye nose", False), ("beak tail head", False), ("", True)],
 )
 def test_all_categories_change_the_same_places(second, known):
     categories = [content(words.split())["categories"][0] for words in ("nose left_eye right_eye", second)]

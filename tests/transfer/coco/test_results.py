@@ -14,19 +14,19 @@ from tests.transfer import tiny_coco
 from transfer.coco import data, results
 
 
-def perfect(content: dict[str, Any]) -> list[dict[str, Any]]:
+def perfect(content: dict[str, Any]) -> list[Any]:
     from pycocotools import mask
 
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    found = []
+    detections = []
     for record in content["annotations"]:
         code = record["segmentation"]
         if isinstance(code, list):
-            code = mask.merge(mask.frPyObjects(code, *sizes[record["image_id"]]))
-            code = {"size": list(code["size"]), "counts": code["counts"].decode()}
+            rle: Any = mask.merge(mask.frPyObjects(code, *sizes[record["image_id"]]))
+            code = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
         kept = {k: record[k] for k in ("image_id", "category_id", "bbox", "keypoints") if k in record}
-        found.append({**kept, "segmentation": code, "score": 0.9})
-    return found
+        detections.append({**kept, "segmentation": code, "score": 0.9})
+    return detections
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def test_no_predictions_are_zeros_not_missing_rows(people: dict[str, Any]) -> No
 
 
 def test_a_shifted_box_counts_where_its_iou_suffices(things: dict[str, Any]) -> None:
-    found = perfect(things)
-    for record in found:
+    detections = perfect(things)
+    for record in detections:
         x, y, w, h = record["bbox"]
         record["bbox"] = [x + 0.26 * w, y, w, h]  # IoU 0.74 / 1.26 = 0.587: right at 0.50 and 0.55
-    metrics = results.evaluate(things, found, ["bbox"])["bbox"]
+    metrics = results.evaluate(things, detections, ["bbox"])["bbox"]
     assert metrics["AP50"] == pytest.approx(100) and metrics["AP75"] == 0
     assert metrics["AP"] == pytest.approx(20)
 
@@ -83,15 +83,15 @@ def test_other_keypoints_have_their_own_sigmas(people: dict[str, Any]) -> None:
 
 
 def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxs(people: dict[str, Any]) -> None:
-    found = perfect(people)
-    for record in found:
+    detections = perfect(people)
+    for record in detections:
         record["keypoints"] = [value + 0.1 * (index % 3 == 0) for index, value in enumerate(record["keypoints"])]
     scores = []
     for area in ({}, {"area": 0}, {"area": 0.25}):
         for record in people["annotations"]:
             record.pop("area", None)
             record |= area
-        scores.append(results.evaluate(people, found, ["keypoints"])["keypoints"]["AP"])
+        scores.append(results.evaluate(people, detections, ["keypoints"])["keypoints"]["AP"])
     assert scores == [scores[0]] * 3 and scores[0] == pytest.approx(100)
 
 
@@ -105,22 +105,23 @@ def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) ->
     from pycocotools.coco import COCO
 
     rng = np.random.default_rng(0)
-    found = perfect(people)
-    found = [{**r, "bbox": (np.array(r["bbox"]) + rng.normal(0, 3, 4)).clip(1).tolist()} for r in [*found, *found]]
-    for record in found:
+    detections = perfect(people)
+    detections: list[Any] = [dict(record) for record in [*detections, *detections]]
+    for record in detections:
+        record["bbox"] = (np.array(record["bbox"]) + rng.normal(0, 3, 4)).clip(1).tolist()
         record["score"] = float(rng.uniform())
         record["keypoints"] = (np.array(record["keypoints"]) + rng.normal(0, 1.5, 51)).tolist()
-    ours = results.evaluate(people, found, results.TASKS)
+    ours: Any = results.evaluate(people, detections, results.TASKS)
     (tmp_path / "a.json").write_text(json.dumps(people))
     with contextlib.redirect_stdout(io.StringIO()):
         for task in results.TASKS:
-            copied = json.loads(json.dumps(found))
+            copied = json.loads(json.dumps(detections))
             stats = _evaluate_predictions_on_coco(COCO(str(tmp_path / "a.json")), copied, task).stats
             names = (
                 ["AP", "AP50", "AP75", "APm", "APl"] if task == "keypoints" else ["AP", "AP50", "AP75", "APs", "APm"]
             )
-            wanted = [None if value < 0 else pytest.approx(100 * value) for value in stats[:5]]
-            assert [ours[task][name] for name in names] == wanted
+            expected = [None if value < 0 else pytest.approx(100 * value) for value in stats[:5]]
+            assert [ours[task][name] for name in names] == expected
             assert task == "segm" or 0 < ours[task]["AP"] < 100  # masks were not moved
 
 
@@ -128,16 +129,17 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     cfg = tiny_coco.config(tmp_path, "coco:a.json:b", MODEL__ROI_BOX_HEAD__NUM_CONV=4, SOLVER__MAX_ITER=90000)
     cfg.SOLVER.IMS_PER_BATCH = 16
     metrics = {"coco:a.json:b": results.evaluate(things, [], ["bbox"])}
-    given = {"path": "w.pth", "sha256": "ab", "provenance": {"method": "jcl"}}
+    weights = {"path": "w.pth", "sha256": "ab", "provenance": {"method": "jcl"}}
     predictions = results.predictions_file("coco:a.json:b")
     atomic_write(tmp_path / predictions, "[]")
     path = tmp_path / "results.json"
-    results.write_results(path, cfg, metrics, engine="torchvision", weights=given, iteration=5)
+    results.write_results(path, cfg, metrics, engine="torchvision", weights=weights, iteration=5)
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["metrics"]["bbox"]["AP"] == 0 and content["metrics"]["bbox"]["APl"] is None
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"
     assert content["predictions"] == {"coco:a.json:b": predictions}
-    assert content["weights"] == given and content["engine"]["name"] == "torchvision"
-    one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
+    assert content["weights"] == weights and content["engine"]["name"] == "torchvision"
+    one: dict[str, results.Metrics] = {"a": {"bbox": {"AP": 1.0}}}
+    two = one | {"b": {"bbox": {"AP": 2.0, "APl": None}}}
     assert results.flatten_metrics(one) == {"bbox/AP": 1.0} and results.flatten_metrics({}) == {}
     assert results.flatten_metrics(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}

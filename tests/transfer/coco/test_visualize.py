@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
@@ -15,6 +18,11 @@ def predictions_of(content) -> list[dict]:
     return [{k: v for k, v in a.items() if k not in ("id", "iscrowd")} | {"score": 0.9} for a in content["annotations"]]
 
 
+def read(path: Path) -> np.ndarray:
+    pixels: Any = cv2.imread(str(path))
+    return pixels.astype(int)
+
+
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     content = data.read(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
@@ -22,11 +30,12 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
     for picture, limit in ((written[0], 8), (written[5], 4)):  # two objects, whose labels differ by the score; none
-        canvas = cv2.imread(str(picture)).astype(int)
+        canvas = read(picture)
         half = canvas.shape[1] // 2
         assert np.abs(canvas[40:, : half - 4] - canvas[40:, half : 2 * half - 4]).mean() < limit
-        plain = cv2.imread(str(tmp_path / picture.name))
-        plain = cv2.resize(plain, (half - 4, 480), interpolation=cv2.INTER_CUBIC).astype(int)
+        plain = cv2.resize(
+            read(tmp_path / picture.name).astype(np.uint8), (half - 4, 480), interpolation=cv2.INTER_CUBIC
+        ).astype(int)
         difference = np.abs(canvas[28 + 110 :, : half - 4] - plain[110:]).mean()  # below the labels
         assert (difference > 3) == (picture is written[0])
 
@@ -38,7 +47,7 @@ def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
         for record in content["annotations"]:
             record["segmentation"] = segmentation
         visualize.draw(content, tmp_path, [], tmp_path / str(number), count=1)
-        pictures.append(cv2.imread(str(tmp_path / str(number) / "1.png")))
+        pictures.append(read(tmp_path / str(number) / "1.png"))
     assert (pictures[0] == pictures[1]).all() and (pictures[0] == pictures[2]).all()
 
 
@@ -50,7 +59,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     columns = {"all": truth, "none": [], "weak": [p | {"score": 0.1} for p in truth]}
     out = tmp_path / "out.png"
     visualize.compare(content, [first, second], tmp_path, columns, out)
-    canvas = cv2.imread(str(out)).astype(int)
+    canvas = read(out)
     side, title, gap = 360, 28, 4
     assert canvas.shape == (2 * (side + title), 4 * (side + gap), 3)
 

@@ -46,39 +46,17 @@ def write_lvis(root: Path, name: str) -> None:
             corners = [x, y, x + 40, y, x + 40, y + 30, x, y + 30]
             ImageDraw.Draw(picture).polygon(corners, fill=(255, 40, 40))
             picture.save(folder / f"{number:012}.jpg")
-            images.append(
-                {
-                    "id": number,
-                    "height": 64,
-                    "width": 96,
-                    "neg_category_ids": [3],
-                    "not_exhaustive_category_ids": [],
-                    "coco_url": f"http://images.cocodataset.org/{split}2017/{number:012}.jpg",
-                }
-            )
-            annotations.append(
-                {
-                    "id": number,
-                    "image_id": number,
-                    "category_id": 1 + number % 2,
-                    "area": 1200.0,
-                    "bbox": [x, y, 40, 30],
-                    "segmentation": [corners],
-                }
-            )
-        categories = [
-            {
-                "id": number,
-                "name": f"thing{number}",
-                "synset": f"thing{number}.n.01",
-                "synonyms": [f"thing{number}"],
-                "def": "a thing",
-                "frequency": frequency,
-                "image_count": 4,
-                "instance_count": 4,
-            }
-            for number, frequency in ((1, "f"), (2, "c"), (3, "c"))
-        ]
+            url = f"http://images.cocodataset.org/{split}2017/{number:012}.jpg"
+            image = {"id": number, "height": 64, "width": 96, "coco_url": url}
+            images.append(image | {"neg_category_ids": [3], "not_exhaustive_category_ids": []})
+            record = {"id": number, "image_id": number, "category_id": 1 + number % 2}
+            annotations.append(record | {"area": 1200.0, "bbox": [x, y, 40, 30], "segmentation": [corners]})
+        categories = []
+        for number, frequency in ((1, "f"), (2, "c"), (3, "c")):
+            thing = f"thing{number}"
+            category = {"id": number, "name": thing, "frequency": frequency, "synonyms": [thing]}
+            category |= {"synset": f"{thing}.n.01", "def": "a thing", "image_count": 4, "instance_count": 4}
+            categories.append(category)
         (root / "lvis").mkdir(exist_ok=True)
         content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
         (root / f"lvis/{name}_{split}.json").write_text(json.dumps(content))

@@ -14,7 +14,8 @@ from pretrain.common.errors import UserError
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import assert_equal_states, saved
-from transfer.train_net import launch, main, parse, resolve_config
+from transfer.distributed import launch
+from transfer.train_net import main, parse, resolve_config, run_rank
 from transfer.weights.convert import convert
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
@@ -109,7 +110,7 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="contains an earlier run"):  # raised by a rank, and again by its parent
-        launch(parse(words), *resolve_config(parse(words)))
+        launch(2, run_rank, parse(words), *resolve_config(parse(words)))
 
 
 def test_augmentation_at_test_time_is_added(

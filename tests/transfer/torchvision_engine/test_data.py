@@ -49,7 +49,7 @@ def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
 
 
 def test_records_come_back_as_they_were_packed():
-    plain = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
+    plain: list[Any] = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
     records = pickle.loads(pickle.dumps(data.Records(iter(plain))))  # as a worker that is not forked gets them
     assert len(records) == 5 and [record["file_name"] for record in records] == [image["file_name"] for image in plain]
     assert records[3]["annotations"][2]["box"].tolist() == [0, 1, 2]
@@ -74,7 +74,8 @@ def test_a_record_is_a_function_of_its_position_in_the_stream(tmp_path):
         len({(image["file_name"], *image["image"].shape, image["image"][0, 9, :9].sum().item()) for image in some(0)})
         > 10
     )
-    assert "target" not in TorchvisionEngine(cfg).test_images(images.records)[0, 0]
+    test_image: Any = TorchvisionEngine(cfg).test_images(images.records)[0, 0]
+    assert "target" not in test_image
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -32,7 +32,8 @@ def test_an_image_without_detections_has_no_results():
         "labels": torch.zeros(0, dtype=torch.long),
         "masks": torch.zeros(0, 28, 28),
     }
-    assert to_coco(nothing, {"image": torch.zeros(3, 8, 8), "height": 8, "width": 8, "image_id": 1}, [1]) == []
+    record: Any = {"image": torch.zeros(3, 8, 8), "height": 8, "width": 8, "image_id": 1}
+    assert to_coco(nothing, record, [1]) == []
 
 
 def test_results_are_in_the_original_image_and_cocos_format():
@@ -42,7 +43,8 @@ def test_results_are_in_the_original_image_and_cocos_format():
         "labels": torch.tensor([1, 0]),
         "keypoints": torch.tensor([[[20.0, 40.0, 0.7]], [[0.0, 0, 0]]]),
     }
-    record = {"image": torch.zeros(3, 80, 40), "height": 160, "width": 80, "image_id": 5}
+    record: Any = {"image": torch.zeros(3, 80, 40), "height": 160, "width": 80, "image_id": 5}
+    result: Any
     (result,) = to_coco(detections, record, [3, 9])  # the second box lies outside
     assert result["bbox"] == [20, 40, 40, 80]
     assert (result["category_id"], result["image_id"]) == (9, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torchvision.ops import FrozenBatchNorm2d
 
@@ -9,7 +11,7 @@ from transfer.torchvision_engine.layers import FrozenBatchNorm
 
 
 def test_frozen_batch_norm_keeps_the_type_of_its_input():
-    norm = FrozenBatchNorm(64)
+    norm: Any = FrozenBatchNorm(64)
     x = torch.randn(2, 64, 3, 3)
     assert torch.allclose(norm(x), x)
     norm.weight.uniform_(0.5, 2), norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ def mapper(**keys) -> Mapper:
     return Mapper(**{**defaults, **keys})
 
 
-def record(folder, image: Image.Image, **keys) -> dict:
+def record(folder, image: Image.Image, **keys) -> Any:
     image.save(folder / "image.png", **keys)
     width, height = image.size
     return {"file_name": str(folder / "image.png"), "height": height, "width": width, "image_id": 1, "annotations": []}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -39,7 +41,7 @@ def test_every_iterations_rate_is_detectron2s(keys):
             scheduler.step()
 
 
-def network() -> nn.Module:
+def network() -> Any:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 2))
     net[2].weight.requires_grad_(False)
     return net
@@ -68,7 +70,7 @@ def test_a_step_equals_detectron2s():
 
 def test_clipping_by_value_and_by_each_parameters_norm():
     def gradients(**keys):
-        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        parameters: list[Any] = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
         parameters[0].grad, parameters[1].grad = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.4])
         clip_gradients(config(**{f"CLIP_GRADIENTS.{k}": v for k, v in keys.items()}).SOLVER.CLIP_GRADIENTS, parameters)
         return [p.grad.tolist() for p in parameters]

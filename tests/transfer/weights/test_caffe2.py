@@ -72,9 +72,9 @@ def in_torchvision(weights: Weights) -> list[Tensor]:
 def test_every_tensor_arrives(case: Case) -> None:
     assert list(case.errors) == list(STAGES) and max(case.errors.values()) <= 1e-4
     state = to_torchvision({name.removeprefix(PREFIX): tensor for name, tensor in case.weights.state.items()})
-    wanted = expected(case.folded)
-    assert set(state) == set(wanted)
-    assert [name for name in wanted if not torch.equal(state[name], wanted[name])] == []
+    complete = expected(case.folded)
+    assert set(state) == set(complete)
+    assert [name for name in complete if not torch.equal(state[name], complete[name])] == []
     direct = read_weights(case.source)  # as MODEL.WEIGHTS, without a conversion
     assert direct.state.keys() == {name for name in case.weights.state if "num_batches" not in name}
     assert all(torch.equal(tensor, case.weights.state[name]) for name, tensor in direct.state.items())

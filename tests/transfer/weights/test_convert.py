@@ -46,12 +46,12 @@ def converted(source: Path) -> Path:
 
 def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path, r18: dict[str, Tensor]) -> None:
     """A detector under other ones is refused: test_weights."""
-    found = []
+    statistics = []
     for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
         torch.save({"state_dict": r18, "config": config}, tmp_path / "source.pth")
         provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
-        found.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
-    assert found == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None)]
+        statistics.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
+    assert statistics == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None)]
 
 
 def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from pretrain.common.weights.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
+from tests.transfer.weights.test_caffe2 import MSRA
 from transfer.weights.convert import convert
 from transfer.weights.load import Weights, check_config, load_weights, read_detector_provenance, read_weights
 
@@ -104,9 +105,9 @@ def test_detectron2s_own_backbone_file(tmp_path: Path, caplog: pytest.LogCapture
     model = {k: v.numpy() for k, v in names.items() if "tracked" not in k} | {"stem.fc.weight": np.zeros((2, 2))}
     content = {"model": model, "__author__": "someone", "matching_heuristics": True}
     (tmp_path / "R-18.pkl").write_bytes(pickle.dumps(content))
-    found = read_weights(tmp_path / "R-18.pkl")
-    assert set(found.state) == {PREFIX + name for name in names if "tracked" not in name}
-    check_config(found, tiny_coco.config(tmp_path, "x"))
+    weights = read_weights(tmp_path / "R-18.pkl")
+    assert set(weights.state) == {PREFIX + name for name in names if "tracked" not in name}
+    check_config(weights, tiny_coco.config(tmp_path, "x"))
     assert "does not record MODEL.RESNETS.STRIDE_IN_1X1, MODEL.PIXEL_MEAN" in caplog.messages[0]
 
 
@@ -117,12 +118,7 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
     zoo = read_weights(tmp_path / "model_final.pkl")
     refused(lambda: check_config(zoo, tiny_coco.config(tmp_path, "x", **R50)), "is RGB", "BGR")
     refused(lambda: read_backbone(tmp_path / "model_final.pkl"), "BGR", "1x1")
-    msra = {
-        "INPUT__FORMAT": "BGR",
-        "MODEL__RESNETS__STRIDE_IN_1X1": True,
-        "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675],
-    }
-    check_config(zoo, tiny_coco.config(tmp_path, "x", **R50, **msra, MODEL__PIXEL_STD=[1.0] * 3))
+    check_config(zoo, tiny_coco.config(tmp_path, "x", **MSRA))
     convert(tmp_path / "model_final.pkl", tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").provenance["INPUT.FORMAT"] == "BGR"
     model["pixel_std"] = np.array([57.375, 57.12, 58.395]).reshape(3, 1, 1)  # one that was trained from random values

@@ -1,0 +1,59 @@
+"""The names of a detector's classes. Labels are matched by their order, so a run has one list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config.yaml_io import get
+from pretrain.common.errors import UserError, shorten_list
+
+from ..config import classes_key
+
+CLASSES = "classes.json"  # in a run folder: the names of the detector's classes, in the order of its labels
+Classes = Mapping[str, Sequence[str]]  # a data set's name, or the path of a run's `CLASSES` -> names of its categories
+
+
+def category_names(content: Mapping[str, Any]) -> list[str]:
+    """Return the categories' names in the order of their ids, which is the order of the detector's labels."""
+    return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
+
+
+def check_same_categories(classes: Classes, remedy: str = "give both the same categories in the same order") -> None:
+    """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
+    if not classes:
+        return
+    (first, expected), *others = classes.items()
+    for name, labels in others:
+        if len(labels) != len(expected):
+            (small, few), (large, many) = sorted([(first, expected), (name, labels)], key=lambda item: len(item[1]))
+            extra = shorten_list([repr(label) for label in many if label not in few])
+            raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
+        for n, (a, b) in enumerate(zip(expected, labels, strict=True), 1):
+            if a != b:
+                raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
+
+
+def check_classes(cfg: CfgNode, classes: Classes) -> None:
+    """Check that a label means the same in all data sets, and that the detector has as many classes.
+
+    Raises:
+        UserError: two data sets differ, or the number of classes does.
+    """
+    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
+        return
+    check_same_categories(classes)
+    key = classes_key(cfg)
+    for name, labels in classes.items():
+        if len(labels) != get(cfg, key):
+            raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
+
+
+def read_coco_names() -> list[str]:
+    """Return the names of COCO's 80 categories, without reading its large files."""
+    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # slow to import
+
+    names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    return [name for name in names if name not in ("__background__", "N/A")]

@@ -19,7 +19,7 @@ _GAP = 4  # white pixels between views
 
 
 def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, seed: int) -> np.ndarray:
-    """Draw the figure as (rows, columns, 3) uint8 RGB, with the views that training with this seed sees in its first epoch.
+    """Draw the figure as (rows, columns, 3) uint8 RGB, with the views of the first epoch of training with this seed.
 
     Args:
         recipes: recipes of the columns next to the image itself.

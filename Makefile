@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-detectron2 | test-all | test-lowest | test-newest | lock | audit | lint | docs | site | demo | demo-quick | clean
+# make setup | detectron2 | test | test-detectron2 | test-all | test-lowest | test-newest | lock | audit | lint | docs | studies | site | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -32,7 +32,7 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
 # on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile
 
-.PHONY: help setup detectron2 test test-detectron2 test-all test-lowest test-newest lock audit lint docs site demo demo-quick clean
+.PHONY: help setup detectron2 test test-detectron2 test-all test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -44,8 +44,9 @@ help:
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
-	@echo "make docs        docs/recipes.md, docs/reference/ and the tables of docs/evidence/, from the recipes, the code and the"
-	@echo "                 JSON files; then the tests of what the documentation says: its commands, snippets, links and names"
+	@echo "make docs        docs/recipes.md and docs/reference/, from the recipes and the code; then the tests of what the"
+	@echo "                 documentation says: its commands, snippets, links and names"
+	@echo "make studies     the tables of studies/ from their scores, and their figures, in build/studies"
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a figure of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
@@ -132,8 +133,10 @@ lint: setup
 docs: setup
 	@$(BIN)/python -m docs.recipes
 	@$(BIN)/python -m docs.reference
-	@$(BIN)/python -m docs.evidence
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)
+
+studies: setup
+	@$(BIN)/python -m studies.tools.record
 
 site: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

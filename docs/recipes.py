@@ -1,4 +1,4 @@
-"""The table of all recipes, from the comments at their tops: docs/recipes.md, written by `make docs`."""
+"""The table of the papers' recipes, from the comments at their tops: docs/recipes.md, written by `make docs`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ _GROUPS = {
     "Linear probe": "configs/linear/*.yaml",
     "Detection": "configs/*.yaml",
     "Pipelines": "configs/pipeline/*.yaml",
-    "Studies": "configs/evidence/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
-    "Examples": "configs/examples/*.yaml",
 }
 _HEAD = ["recipe", "what it is", "hardware", "time", "published"]
 _INTRODUCTION = """\
 # Recipes
 
-`make docs` writes this page from the headers of the files, which also have the commands. Nobody has run a recipe at
-full length with this code yet: times are measured, or the authors'."""
+`make docs` writes this page from the headers of the files, which also have the commands. Nobody has run one of these
+recipes at full length with this code yet; the times are the authors'. `launch.py recipes` also lists the recipes of
+`configs/examples/`, for your own images and for the demo."""
 
 
 def markdown() -> str:

@@ -1,11 +1,10 @@
-"""Measure each fast form compared with the naive form of the same computation, and loading compared with lightly.
+"""Measure each fast form compared with the naive form of the same computation.
 
 python tools/benchmark.py all --output docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py views --views 6 --output views.json
 python tools/benchmark.py step
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x.yaml
-python tools/benchmark.py peers --output peers.json
 """
 
 from __future__ import annotations
@@ -66,9 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_number(sub, "--images", 2, "images per step on one device")
     _add_number(sub, "--side", 256, "pixels per side of the square images")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
-    text = "images per CPU second and memory of loading MoCo v2 views, compared with lightly, on one core"
-    sub = _add_command(commands, "peers", 5, text)
-    _add_number(sub, "--images", 2048, "number of JPEGs to load")
     return parser
 
 

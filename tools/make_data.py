@@ -29,7 +29,6 @@ from pretrain.common.files import existing_file, sha256, write_error
 from pretrain.common.run.lock import claim
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
-from tools.data.people import write_people
 from tools.data.split import print_counts, write_split
 from tools.data.subset import write_subsets
 from tools.data.trees import write_trees
@@ -38,8 +37,8 @@ from transfer.coco.data import read
 
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
-_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
-_MIN_SIZE = {"digits": 16, "people": 64}  # pixels
+_VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
+_MIN_SIZE = 16  # pixels
 
 # What the data depend on, and the function that fills a folder with them.
 _Writer = tuple[dict[str, Any], Callable[[Path], None]]
@@ -55,21 +54,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
-        minimum = 0 if name in ("seed", "test_region") else _MIN_SIZE[args.kind] if name == "size" else 1
+        minimum = 0 if name in ("seed", "test_region") else _MIN_SIZE if name == "size" else 1
         if isinstance(value, int) and value < minimum:
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum} for {args.kind}, got {value}")
 
 
 def _build_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     """Build the writer of the kind of data that ``args`` name."""
-    images = {"train": args.images, "val": args.val_images} if args.kind in ("digits", "people") else {}
     match args.kind:
         case "digits":
+            images = {"train": args.images, "val": args.val_images}
             scenes = {"train": args.scenes, "val": args.val_scenes}
-            has_clutter = "clutter" in args
-            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, has_clutter)
-        case "people":
-            return arguments, lambda folder: write_people(folder, images, args.size, args.seed)
+            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed)
         case "trees":
             wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
             return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
@@ -182,13 +178,6 @@ def _add_drawn_kinds(kinds: Any) -> None:
     _add_number(digits, "--size", 32, "image size of the image folder in pixels")
     _add_number(digits, "--scenes", 100, "training images of the COCO data set")
     _add_number(digits, "--val-scenes", 100, "validation images of the COCO data set")
-    # Without the option, the manifest does not contain it, so that plain digits keep their manifest.
-    text = "add parts of other digits, a bar and more noise to the image folder"
-    digits.add_argument("--clutter", action="store_true", default=argparse.SUPPRESS, help=text)
-    people = _add_kind(kinds, "people", "drawn people with COCO's 17 keypoints: FOLDER/images and FOLDER/coco")
-    _add_number(people, "--images", 400, "training scenes")
-    _add_number(people, "--val-images", 100, "validation scenes")
-    _add_number(people, "--size", 160, "longer side of a scene in pixels")
     trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: FOLDER/images and FOLDER/coco")
     text = "region held out for validation (default: 0)"
     trees.add_argument("--test-region", type=int, default=0, choices=range(5), help=text)

@@ -67,11 +67,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="run the detector with this engine (default: the one that trained it, or Detectron2 if it is installed)",
     )
     parser.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        metavar="T",
-        help="lowest score in pictures (default: 0.5)",
+        "--threshold", type=float, default=0.5, metavar="T", help="lowest score in pictures (default: 0.5)"
     )
     parser.add_argument("--no-pictures", action="store_true", help="write only the JSON files, which is faster")
     extensions.add_option(parser)

@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{did_you_mean(args.recipe, RECIPES)}")
     from pretrain.data import datasets, view_grid  # imports torch
 
-    data = datasets.load(args.data, args.split, args.root)
+    data = datasets.load(args.data, "train", args.root)
     recipes = [RECIPES[args.recipe]] * args.views
-    view_grid.write(args.output, view_grid.draw(data, recipes, args.size, args.images, args.seed, args.epoch))
+    view_grid.write(args.output, view_grid.draw(data, recipes, args.size, args.images, seed=0))
     print(f"{args.output}: {args.recipe}, {args.views} views of {args.images} images")
 
 
@@ -35,14 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)} (default: moco_v2)")
     parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets (default: datasets)")
-    parser.add_argument(
-        "--split", default="train", choices=("train", "val"), help="split of the data set (default: train)"
-    )
     parser.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")
     parser.add_argument("--images", type=int, default=6, help="rows, evenly spaced over the data set (default: 6)")
     parser.add_argument("--views", type=int, default=8, help="views per image (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="SEED of the pretraining (default: 0)")
-    parser.add_argument("--epoch", type=int, default=0, help="epoch of the pretraining (default: 0)")
     parser.add_argument("--output", default="views.png", help="output file (default: views.png)")
     return parser
 

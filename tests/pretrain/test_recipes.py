@@ -14,8 +14,7 @@ from tools.launcher import stages
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = Path(__file__).parents[2] / "configs"
-FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/densecl_R18_scenes.yaml"]
-FILES += [ROOT / "examples/own_images_R50.yaml"]
+FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/own_images_R50.yaml"]
 RECIPES: list[Any] = [pytest.param(path, [], id=path.stem) for path in FILES]
 RECIPES += [
     pytest.param(stages.recipe_of(name), overrides, id=name)

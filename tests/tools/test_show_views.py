@@ -18,13 +18,13 @@ from tools import show_views
 def test_the_grid_shows_what_training_sees(tmp_path: Path):
     folder = write_folder(tmp_path / "set", [f"{i}.png" for i in range(5)])
     out = tmp_path / "out.png"
-    words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2", "--seed", "4"]
-    show_views.main([*words, "--epoch", "1", "--output", str(out)])
+    words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2"]
+    show_views.main([*words, "--output", str(out)])
     picture: Any = cv2.imread(str(out), cv2.IMREAD_COLOR_RGB)
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")
     np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))
-    loader = Loader(data, [recipes.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=4, num_workers=0)
-    _, batch = next(loader.batches(1, 2))
+    loader = Loader(data, [recipes.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=0, num_workers=0)
+    _, batch = next(loader.batches(0, 1))
     row = int(torch.nonzero(batch.index_N == 2)[0, 0])
     np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())

@@ -48,10 +48,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rounds = [{name: next(steps) for name, steps in forms.items()} for _ in range(1 + args.rounds)][1:]
     medians = {name: _compute_medians([times[name] for times in rounds]) for name in forms}
     (ours, our_views), (plain, plain_views) = medians.values()
-    rows = [
-        ["whole step", ours, plain, ours / plain],
-        ["its views", our_views, plain_views, our_views / plain_views],
-    ]
+    rows = [["whole step", ours, plain, ours / plain], ["its views", our_views, plain_views, our_views / plain_views]]
     print(f"the demo's JCL, {cfg.SOLVER.IMS_PER_BATCH} images of {cfg.VIEWS.IMAGE_SIZE} pixels per step, one thread")
     print(tabulate(rows, ["", "ms", "plain loop, ms", "ratio"], floatfmt=("", ".1f", ".1f", ".2f")))
     return {**describe_environment([], 1), "milliseconds": medians, "ratio": ours / plain}

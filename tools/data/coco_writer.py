@@ -55,25 +55,15 @@ class CocoWriter:
         encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, *mask.shape))  # pyright: ignore
         box = run_lengths.toBbox(encoded).tolist()
         area = float(run_lengths.area(encoded))
-        self._add(image_id, category_id, box, area, iscrowd=0, segmentation=outlines, **more)
-
-    def add_crowd(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
-        """Add a crowd (``iscrowd`` 1) from its pixels, as uncompressed run lengths."""
-        pixels = np.asfortranarray(mask, np.uint8)
-        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"), prepend=0))  # the first run consists of zeros
-        counts = np.diff(changes, prepend=0, append=pixels.size).tolist()
-        encoded: Any = run_lengths.encode(pixels)
-        box = run_lengths.toBbox(encoded).tolist()
-        area = float(run_lengths.area(encoded))
-        segmentation = {"size": list(mask.shape), "counts": counts}
-        self._add(image_id, category_id, box, area, iscrowd=1, segmentation=segmentation, **more)
+        self.add_record(image_id, category_id, box, area, iscrowd=0, segmentation=outlines, **more)
 
     def add_box(self, image_id: int, category_id: int, box: np.ndarray, *, crowd: bool = False) -> None:
         """Add an object that has a box (x0, y0, x1, y1) in pixels and no outline."""
         x0, y0, x1, y1 = box.tolist()
-        self._add(image_id, category_id, [x0, y0, x1 - x0, y1 - y0], (x1 - x0) * (y1 - y0), iscrowd=int(crowd))
+        self.add_record(image_id, category_id, [x0, y0, x1 - x0, y1 - y0], (x1 - x0) * (y1 - y0), iscrowd=int(crowd))
 
-    def _add(self, image_id: int, category_id: int, box: list[float], area: float, **more: Any) -> None:
+    def add_record(self, image_id: int, category_id: int, box: list[float], area: float, **more: Any) -> None:
+        """Add a record of an object with its box (x, y, width, height); ``more`` are its further keys."""
         records = self._content["annotations"]
         record = {"id": len(records) + 1, "image_id": image_id, "category_id": category_id, "bbox": box, "area": area}
         records.append({**record, **more})

@@ -99,5 +99,5 @@ def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
     one: Any = build_backbone("resnet18")
     two: Any = build_backbone("resnet18")
     before = torch.get_rng_state()
-    heads = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (one, two)]
+    heads: list[Any] = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (one, two)]
     assert torch.equal(before, torch.get_rng_state()) and torch.equal(heads[0][0].weight, heads[1][0].weight)

@@ -45,9 +45,9 @@ def at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("jcl_table1_linear", "", 4, {68.7, 67.5, 60.6}),
         ("sce_table2_linear", "tiny", 16, {48.35, 51.9}),
-        ("tcl_table1_linear", "fashion", 10, {95.42, 95.58}),
-        ("tcl_table1_linear", "SupCon IN100", 0, set()),
-        ("tcl_table2_linear", "supcon", 4, {96.7, 81.0, 95.5, 86.5}),
+        ("tcl_tables_linear", "fashion", 12, {95.42, 95.58, 95.5, 95.7}),
+        ("tcl_tables_linear", "SupCon IN100", 0, set()),
+        ("tcl_tables_linear", "Table 2 SupCon", 4, {96.7, 81.0, 95.5, 86.5}),
         ("tcl_studies_linear", "sec.2.3", 6, set()),
     ],
 )

@@ -1,0 +1,97 @@
+"""Every table of a study is that of the recorded scores, and each study has its plan, scores and page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.config import load_config
+from studies.tools import record
+from tests.errors import refused
+from tests.tools.reporting.test_seeds import study_in
+from tools import ROOT
+from tools.launcher import pipeline
+from tools.reporting.document import render_table
+from tools.reporting.seeds import build_table, read_study
+from transfer.config import load_config as load_detector_config
+
+FOLDERS = sorted(path.parent for path in (ROOT / "studies").glob("*/study.yaml"))
+PAGES = {folder / "README.md": (folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
+
+
+def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    runs, folder = study_in(tmp_path / "small"), tmp_path / "studies/small"
+    for place, results in enumerate(sorted(runs.glob("*/*/results.json"))):
+        text = f"started: today\ngit: {'ab'[place % 2] * 40}\ntorch: 2.15.0\n"
+        (results.parent / "environment.txt").write_text(text)
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("# Small\n\n<!-- small: kNN top-1 -->\nold\n<!-- end -->\n\nMore.\n")
+    (folder / "study.yaml").touch()
+    monkeypatch.setattr(record, "_STUDIES", tmp_path / "studies")
+    monkeypatch.setattr(record, "_FIGURES", tmp_path / "build")
+    record.main([str(runs)])
+    content = json.loads((folder / "scores.json").read_text())
+    assert content["scores"]["mask_40 box AP"]["jcl"] == {"1": 39.3, "2": 41.4, "3": 43.2}
+    assert content["made_with"] == {"git": ["a" * 40, "b" * 40], "torch": ["2.15.0"]}
+    assert content["baseline"] == "random" and content["machine"]
+    content["scores"]["mask_40 box AP"]["supcon"] = {"1": 50.0}  # of another machine's run
+    (folder / "scores.json").write_text(json.dumps({**content, "machine": "8 x other", "hours": 2}))
+    record.main([str(runs)])
+    merged = json.loads((folder / "scores.json").read_text())
+    assert merged["scores"] == content["scores"] and merged["made_with"] == content["made_with"]
+    assert merged["machine"] == f"8 x other, {content['machine']}" and merged["hours"] == 2
+    figure = (tmp_path / "build/small.svg").read_text()
+    assert all(f"<!-- {name} -->" in figure for name in ("kNN top-1", "random", "jcl"))
+    study = read_study(runs)
+    assert study
+    page = (folder / "README.md").read_text()
+    assert render_table(build_table(study, ["kNN top-1"])) in page
+    assert "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
+    refused(lambda: record.main([str(tmp_path)]), tmp_path, "SEEDS")
+
+
+def test_holms_correction():
+    assert record.holm([0.04, 0.01, None, 0.03]) == 0.01  # 0.01 <= 0.05/3, then 0.03 > 0.05/2
+    assert record.holm([0.02, 0.03]) == 0.03 and record.holm([0.03, 0.04]) < 0 and record.holm([]) < 0
+
+
+@pytest.mark.parametrize("words", ["table2: mask AP", "table2: jcl - mocov9"])
+def test_a_marker_without_its_scores_is_refused(words: str):
+    refused(lambda: record.up_to_date(f"<!-- {words} -->\n<!-- end -->", 0.05), re.split(": | - ", words)[-1])
+
+
+@pytest.mark.docs
+def test_the_pages_are_up_to_date():
+    """`make studies` writes their tables."""
+    limit = record.largest_p(PAGES.values())
+    assert {path: record.up_to_date(page, limit) for path, page in PAGES.items()} == PAGES
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_study_has_its_plan_scores_and_place_among_the_claims(folder: Path):
+    assert f"<!-- {folder.name}: " in PAGES[folder / "README.md"]
+    assert f"]({folder.name}/README.md)" in (ROOT / "studies/README.md").read_text(encoding="utf-8")
+    plan = pipeline.read_plan(str(folder / "study.yaml"))
+    scores = json.loads((folder / "scores.json").read_text())
+    assert {branch for values in scores["scores"].values() for branch in values} <= plan["BRANCHES"].keys()
+    assert set(scores["seeds"]) <= set(map(str, plan["SEEDS"]))
+    if folder.name not in ("dense", "whole_labels", "whole_length"):  # their pages say what was not committed
+        assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in scores["made_with"]["git"])
+
+
+@pytest.mark.docs
+def test_the_configs_and_links_of_the_studies_hold(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    for plan in (ROOT / "studies").glob("*/*.yaml"):
+        for name in re.findall(r"(?:configs|studies)/[\w/.-]+\.yaml", plan.read_text()):
+            assert Path(name).is_file(), plan
+    load_config("studies/people/jcl.yaml")
+    load_config("studies/dense/densecl.yaml")
+    load_detector_config("studies/people/keypoint.yaml")
+    for page in (*PAGES, ROOT / "studies/README.md", ROOT / "studies/lightly/README.md"):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), (page, link)

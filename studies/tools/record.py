@@ -1,0 +1,209 @@
+"""Records the scores of studies, writes the tables of their pages, and draws their figures.
+
+    python -m studies.tools.record runs/studies/table2    # studies/table2/scores.json
+    python -m studies.tools.record                        # tables of studies/*/README.md; figures in build/studies/
+
+In a page, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
+of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences between
+branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->`` of those between scores. Differences in
+bold are those that Holm's correction over all differences of all pages leaves at 5%.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.files import atomic_write, read_json, write_json
+from tools import ROOT
+from tools.benchmarks.machine import read_processor
+from tools.reporting.document import Table, render_table
+from tools.reporting.seeds import (
+    Difference,
+    Study,
+    build_table,
+    count_decimals,
+    difference,
+    draw_scores,
+    mean_and_interval,
+    read_study,
+)
+
+_STUDIES = ROOT / "studies"
+_FIGURES = ROOT / "build" / "studies"
+_MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Studies over a number, whose figures docs/results.md shows, and what the number is.
+_CURVES = {"whole_labels": "training scenes", "whole_length": "iterations of fine-tuning"}
+_PAIRED = ("trees",)  # a seed is a test region there
+_LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Record the given pipeline folders, write the tables of all pages anew, and draw all figures.
+
+    Raises:
+        UserError: a folder without scores over seeds.
+    """
+    for folder in map(Path, sys.argv[1:] if argv is None else argv):
+        study = read_study(folder)
+        if study is None or not study.scores:
+            raise UserError(f"{folder} has no scores over seeds; run its pipeline, which needs SEEDS, first")
+        file = _STUDIES / study.name / "scores.json"
+        write_json(file, record(study, read_json(file) if file.exists() else {}))
+        print(f"recorded {study.name}")
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(_STUDIES.glob("*/README.md"))}
+    for path, page in pages.items():
+        atomic_write(path, up_to_date(page, largest_p(pages.values())))
+    _FIGURES.mkdir(parents=True, exist_ok=True)
+    for path in pages:
+        if (path.parent / "study.yaml").exists():
+            name = path.parent.name
+            draw(load(name), (ROOT / "docs" if name in _CURVES else _FIGURES) / f"{name}.svg")
+    print(f"drew the figures in {_FIGURES}")
+
+
+def record(study: Study, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of every seed, and the commits, versions and machines that they were made with.
+
+    A study may be run in parts, on several machines: scores that the ``earlier`` record has and this run has not stay.
+    """
+    made_with: dict[str, list[str]] = {key: [*values] for key, values in earlier.get("made_with", {}).items()}
+    for folder in study.folders:
+        text = (folder / "environment.txt").read_text(encoding="utf-8")
+        for key, value in re.findall(r"^([\w.-]+): (.+)$", text, re.MULTILINE):
+            if key in _LISTED and value not in made_with.setdefault(key, []):
+                made_with[key].append(value)
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for part in (earlier.get("scores", {}), study.scores):
+        for score, branches in part.items():
+            for branch, seeds in branches.items():
+                scores.setdefault(score, {}).setdefault(branch, {}).update(seeds)
+    seeds = list(dict.fromkeys([*earlier.get("seeds", []), *study.seeds]))
+    machine = f"{os.cpu_count()} x {read_processor()}"
+    return {
+        **earlier,
+        "name": study.name,
+        "baseline": study.baseline,
+        "seeds": seeds,
+        "scores": scores,
+        "made_with": made_with,
+        "machine": machine if earlier.get("machine", machine) == machine else f"{earlier['machine']}, {machine}",
+    }
+
+
+def largest_p(pages: Iterable[str]) -> float:
+    """Return the largest p-value that one correction for all differences on all pages leaves significant."""
+    marked = [match for page in pages for match in _MARKED.finditer(page)]
+    return holm(change.p for match in marked for change in _section(match[2], match[3])[1])
+
+
+def up_to_date(page: str, limit: float) -> str:
+    """Return the page with its tables made anew; differences in bold have a p-value of at most ``limit``.
+
+    Raises:
+        UserError: a marker names a study or a score that was not recorded.
+    """
+
+    def section(match: re.Match[str]) -> str:
+        shown = _section(match[2], match[3], limit)[0]
+        return f"{match[1]}{' '.join(shown.notes)}\n\n{render_table(shown)}\n{match[4]}"
+
+    return _MARKED.sub(section, page)
+
+
+def holm(p_values: Iterable[float | None], level: float = 0.05) -> float:
+    """Return the largest of ``p_values`` that Holm's correction leaves significant, or -1 if there is none."""
+    p = sorted(value for value in p_values if value is not None)
+    left = itertools.takewhile(lambda place: p[place] <= level / (len(p) - place), range(len(p)))
+    return max((p[place] for place in left), default=-1.0)
+
+
+def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[Difference]]:
+    """Return the table of a marker's ``content`` and the differences in it; p of those in bold is at most ``limit``."""
+    study = load(name)
+    words = [word.strip() for word in content.split(",")]
+    pairs = [(first, second) for first, dash, second in (word.partition(" - ") for word in words) if dash]
+    are_scores = bool(pairs) and pairs[0][0] in study.scores
+    if are_scores:
+        study = by_branch(study)
+    known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
+    if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
+        raise UserError(f"studies/{study.name}/scores.json has no {missing[0]}; it has {', '.join(sorted(known))}")
+    paired = are_scores or study.name in _PAIRED
+    return difference_table(study, pairs, paired, limit) if pairs else (build_table(study, words), [])
+
+
+def by_branch(study: Study) -> Study:
+    """Exchange branches and scores of a study, so that `difference_table` compares two scores of each branch."""
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for score, branches in study.scores.items():
+        for branch, seeds in branches.items():
+            scores.setdefault(branch, {})[score] = seeds
+    return Study(study.name, "", study.seeds, scores)
+
+
+def difference_table(
+    study: Study, pairs: Iterable[tuple[str, str]], paired: bool, limit: float
+) -> tuple[Table, list[Difference]]:
+    """Return a row per pair of branches and a column per score, first minus second, and the differences themselves."""
+    rows, all_changes = [], []
+    for first, second in pairs:
+        row = [f"{first} - {second}"]
+        for branches in study.scores.values():
+            change = difference(branches.get(first, {}), branches.get(second, {}), paired)
+            text = change.text(count_decimals(branches)) if change else "-"
+            row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
+            all_changes += [change] if change else []
+        rows.append(row)
+    unit = "region" if study.name in _PAIRED else "seed"
+    test = f"Student's t of the differences of a {'backbone' if unit == 'seed' else unit}" if paired else "Welch"
+    note = f"Mean difference ± 95% interval ({test}) over {unit}s {', '.join(study.seeds)}. Bold: significant."
+    return Table(study.name, [note], ["", *study.scores], rows), all_changes
+
+
+def load(name: str) -> Study:
+    """Read a recorded study.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    content = read_json(_STUDIES / name / "scores.json")
+    return Study(content["name"], content["baseline"], content["seeds"], content["scores"])
+
+
+def draw(study: Study, path: Path) -> None:
+    """Write the scores as a figure: a point per seed, or lines of box AP for a study over a number."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
+        drawn = _lines(study, _CURVES[study.name]) if study.name in _CURVES else draw_scores(study)
+        drawn.savefig(path, metadata={"Date": None})
+
+
+def _lines(study: Study, x: str) -> Any:
+    """Draw a line per branch over the numbers that detectors are named after, as in whole_40: mean and 95% interval."""
+    from matplotlib.figure import Figure
+
+    numbers = {int(match[1]): score for score in study.scores if (match := re.fullmatch(r"\w+_(\d+) box AP", score))}
+    drawn = Figure(figsize=(6, 4), layout="constrained")
+    axes = drawn.add_subplot(xlabel=x, ylabel="box AP", xscale="log")
+    for branch in study.scores[next(iter(numbers.values()))]:
+        line = {
+            number: mean_and_interval([*study.scores[numbers[number]][branch].values()]) for number in sorted(numbers)
+        }
+        means, halves = zip(*line.values(), strict=True)
+        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=branch)
+    axes.set_xticks(sorted(numbers), [str(number) for number in sorted(numbers)], minor=False)
+    axes.minorticks_off()
+    axes.legend()
+    return drawn
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -187,7 +187,7 @@ def _list_members(file: BinaryIO, tar: str, size: int, start: int = 0) -> Iterat
                 member = archive.next()
                 if member is None:
                     break
-                archive.members.clear()  # it would keep every header in memory
+                archive.members.clear()  # type: ignore[attr-defined]  # or it keeps every header in memory
                 name = member.name.removeprefix("./").lstrip("/")
                 if member.offset_data + member.size > size:
                     raise UserError(f"{tar} is cut in {name}; copy it again")

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import io
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,6 +38,10 @@ class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
 
 
+class _DiskError(UserError):
+    """An error that reading once more may not meet."""
+
+
 def read_file(path: str) -> bytes:
     """Read a file; after an error of the disk or the file server, such as EIO or ESTALE, retry once.
 
@@ -46,26 +49,25 @@ def read_file(path: str) -> bytes:
         CorruptImage: missing, not permitted, or a folder.
         UserError: reading failed twice for a reason outside the file.
     """
-    return _retry(Path(path).read_bytes, path)
+    return retry(Path(path).read_bytes, path)
 
 
-def read_part(descriptor: int, size: int, offset: int, name: str) -> bytes:
-    """Read ``size`` bytes at ``offset`` of an open file, like `read_file`; ``name`` is for errors."""
-    return _retry(lambda: os.pread(descriptor, size, offset), name)
+def retry(read: Callable[[], bytes], name: str) -> bytes:
+    """Call ``read``, which reads the image ``name``, again after an error of the disk (see `read_file`)."""
+    with contextlib.suppress(_DiskError):
+        return _read_once(read, name)
+    time.sleep(_RETRY_AFTER_S)
+    return _read_once(read, name)
 
 
-def _retry(read: Callable[[], bytes], name: str) -> bytes:
-    for is_retry in (False, True):
-        try:
-            return read()
-        except OSError as error:
-            reason = f"cannot read image {name}: {error.strerror or error}"
-            if error.errno in _ABOUT_THE_FILE:
-                raise CorruptImage(f"{reason}; replace it") from error
-            if is_retry:
-                raise UserError(f"{reason}, twice; check the disk or the file server") from error
-        time.sleep(_RETRY_AFTER_S)
-    raise AssertionError
+def _read_once(read: Callable[[], bytes], name: str) -> bytes:
+    try:
+        return read()
+    except OSError as error:
+        reason = f"cannot read image {name}: {error.strerror or error}"
+        if error.errno in _ABOUT_THE_FILE:
+            raise CorruptImage(f"{reason}; replace it") from error
+        raise _DiskError(f"{reason}, twice; check the disk or the file server") from error
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:

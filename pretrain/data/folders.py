@@ -20,8 +20,8 @@ from .sources import Files
 log = logging.getLogger(__name__)
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 _SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
-_NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # of a NAS, disk or archive
-_COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # of images
+NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # of a NAS, disk or archive
+COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # of images
 IMAGENET_PLACES = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
 
@@ -114,7 +114,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         raise MissingSplit(f"{name}: images are directly in {folder}; expected {expected}; {remedy}")
     if images:
         names = images_below(folder)
-        check_no_splits(folder, {os.path.dirname(name) for name in names})
+        _check_no_splits(folder, names)
         return ImageData(Files(folder, names), None, [])
     reads_all = classes is None
     classes = class_folders if classes is None else classes
@@ -128,11 +128,11 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
     with ThreadPoolExecutor(_THREADS) as pool:
         class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
-    _warn_of_unread(unread, folder)
+    warn_of_unread(unread, folder)
     pairs = zip(labels, class_images, strict=True)
     names = [f"{classes[label]}/{image}" for label, images in pairs for image in images]
     if reads_all:
-        check_no_splits(folder, {os.path.dirname(name) for name in names})
+        _check_no_splits(folder, names)
     if not names:
         expected = f"files ending in {' '.join(SUFFIXES)}, flat or in one folder per class"
         raise UserError(f"{name}: no images in {folder}; expected {expected}")
@@ -144,7 +144,7 @@ def images_below(folder: Path) -> list[str]:
     """List names relative to ``folder`` in sorted order, with subfolders expanded in place."""
     unread: list[str] = []
     names = list(_walk(folder, unread))
-    _warn_of_unread(unread, folder)
+    warn_of_unread(unread, folder)
     return names
 
 
@@ -158,7 +158,8 @@ def _walk(folder: Path, unread: list[str]) -> Iterator[str]:
             yield from (f"{name}/{image}" for image in _walk(folder / name, unread))
 
 
-def _warn_of_unread(unread: list[str], folder: Path) -> None:
+def warn_of_unread(unread: list[str], folder: Path) -> None:
+    """Log how many files of each of the kinds ``unread`` are in ``folder``."""
     if unread:
         files = "1 file is" if len(unread) == 1 else f"{len(unread)} files are"
         kinds = [kind if count == 1 else f"{kind} {count}" for kind, count in Counter(unread).most_common()]
@@ -166,10 +167,21 @@ def _warn_of_unread(unread: list[str], folder: Path) -> None:
         log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
 
 
-def check_no_splits(folder: Path, folders: Iterable[str]) -> None:
-    """Raise UserError if ``folders``, below ``folder``, are several splits: test images would be trained on."""
+def _check_no_splits(folder: Path, names: list[str]) -> None:
+    mixed = find_mixed_splits({os.path.dirname(name) for name in names})
+    if mixed:
+        place, splits = mixed
+        what = f"{folder / place} contains {' and '.join(sorted(splits))}: splits, not classes"
+        raise UserError(f"{what}; name a single one, as in folder:{folder / place / splits[0]}")
+
+
+def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
+    """Return where ``paths`` contain several splits, and their names there, train first; None if nowhere.
+
+    If all were read as one data set, test images would be trained on.
+    """
     splits: dict[str, dict[str, str]] = {}
-    for path in folders:
+    for path in paths:
         parts = path.split("/")
         for depth, part in enumerate(parts):
             word = _SPLIT_WORD.search(part)
@@ -177,9 +189,8 @@ def check_no_splits(folder: Path, folders: Iterable[str]) -> None:
                 splits.setdefault("/".join(parts[:depth]), {})[word[1].lower()] = part
     for place, by_split in sorted(splits.items()):
         if len(by_split) > 1:
-            example = by_split.get("train", min(by_split.values()))
-            what = f"{folder / place} contains {' and '.join(sorted(by_split.values()))}: splits, not classes"
-            raise UserError(f"{what}; name a single one, as in folder:{folder / place / example}")
+            return place, sorted(by_split.values(), key=lambda part: (part != by_split.get("train"), part))
+    return None
 
 
 def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
@@ -191,7 +202,7 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 suffix = os.path.splitext(entry.name)[1].lower()
-                if entry.name[0] == "." or entry.name.lower() in _NO_DATA:
+                if entry.name[0] == "." or entry.name.lower() in NO_DATA:
                     continue
                 if suffix in SUFFIXES and not entry.is_dir(follow_symlinks=False):  # avoids one stat call per file
                     images.append(entry.name)
@@ -201,7 +212,7 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
                     folders.append(entry.name)
                 elif entry.is_symlink() and not os.path.exists(entry.path):
                     unread.append(f"broken link {entry.path}")
-                elif not _COMPANION.fullmatch(suffix):
+                elif not COMPANION.fullmatch(suffix):
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no image folder at {folder}; expected images, or one folder per class") from None

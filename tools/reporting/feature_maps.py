@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretrain.common.errors import UserError, figure_text
+from pretrain.common.files import atomic_write
 
 from .document import Figure
 from .files import Plan
 from .runs import Score
 
-_MAX_CLASSES = 20  # with a color of their own in the legend
+_MAX_CLASSES = 20  # with more, colors repeat and there is no legend
 
 
 class FeatureMap(NamedTuple):
@@ -27,30 +30,38 @@ class FeatureMap(NamedTuple):
 
 
 def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure | None:
-    """Draw the maps of a pipeline's branches side by side; of several seeds of a branch, the first.
+    """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
 
     Returns:
         The figure, or None if no branch has a map.
 
     Raises:
-        UserError: a map cannot be read.
+        UserError: a map cannot be read, or the figure cannot be written.
     """
-    top1 = {score.folder: score.metrics["top1"] for score in scores if score.stage == "knn"}
+    top1: dict[Path, float | None] = {}
+    for score in scores:
+        if score.stage == "knn":
+            top1.setdefault(score.folder.parent, score.metrics["top1"])
     maps: dict[str, FeatureMap] = {}
     for folder, key in plan.stages.items():
         branch, _, stage = key.partition("/")
         name = branch.partition("_seed=")[0]
-        if stage == "embedding" and (folder / "results.json").is_file() and name not in maps:
-            maps[name] = _read_map(folder / "embedding.csv", top1.get(folder.with_name("knn")))
+        is_map = stage.partition("_")[0] == "embedding"
+        if is_map and (folder / "results.json").is_file() and name not in maps:
+            maps[name] = _read_map(folder / "embedding.csv", top1.get(folder.parent))
     if not maps:
         return None
-    _draw(maps).savefig(file, dpi=110)
+    image = io.BytesIO()
+    _draw(maps).savefig(image, format="png", dpi=110)
+    atomic_write(file, image.getvalue())
     note = (
         "Each point is a validation image; its color is its class. t-SNE places images next to each other if their "
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    return Figure("Features of validation images", [note], f"features of {', '.join(maps)}", file)
+    return Figure(
+        f"Features of validation images in {plan.folder.name}", [note], f"features of {', '.join(maps)}", file
+    )
 
 
 def _read_map(file: Path, knn: float | None) -> FeatureMap:
@@ -78,12 +89,19 @@ def _draw(maps: Mapping[str, FeatureMap]) -> Any:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (name, feature_map) in zip(panels, maps.items(), strict=False):
         panel.scatter(feature_map.x, feature_map.y, s=7, color=[colors[label] for label in feature_map.labels])
-        panel.set(xticks=[], yticks=[], title=figure_text(name))
+        panel.set(xticks=[], yticks=[], title=figure_text(textwrap.shorten(name, 40, placeholder="...")))
         panel.set_xlabel("" if feature_map.knn is None else f"kNN top-1: {feature_map.knn:.1f}%")
     for panel in panels[len(maps) :]:
         panel.set_visible(False)
     if len(classes) <= _MAX_CLASSES:
         marks = [panels[0].scatter([], [], s=20, color=color) for color in colors.values()]
         names = [figure_text(label) for label in colors]
-        figure.legend(marks, names, loc="outside lower center", ncols=10, frameon=False, handletextpad=0.1)
+        figure.legend(
+            marks,
+            names,
+            loc="outside lower center",
+            ncols=min(len(names), 3 * columns + 1),
+            frameon=False,
+            handletextpad=0.1,
+        )
     return figure

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from ...common.errors import UserError, shorten_list
-from ...common.images import SUFFIXES, CorruptImage, decode, read_part
+from ...common.images import SUFFIXES, CorruptImage, decode, retry
 from .. import folders
 from ..image_data import ImageData, MissingSplit
-from .index import Entries, open_index, sort_key
+from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
 
 PREFIX = "tar:"
 _MAX_OPEN = 64  # tars that a process keeps open
@@ -32,6 +32,7 @@ class TarImages:
 
     def __init__(self, tars: Sequence[str], tar_N: np.ndarray, entries: Entries) -> None:
         self.tars = list(tars)
+        self.versions = [read_version(tar) for tar in tars]
         self.tar_N = tar_N  # int32, position in ``tars``
         self.entries = entries
 
@@ -42,14 +43,23 @@ class TarImages:
         return os.path.join(self.tars[self.tar_N[index]], self.entries.name(index))
 
     def read(self, index: int) -> np.ndarray:
-        size = int(self.entries.sizes[index])
-        descriptor = _open_tar(self.tars[self.tar_N[index]])
-        encoded = read_part(descriptor, size, int(self.entries.offsets[index]), self.name(index))
-        if len(encoded) < size:
-            raise CorruptImage(
-                f"cannot read image {self.name(index)}: the tar is shorter than its index says; copy it again"
-            )
-        return decode(encoded, self.name(index))
+        name = self.name(index)
+        encoded = retry(lambda: self._read_bytes(index), name)
+        if len(encoded) < self.entries.sizes[index]:
+            raise CorruptImage(f"cannot read image {name}: the tar ends before it; copy the tar again")
+        return decode(encoded, name)
+
+    def _read_bytes(self, index: int) -> bytes:
+        number = int(self.tar_N[index])
+        tar = self.tars[number]
+        descriptor = _open_tar(tar)
+        if read_version(descriptor) != self.versions[number]:
+            raise UserError(f"{tar} has changed since this run opened it; run the command again")
+        try:
+            return os.pread(descriptor, int(self.entries.sizes[index]), int(self.entries.offsets[index]))
+        except OSError:
+            os.close(_descriptors.pop(tar))  # a stale handle; the next try opens it anew
+            raise
 
 
 def find_tars(pattern: str) -> list[str]:
@@ -64,13 +74,16 @@ def find_tars(pattern: str) -> list[str]:
         width = len(number[1])
         names = [f"{i:0{width}}" for i in range(int(number[1]), int(number[2]) + 1)]
         tars = [pattern[: number.start()] + name + pattern[number.end() :] for name in names]
+        if not tars:
+            raise UserError(f"{PREFIX}{pattern}: the range is empty; write the smaller number first")
         missing = [tar for tar in tars if not os.path.isfile(tar)]
-        if missing or not tars:
+        if missing:
             raise UserError(
                 f"{PREFIX}{pattern}: {len(missing)} of {len(tars)} tars are missing: {shorten_list(missing)}"
             )
         return tars
-    tars = sorted(path for path in glob(pattern) if os.path.isfile(path))
+    paths = [pattern] if os.path.isfile(pattern) else glob(pattern)
+    tars = sorted(path for path in paths if os.path.isfile(path) and not path.endswith(INDEX_SUFFIX))
     if not tars:
         raise UserError(
             f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
@@ -92,7 +105,13 @@ def load_tars(pattern: str) -> ImageData:
     if not names:
         raise UserError(f"{PREFIX}{pattern}: no images; expected members ending in {' '.join(SUFFIXES)}")
     name_folders = {os.path.dirname(name) for name in names}
-    folders.check_no_splits(Path(f"{PREFIX}{pattern}"), name_folders)
+    for paths in ({Path(tar).stem for tar in tars}, name_folders):
+        mixed = folders.find_mixed_splits(paths)
+        if mixed:
+            remedy = "keep each split in its own tars, and name those of one"
+            raise UserError(
+                f"{PREFIX}{pattern} contains {' and '.join(sorted(mixed[1]))}: splits, not classes; {remedy}"
+            )
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None
     classes: list[str] = []
@@ -100,8 +119,8 @@ def load_tars(pattern: str) -> ImageData:
         labels = entries.labels
         classes = [str(label) for label in range(int(labels.max()) + 1)]
     elif common not in name_folders:
-        first = len(common) + 1 if common else 0
-        name_classes = [name[first : name.index("/", first)] for name in names]
+        prefix_length = len(common) + 1 if common else 0
+        name_classes = [name[prefix_length : name.index("/", prefix_length)] for name in names]
         classes = sorted(set(name_classes))
         labels = _number(name_classes, classes)
     order = np.array(sorted(range(len(names)), key=[sort_key(name) for name in names].__getitem__))
@@ -130,17 +149,24 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
     entries = open_index(tar)
     names = entries.list_names()
     if split == "train":
-        image_classes = [name.partition("/")[0] for name in names]
+        image_classes = [os.path.basename(os.path.dirname(name)) for name in names]
+        is_known = all(re.fullmatch(r"n\d{8}", class_name) for class_name in set(image_classes))
     else:
-        by_number = _read_val_classes(Path(tar).with_name("ILSVRC2012_devkit_t12.tar.gz"))
-        image_classes = [by_number[int(name.rpartition("_")[2].partition(".")[0]) - 1] for name in names]
+        numbers = [re.fullmatch(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG", name) for name in names]
+        val_classes = _read_val_classes(Path(tar).with_name("ILSVRC2012_devkit_t12.tar.gz"))
+        is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
+        image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
+    if not names or not is_known:
+        raise UserError(
+            f"{tar} is not ImageNet's tar of {split}, or not unchanged; download it again from image-net.org"
+        )
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))
     if missing:
         raise UserError(f"{name}: {tar} lacks {len(missing)} of {len(classes)} classes: {shorten_list(missing)}")
     included = set(classes)
-    chosen = [index for index, class_name in enumerate(image_classes) if class_name in included]
-    order = np.array(sorted(chosen, key=lambda index: (image_classes[index], names[index])))
+    positions = [index for index, class_name in enumerate(image_classes) if class_name in included]
+    order = np.array(sorted(positions, key=lambda index: (image_classes[index], names[index])))
     labels = _number([image_classes[index] for index in order], classes)
     return ImageData(TarImages([tar], np.zeros(len(order), np.int32), entries.take(order)), labels, list(classes))
 
@@ -149,16 +175,16 @@ def _read_val_classes(devkit: Path) -> list[str]:
     """Return the class of each validation image, in the order of their numbers, by torchvision's parser."""
     from torchvision.datasets import imagenet  # slow to import
 
+    if not devkit.is_file():
+        raise MissingSplit(
+            f"{devkit} is missing; it has the labels of ImageNet's val split: download it from image-net.org"
+        )
     try:
         with tempfile.TemporaryDirectory() as folder:
             imagenet.parse_devkit_archive(folder, str(devkit.absolute()))
             return imagenet.load_meta_file(folder)[1]
     except (RuntimeError, OSError, ValueError, LookupError, tarfile.TarError) as error:
-        reason = "damaged" if devkit.exists() else "missing"
-        raise UserError(
-            f"{devkit} is {reason}; it has the labels of ImageNet's val split: download it from image-net.org, "
-            "or do without kNN and probes on ImageNet (PROBE.KNN_PERIOD 0)"
-        ) from error
+        raise UserError(f"{devkit} is damaged; download it again from image-net.org") from error
 
 
 def _number(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -179,10 +205,7 @@ def _open_tar(tar: str) -> int:
     """Return a file descriptor of the tar, which this process keeps open."""
     descriptor = _descriptors.pop(tar, None)
     if descriptor is None:
-        try:
-            descriptor = os.open(tar, os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"cannot read {tar}: {error.strerror}") from error
+        descriptor = os.open(tar, os.O_RDONLY)
     _descriptors[tar] = descriptor
     if len(_descriptors) > _MAX_OPEN:
         oldest = next(iter(_descriptors))

@@ -1,4 +1,4 @@
-"""Index of the images in a tar: names, offsets, sizes and labels, built by the first reader and kept in a file.
+"""Index of the images in a tar: names, offsets, sizes and labels, which the first reader builds and saves in a file.
 
 The file is next to the tar or, where that is not possible, in a cache folder. It is built again if the tar's size or
 time has changed.
@@ -13,6 +13,7 @@ import hashlib
 import io
 import logging
 import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,13 @@ from tqdm import tqdm
 from ...common.errors import UserError
 from ...common.files import atomic_write
 from ...common.images import SUFFIXES
+from ..folders import COMPANION, NO_DATA, warn_of_unread
 
 log = logging.getLogger(__name__)
-_FORMAT = 1  # of index files; another one is built again
+INDEX_SUFFIX = ".index.npz"
+_FORMAT = 1  # version of the index files; an index of another version is rebuilt
+_LOG_PERIOD_S = 60.0  # where there is no terminal
+_MAX_PADDING = 1 << 20  # bytes after the end mark
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -76,22 +81,29 @@ def open_index(tar: str) -> Entries:
     Raises:
         UserError: the tar cannot be read, is compressed, damaged or cut.
     """
+    size, time = read_version(tar)
+    version = np.array((_FORMAT, len(SUFFIXES), size, time), np.int64)
+    places = [Path(f"{tar}{INDEX_SUFFIX}"), _cache_file(tar)]
+    entries = _find_index(places, version)
+    if entries is not None:
+        return entries
+    with _hold_lock(places[1].with_suffix(".lock")):
+        entries = _find_index(places, version)  # another process of this machine may have built it meanwhile
+        return _write_index(tar, size, version, places) if entries is None else entries
+
+
+def read_version(tar: str | int) -> tuple[int, int]:
+    """Return the size of a tar (a path or a file descriptor) and the time of its last change, in ns."""
     try:
         status = os.stat(tar)
     except OSError as error:
         raise UserError(f"cannot read {tar}: {error.strerror}") from error
-    version = np.array((_FORMAT, status.st_size, status.st_mtime_ns), np.int64)
-    places = [Path(f"{tar}.index.npz"), _cache_file(tar)]
-    entries = _find_index(places, version)
-    if entries:
-        return entries
-    with _hold_lock(places[1].with_suffix(".lock")):  # another process of this machine may have built it meanwhile
-        return _find_index(places, version) or _write_index(tar, status.st_size, version, places)
+    return status.st_size, status.st_mtime_ns
 
 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block; where files cannot be locked, let all of them."""
+    """Run the block in one process at a time, or without a lock on file systems that do not support locks."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +138,11 @@ def _cache_file(tar: str) -> Path:
 
 
 def _find_index(places: Sequence[Path], version: np.ndarray) -> Entries | None:
-    return next(filter(None, (_read_index(place, version) for place in places)), None)
+    for place in places:
+        entries = _read_index(place, version)
+        if entries is not None:
+            return entries
+    return None
 
 
 def _read_index(place: Path, version: np.ndarray) -> Entries | None:
@@ -141,43 +157,50 @@ def _read_index(place: Path, version: np.ndarray) -> Entries | None:
 
 
 def _build_index(tar: str, size: int) -> Entries:
-    """Read all headers of a tar."""
-    log.info(f"{tar}: reading the names of its members (once)")
-    images: list[tuple[str, int, int]] = []
+    """Read all headers of a tar; if a name occurs twice, the last member counts, as when the tar is extracted."""
+    log.info(f"{tar}: building the index of its images, which later runs reuse")
+    positions: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     unread: list[str] = []
-    with open(tar, "rb") as file, tqdm(total=size, unit="B", unit_scale=True, desc=Path(tar).name, disable=None) as bar:
+    period = 0.1 if sys.stderr.isatty() else _LOG_PERIOD_S
+    with (
+        open(tar, "rb") as file,
+        tqdm(total=size, unit="B", unit_scale=True, desc=Path(tar).name, mininterval=period) as bar,
+    ):
         for name, member in _list_members(file, tar, size):
             bar.update(member.offset_data - bar.n)
             suffix = os.path.splitext(name)[1].lower()
-            if member.issym() or member.islnk() or member.sparse:
+            folders_of_name = name.lower().split("/")
+            if member.isdir() or os.path.basename(name).startswith(".") or not NO_DATA.isdisjoint(folders_of_name):
+                continue
+            if not member.isreg() or member.sparse:
                 unread.append("links or sparse files")
             elif suffix == ".cls":
-                labels[_sample(name)] = _read_label(file, member, f"{tar}/{name}")
-            elif suffix in SUFFIXES and member.isreg() and not os.path.basename(name).startswith("."):
-                images.append((name, member.offset_data, member.size))
-    if unread:
-        log.warning(
-            f"{tar}: {len(unread)} members are not read: links or sparse files; unpack it and pack its files anew"
-        )
+                labels[_get_sample_key(name)] = _read_label(file, member, f"{tar}/{name}")
+            elif suffix in SUFFIXES:
+                positions[name] = (member.offset_data, member.size)
+            elif not COMPANION.fullmatch(suffix):
+                unread.append(suffix or "without a suffix")
+    warn_of_unread(unread, Path(tar))
+    images = [(name, *position) for name, position in positions.items()]
     images.sort(key=lambda image: sort_key(image[0]))
     return _build_entries(
         [os.fsencode(name) for name, _, _ in images],
         np.array([offset for _, offset, _ in images], np.int64),
         np.array([size for _, _, size in images], np.int64),
-        np.array([labels.get(_sample(name), -1) for name, _, _ in images], np.int64),
+        np.array([labels.get(_get_sample_key(name), -1) for name, _, _ in images], np.int64),
     )
 
 
-def _list_members(file: BinaryIO, tar: str, size: int, start: int = 0) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """Yield the members of the tar from ``start`` to ``size``, and of tars in it, with their names.
+def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """Yield the members of the tar from ``start`` to ``end``, and of tars in it, with their names.
 
     Raises:
         UserError: it is no tar, compressed, damaged, or cut.
     """
     file.seek(start)
-    begin = file.read(6)
-    kind = next((name for magic, name in _COMPRESSED.items() if begin.startswith(magic)), "")
+    signature = file.read(6)
+    kind = next((name for magic, name in _COMPRESSED.items() if signature.startswith(magic)), "")
     if kind:
         raise UserError(f"{tar} is compressed ({kind}), so its images cannot be read in place; decompress it first")
     file.seek(start)
@@ -189,26 +212,35 @@ def _list_members(file: BinaryIO, tar: str, size: int, start: int = 0) -> Iterat
                     break
                 archive.members.clear()  # type: ignore[attr-defined]  # or it keeps every header in memory
                 name = member.name.removeprefix("./").lstrip("/")
-                if member.offset_data + member.size > size:
+                if (
+                    not member.sparse and member.offset_data + member.size > end
+                ):  # a sparse one states its expanded size
                     raise UserError(f"{tar} is cut in {name}; copy it again")
                 if member.isreg() and name.lower().endswith(".tar"):
-                    end = member.offset_data + member.size
-                    inner = _list_members(file, f"{tar}/{name}", end, member.offset_data)
+                    inner_end = member.offset_data + member.size
+                    inner = _list_members(file, f"{tar}/{name}", inner_end, member.offset_data)
                     yield from ((f"{name[:-4]}/{image}", entry) for image, entry in inner)
                 else:
                     yield name, member
-            file.seek(archive.offset)
-            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-                raise UserError(
-                    f"{tar} is damaged or cut at byte {archive.offset}: its end mark is missing; copy it again"
-                )
+            _check_end(file, tar, archive.offset, end)
     except tarfile.TarError as error:
         raise UserError(f"{tar} is no tar, or is damaged or cut ({error}); copy it again") from error
     except OSError as error:
         raise UserError(f"cannot read {tar}: {error.strerror or error}") from error
 
 
-def _sample(name: str) -> str:
+def _check_end(file: BinaryIO, tar: str, start: int, end: int) -> None:
+    """Raise UserError unless the end mark of the tar is at ``start``, with nothing but padding up to ``end``."""
+    file.seek(start)
+    rest = file.read(min(end - start, _MAX_PADDING + 1))
+    if rest[: tarfile.BLOCKSIZE] != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise UserError(f"{tar} is damaged or cut at byte {start}: its end mark is missing; copy it again")
+    if len(rest) > _MAX_PADDING or rest.strip(tarfile.NUL):
+        remedy = "copy it again, or, if it is several tars in one file, write each to its own file"
+        raise UserError(f"{tar} has data after its end mark at byte {start}; {remedy}")
+
+
+def _get_sample_key(name: str) -> str:
     """Return the key of a member's sample: its name up to the first dot of the file name (WebDataset's rule)."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/{file.partition('.')[0]}"

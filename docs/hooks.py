@@ -15,8 +15,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
-          "SECURITY.md": "security.md"}  # fmt: skip
+_ABOVE = {name: f"{name[:-3].lower()}.md" for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
+_ABOVE |= {"README.md": "index.md", "studies/README.md": "studies/index.md"}
+for _path in ROOT.glob("studies/*/README.md"):
+    _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
+_SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
@@ -45,7 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _in_repository(page: str, link: str) -> str:
     """The path in the repository of what a page links to."""
-    folder = "" if page in _ABOVE.values() else posixpath.dirname(f"docs/{page}")
+    folder = posixpath.dirname(_SOURCES.get(page, f"docs/{page}"))
     return posixpath.normpath(posixpath.join(folder, link))
 
 

@@ -5,6 +5,7 @@ User modules and Detectron2's catalog are imported only for names that they defi
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     trains_on_objects = not (eval_only or all(map(data.in_catalog, cfg.DATASETS.TRAIN)))
     if architecture in ("PanopticFPN", "SemanticSegmentor") and trains_on_objects:
         raise UserError(f"{reason}, but a file of objects in COCO's format labels no pixels; choose GeneralizedRCNN")
+    if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
+        raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
 
 def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:

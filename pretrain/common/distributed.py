@@ -173,7 +173,8 @@ def mean_(x: Tensor) -> Tensor:
 def code_digest() -> str:
     """Return 8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
     root = Path(__file__).resolve().parents[2]
-    sources = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
+    files = [path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*")]
+    sources = sorted(path for path in files if path.suffix in (".py", ".yaml", ".txt"))  # defaults are in YAML
     content = b"".join(path.read_bytes() for path in (*sources, *extensions.sources()))
     return hashlib.sha256(content).hexdigest()[:8]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,11 @@ def _fetch(name: str, folder: Path) -> None:
             tv.STL10(temporary, split="test", download=True)
         else:
             _find_class(name)(temporary, download=True)
-        with contextlib.suppress(OSError):  # another run has downloaded it
+        try:
             (Path(temporary) / folder.name).rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another run has downloaded it
+                raise
 
 
 def _find_class(name: str) -> Any:

@@ -9,7 +9,7 @@ the pose.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,11 @@ _SIZE = 160  # pixels of the longer side of a scene
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    (output,) = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Write the drawn people of this study to a folder."
+    )
+    parser.add_argument("output", metavar="FOLDER", help="folder to write")
+    output = parser.parse_args(argv).output
     make_data.make(
         Path(output).absolute(), {"kind": "people"}, lambda folder: write_people(folder, _IMAGES, _SIZE, seed=0)
     )

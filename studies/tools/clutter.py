@@ -8,7 +8,7 @@ because accuracy on plain digits saturates when labels are used. The levels of i
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +28,11 @@ _SEED = 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    (output,) = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Write the cluttered digits of `studies/tcl` to a folder."
+    )
+    parser.add_argument("output", metavar="FOLDER", help="folder to write")
+    output = parser.parse_args(argv).output
     make_data.make(Path(output).absolute(), {"kind": "clutter", "seed": _SEED}, write_cluttered_digits)
 
 

@@ -55,3 +55,14 @@ def test_every_data_set_has_its_file_of_proposals(tmp_path: Path) -> None:
     check(str(file))
     keys["DATASETS__PROPOSAL_FILES_TRAIN"] = ()
     refused(lambda: check(str(file)), "DATASETS.PROPOSAL_FILES_TRAIN is []")
+
+
+@pytest.mark.detectron2
+def test_deformable_convolutions_need_compiled_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"MODEL__RESNETS__DEFORM_ON_PER_STAGE": [False, True, True, True]}
+    cfg = tiny_coco.config(Path("out"), "coco_2017_val", **keys)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    preflight.check_engine(cfg, "detectron2", eval_only=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check = lambda: preflight.check_engine(cfg, "detectron2", eval_only=False)  # noqa: E731
+    refused(check, "MODEL.RESNETS.DEFORM_ON_PER_STAGE", "build")

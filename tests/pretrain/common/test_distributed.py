@@ -172,3 +172,10 @@ def _take_turns(path: Path) -> None:
     except UserError:
         assert rank == 0
     dist.barrier()
+
+
+def test_the_digest_of_the_code_covers_defaults_in_yaml(monkeypatch: pytest.MonkeyPatch):
+    before = distributed.code_digest()
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "keys.yaml"))
+    assert distributed.code_digest() != before

@@ -81,3 +81,7 @@ def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
     assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}
+
+
+def test_the_nearest_value_is_suggested():
+    refused(lambda: load_config(None, ["METHOD.NAME", "jlc"]), "METHOD.NAME", "did you mean 'jcl'")

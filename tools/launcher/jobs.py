@@ -21,6 +21,15 @@ from pretrain.common.run.lock import holder
 from . import local_job, slurm
 from .records import launch_files, read_outcome
 
+# What SLURM's reasons mean for a job here, where the word alone does not say it.
+_WAITS = "; it waits forever: cancel it, and resume with another --time or --partition"
+_MEANING = {
+    "DependencyNeverSatisfied": " (a job that it waits for has failed)",
+    "PartitionTimeLimit": f" (its time limit is above the partition's{_WAITS})",
+    "PartitionNodeLimit": f" (it asks for more nodes than the partition has{_WAITS})",
+    "PartitionConfig": f" (no node of the partition has what it asks for{_WAITS})",
+}
+
 
 def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return each job's state: PENDING with its reason in parentheses, RUNNING, or how it ended in SLURM's words.
@@ -72,6 +81,38 @@ def describe_unrecorded_exit(folder: Path) -> str:
     if shutil.disk_usage(folder).free < 2**20:
         return f"it could not record how it ended: the disk of {folder} is full"
     return "it exited without reporting an error"
+
+
+def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
+    """Describe how a SLURM job ended that recorded nothing: SLURM's reason, and the last line of its output."""
+    word, _, reason = job_state.partition(" ")
+    reason = reason.strip("()")
+    parts = [f"{reason}{_MEANING.get(reason, '')}"] if reason else []
+    files = find_output(folder, job, 0)
+    if any(file.exists() for file in files):
+        lines = [line for line in _read(files[1]).splitlines() if line.strip() and not line.startswith("srun: ")]
+        parts += lines[-1:]
+    elif word == "FAILED":
+        parts.append(f"it wrote nothing; can its nodes see {folder}?")
+    return ": ".join(parts)
+
+
+def explain_pending(reason: str) -> str:
+    """Add to SLURM's reason for a pending job what it means, if the job may wait forever."""
+    return f"{reason}{_MEANING.get(reason, '')}"
+
+
+def _read(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def find_output(folder: Path, job: Mapping[str, Any], rank: int) -> list[Path]:
+    """Return the files of a rank's standard output and standard error."""
+    moved = folder / "launch" / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
+    logs = moved if moved.is_dir() else Path(job["logs"])
+    if job["cluster"] == "slurm":
+        return [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
+    return local_job.log_paths(logs, rank)
 
 
 def cancel(folder: Path, now: bool = False) -> None:
@@ -128,15 +169,17 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     Args:
         follow: continue until Ctrl-C.
     """
-    file = folder / "launch" / "launch.json"
-    job = read_json(file)["jobs"][-1]
-    moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
-    logs = moved if moved.is_dir() else Path(job["logs"])
-    paths = local_job.log_paths(logs, rank)
-    if job["cluster"] == "slurm":
-        paths = [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
-    if not follow and not any(path.exists() for path in paths):
-        raise UserError(f"rank {rank} of job {job['id']} has no output yet; add --follow to wait for it")
+    job = read_json(folder / "launch" / "launch.json")["jobs"][-1]
+    paths = find_output(folder, job, rank)
+    if not any(path.exists() for path in paths):
+        state = job_states([job])[0]
+        if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
+            why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
+            raise UserError(f"rank {rank} of job {job['id']} has ended without output ({state.lower()}): {why}")
+        if not follow:
+            raise UserError(
+                f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"
+            )
     command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():

@@ -19,7 +19,7 @@ from pretrain.common.errors import UserError
 from .jobs import describe_unrecorded_exit
 from .local_job import LocalJob
 from .options import Options, visible_gpus
-from .rank_main import LOCAL_STOP_REASON, hang_up
+from .rank_main import LOCAL_STOP_REASON, handle_signals
 from .records import find_job, read_outcome, record_stop
 
 if TYPE_CHECKING:
@@ -58,16 +58,11 @@ class LocalRun:
         Raises:
             Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
-        earlier = {number: signal.signal(number, self._forward) for number in numbers}
-        try:
+        with handle_signals(self._forward):
             self._start_ready()
             while self._running:
                 self._finish(*self._wait())
                 self._start_ready()
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
         if self._signals and self._waiting and not self._interruptions:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
         if self._interruptions:

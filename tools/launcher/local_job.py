@@ -61,7 +61,7 @@ class LocalJob:
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                of_rank = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
+                of_rank = rank_environment(rank, size, rank, size)
                 out, err = log_paths(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
                     process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
@@ -125,6 +125,9 @@ def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
     if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     processes = (options.parallel or 1) * options.tasks_per_node

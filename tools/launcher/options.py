@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,20 @@ from .site_file import GPUS, read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
-_SLURM_ONLY = ("partition", "account", "time", "sbatch")  # of the command line's options
+_SLURM_ONLY = ("partition", "account", "time", "sbatch", "srun", "python")  # of the command line's options
 # Options that the launcher itself gives to sbatch; for some of them it has its own options.
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
-    *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
+    *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
 _CPU_MINUTES = 30  # of stages without a GPU, which take minutes
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
-_SBATCH = {
+_WORDS: dict[str, Any] = {
     "action": "append",
     "type": lambda word: word.partition("=")[::2],
     "metavar": "KEY=VALUE",
-    "help": "additional sbatch option, for example qos=long; KEY alone is a flag; may be repeated",
 }
 
 
@@ -49,21 +48,15 @@ def _option(default: Any, text: str, minimum: int | None = None, **argument: Any
     return field(default=default, metadata={"minimum": minimum, "argument": {"help": text, **argument}})
 
 
-def _site_number(default: int, minimum: int) -> Any:
-    """Return a field of `Options` with a number that only the site file sets."""
-    return field(default=default, metadata={"minimum": minimum})
-
-
 @dataclass(frozen=True)
 class Options:
     """Resources of a job.
 
     Attributes:
-        sbatch: further options of sbatch without their dashes; an empty value is a flag.
+        sbatch: further options of sbatch without their dashes; an empty value is a flag. Likewise ``srun``.
         setup: shell lines that run before the stage of a SLURM job.
         cpu: partition, account, time and options of sbatch for stages that use no GPU.
         signal_delay: seconds before the time limit at which a checkpoint is requested.
-        max_timeouts: maximum number of requeues after time limits.
     """
 
     cluster: str = _option(
@@ -90,14 +83,26 @@ class Options:
         "time limit per job, in minutes or as H:MM:SS or D-HH:MM:SS; a longer run is requeued "
         "(default: 240 minutes; at most 30 for stages that use no GPU)",
     )
-    sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
+    max_timeouts: int = _option(
+        2, "requeues of a job after its time limit, each of which costs as much again (default: 2)", 0
+    )
+    sbatch: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"argument": {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag"}},
+    )
+    srun: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"argument": {**_WORDS, "help": "additional srun option, such as container-image=IMAGE"}},
+    )
+    python: str = _option(
+        "", "command that runs Python in the jobs (default: this Python), for example 'apptainer exec IMAGE python'"
+    )
     parallel: int | None = _option(
         None, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)", 1
     )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
-    signal_delay: int = _site_number(120, 1)
-    max_timeouts: int = _site_number(100, 0)
+    signal_delay: int = field(default=120, metadata={"minimum": 1})
 
     @property
     def gpus_per_node(self) -> int:
@@ -116,6 +121,11 @@ class Options:
     def minutes(self) -> int:
         """The time limit."""
         return parse_minutes(self.time) if self.time else 240
+
+    @property
+    def slurm_cluster(self) -> str:
+        """The cluster of the jobs, if it is not SLURM's default one."""
+        return self.sbatch.get("clusters", "")
 
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
@@ -200,24 +210,37 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     if cluster == "local":
         _check_local(arguments, cluster_file)
         site = {}
-    sbatch = {**site.get("sbatch", {}), **dict(arguments.get("sbatch", {}))}
-    sbatch = {key.replace("_", "-"): value for key, value in sbatch.items()}  # as sbatch names them
+    words = {name: {**site.get(name, {}), **dict(arguments.get(name, {}))} for name in ("sbatch", "srun", "cpu")}
+    words = {name: _normalize(values) for name, values in words.items()}
     clusters = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
     if cluster == "slurm" and clusters:  # recorded, so that status and cancel ask the same cluster
-        sbatch.setdefault("clusters", clusters)
-    options = Options(**{**site, **arguments, "cluster": cluster, "sbatch": sbatch})
+        words["sbatch"].setdefault("clusters", clusters)
+    options = Options(**{**site, **arguments, **words, "cluster": cluster})
     _check(options)
     return options
 
 
-def from_record(values: dict[str, Any]) -> Options:
-    """Return the options of a record, which has a value for each."""
-    options = Options(**{**values, "setup": tuple(values["setup"])})
+def _normalize(words: dict[str, str]) -> dict[str, str]:
+    """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
+    return {
+        key.replace("_", "-"): "" if value.lower() == "true" else value
+        for key, value in words.items()
+        if value.lower() != "false"
+    }
+
+
+def from_record(values: dict[str, Any], **changes: str) -> Options:
+    """Return the options of a record, with ``changes`` that are not empty; jobs that it waited for are of the past."""
+    changes = {name: value for name, value in changes.items() if value}
+    sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
+    options = Options(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
+    if options.cluster == "local":
+        _check_local(changes, "")
     _check(options)
     return options
 
 
-def _check_local(arguments: dict[str, Any], cluster_file: str) -> None:
+def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
     names = [name for name in _SLURM_ONLY if name in arguments]
     for name in [*names, "cluster_file"] if cluster_file else names:
         remedy = "leave it out, or add --cluster slurm"
@@ -246,6 +269,12 @@ def _check(options: Options) -> None:
         raise UserError(
             f"signal-delay ({options.signal_delay} s, of the site file) is not shorter than --time ({options.minutes} "
             "minutes); the job would be asked to stop as soon as it starts"
+        )
+    is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
+    if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
+        raise UserError(
+            f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node, and each process needs "
+            f"its own; give --gpus {options.tasks}, or leave --tasks out"
         )
     if options.cluster != "slurm":
         _check_machine(options)

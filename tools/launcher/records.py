@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import git_state
@@ -50,10 +51,15 @@ def new_log_folder(folder: str | Path) -> Path:
     return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
+def resume_command(folder: str) -> str:
+    """Return the command that continues a run or pipeline."""
+    return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
+
+
 def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
     """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
-    clusters = {"cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", "")}
+    clusters = {"cluster": options.cluster, "slurm_cluster": options.slurm_cluster}
     source = {"host": socket.gethostname(), "submitted": time.time(), "code": git_state()}
     job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
     jobs = [*read_record(path).get("jobs", []), job]

@@ -31,6 +31,9 @@ _NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was ki
 def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``work`` names the purpose.
 
+    A SLURM job waits until an owner on another machine has touched its file again or is known to be dead: it may have
+    been killed with its node a moment ago.
+
     Raises:
         UserError: a live process, which the message names, has claimed it, or the folder cannot be written.
     """
@@ -70,8 +73,11 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
         owners = _owners(folder, of)
         for path in owners:
             owner = _read(path)
+            touched = _touched(path)
             while not _is_dead(path, owner):
-                if owner:
+                is_elsewhere = owner.get("place") != _place() and owner.get("job") != _job()
+                may_be_lost = _job()[0] and is_elsewhere and _touched(path) == touched
+                if owner and not may_be_lost:
                     job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
                     raise UserError(
                         f"{folder / of} is in use: {owner.get('work', 'a run')} on "
@@ -79,7 +85,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                         f"({_DEAD_AFTER_S:.0f} s if it was killed on another machine), stop it, or choose another"
                         " folder"
                     )
-                time.sleep(0.1)  # it is about to write its name, or was killed before that
+                time.sleep(0.1)  # it is about to touch the file or to write its name, or was killed before that
                 owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
@@ -107,6 +113,13 @@ def _touch(path: Path, released: threading.Event) -> None:
     while not released.wait(_TOUCH_PERIOD_S):
         with contextlib.suppress(OSError):  # a file server that does not answer now may answer the next time
             os.utime(path)
+
+
+def _touched(path: Path) -> float:
+    """Return when the owner has touched its file; 0.0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _owners(folder: Path, of: str) -> list[Path]:

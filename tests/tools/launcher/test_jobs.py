@@ -105,7 +105,7 @@ def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
             jobs.cancel(folder)
         status.print_status(folder)
         printed = capsys.readouterr().out
-        assert re.search(rf"knn +unknown(.*\n)*.*{why}", printed) and "lost" not in printed
+        assert re.search(rf"unknown: .*{why}(.*\n)*knn +unknown", printed) and "lost" not in printed
     end(folder, "complete")
     refuse_if_running(folder)
     jobs.cancel(folder)

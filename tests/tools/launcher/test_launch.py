@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -117,7 +116,7 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.start.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
+    monkeypatch.setattr("tools.launcher.start.submit", lambda *given: ["7"])
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 

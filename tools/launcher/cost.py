@@ -24,5 +24,7 @@ def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
         if gpus:
             each = f"{gpus} GPU{'s' * (gpus > 1)} x {hours:.4g} h x {attempts} attempt{'s' * (attempts > 1)}"
             lines.append(f"# {stage}: {jobs} job{'s' * (jobs > 1)}, each at most {each} = {cost:,.0f} GPU-hours")
-    remark = f"; --max-timeouts {options.max_timeouts}, preempted attempts are extra" if total else ""
-    return "\n".join([*lines, f"# in sum at most {total:,.0f} GPU-hours{remark}"])
+    if not total:
+        return "# no GPU-hours: no stage asks for GPUs"
+    remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
+    return "\n".join([*lines, f"# in sum at most {total:,.0f} GPU-hours ({remark})"])

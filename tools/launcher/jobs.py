@@ -87,6 +87,8 @@ def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
     """Describe how a SLURM job ended that recorded nothing: SLURM's reason, and the last line of its output."""
     word, _, reason = job_state.partition(" ")
     reason = reason.strip("()")
+    if word == "CANCELLED" and reason not in _MEANING:  # it is what the job was waiting for
+        reason = ""
     parts = [f"{reason}{_MEANING.get(reason, '')}"] if reason else []
     files = find_output(folder, job, 0)
     if any(file.exists() for file in files):
@@ -175,7 +177,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         state = job_states([job])[0]
         if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(f"rank {rank} of job {job['id']} has ended without output ({state.lower()}): {why}")
+            raise UserError(f"rank {rank} of job {job['id']} has ended without output: {why}")
         if not follow:
             raise UserError(
                 f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"

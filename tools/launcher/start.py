@@ -24,6 +24,7 @@ from .local_graph import Interrupted, LocalRun, short
 from .options import Options
 from .rank_main import handle_signals
 from .records import resume_command, warn
+from .spec import StageSpec
 from .submit import copy_code, find_code, preview, remove_folder, submit, test
 
 
@@ -137,7 +138,7 @@ class Submission:
                 continue
             previous = _depend("afterany", [self._submitted[-1].partition("_")[0]])
 
-    def _submit(self, keys: list[str], specs: list, code: Path, dependency: str) -> None:
+    def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
         ids = submit(specs, self._options, code, dependency)
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
@@ -210,7 +211,9 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
 def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
     """Print what SLURM says about each kind of job; return the number of refusals."""
     errors = 0
-    kinds = {f"{batch[0].spec.stage} {options.for_stage(batch[0].spec)}": batch for batch in batches}
+    kinds: dict[str, list[Node]] = {}
+    for batch in batches:
+        kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
     for batch in kinds.values():
         try:
             answer = test([node.spec for node in batch], options, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.run.state import read_record
+from tests.errors import refused
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import ROOT, fake, job_of, outcome, shown, steps, submit_jobs, wait_for
 from tools.launcher import jobs as all_jobs
@@ -106,13 +108,38 @@ def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_
     assert ranks == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 
 
-def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
-    specs = [fake(tmp_path / f"point{i}", "count", 3, 0.3) for i in range(4)]
-    jobs = submit_jobs(specs, replace(slurm_options, parallel=2))
-    assert "ArrayTaskThrottle=2" in shown_by_scontrol(jobs[0].split("_")[0])
-    for job, spec in zip(jobs, specs, strict=True):
+def test_jobs_that_end_before_their_stage_say_why(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    """A set-up line fails, a node does not see the run folder, and a parent fails."""
+    options = replace(slurm_options, setup=("export A=b", "module load cuda/12.4", "export C=d"))
+    nodes = (Node("a", fake(tmp_path / "p/a")), Node("b", fake(tmp_path / "p/b"), ("a",)))
+    assert start_graph(build_graph(str(tmp_path / "p"), nodes, fake(tmp_path / "p/report")), options) == 0
+    (unseen,) = submit_jobs([fake(tmp_path / "p/c")], replace(slurm_options, sbatch={"begin": "now+2"}))
+    Path(job_of(tmp_path / "p/c")["logs"]).rename(tmp_path / "on another disk")
+    slurm_cluster.wait_state(unseen, "FAILED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/b")["id"], "CANCELLED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/report")["id"], "FAILED")
+    capsys.readouterr()
+    assert status.print_status(tmp_path / "p") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 failed, 1 cancelled\n")
+    assert "p/a: NonZeroExitCode: set-up line failed with status 127: module load cuda/12.4" in printed
+    assert "p/b: DependencyNeverSatisfied (a job that it waits for has failed)" in printed
+    assert "p/c: JobLaunchFailure: it wrote nothing; can its nodes see" in printed
+    refused(lambda: all_jobs.print_logs(tmp_path / "p/c", 0, True), "has ended without output", "JobLaunchFailure")
+
+
+def test_a_job_whose_port_is_taken_uses_another(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (first,) = submit_jobs([fake(tmp_path / "first")], slurm_options)
+    with socket.socket() as server:
+        server.bind(("", 20000 + (int(first) + 1) % 12000))
+        server.listen()
+        (job,) = submit_jobs([fake(tmp_path / "next")], replace(slurm_options, tasks=2))
+        assert int(job) == int(first) + 1
         slurm_cluster.wait_state(job, "COMPLETED")
-        assert read_record(Path(spec.folder) / "results.json")["metrics"] == {"count": 3}
+        port = int(read_record(tmp_path / "next/results.json")["port"])
+        assert port > server.getsockname()[1]
 
 
 def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):

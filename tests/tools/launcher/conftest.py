@@ -21,4 +21,4 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def slurm_options(slurm_cluster: SlurmCluster) -> Options:
     slurm_cluster.wait_idle()
-    return resolve({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30})
+    return resolve({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30, "max_timeouts": 100})

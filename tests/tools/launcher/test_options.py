@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import programs
+from tests.tools.launcher.helpers import ROOT, programs
 from tools.launcher import options, stages
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
+from tools.launcher.submit import preview
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     assert (read.account, read.gpus, read.max_timeouts, read.partition) == ("0042", 3, 0, "on")
     assert (read.minutes, read.setup) == (240, ("module load cuda", "export A=b"))
     assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
+    assert from_site("sbatch: {exclusive: true, requeue_x: false}\n").sbatch == {"exclusive": ""}
     assert from_record(json.loads(json.dumps(asdict(read)))) == read  # from a run folder's record
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
@@ -257,3 +260,28 @@ def test_auto_uses_the_allocation_that_this_machine_is_in(
     else:  # a login node, or a job that has ended
         refused(lambda: resolve({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
     assert [resolve({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]
+
+
+SITES = {
+    "typed_gpus": "--gpus-per-node=a100:8",
+    "gres_only": "--gres=gpu:v100:4",
+    "gpu_and_cpu_accounts": "--qos=qos_gpu-t3",
+    "memory_per_core": "--mem-per-cpu=4G",
+    "whole_nodes": "--exclusive\n",
+    "clean_environment": "--clusters=alex",
+    "pyxis": "--no-container-mount-home python -u -m tools",
+    "apptainer": "pretrain.sif python -u -m tools",
+    "node_local_data": 'imagenet.tar -C "$SLURM_TMPDIR"\n',
+    "short_limits": "--signal=USR2@300",
+}
+
+
+def test_the_site_files_of_the_documentation_are_read():
+    folder = ROOT / "docs/sites"
+    assert sorted(SITES) == sorted(file.stem for file in folder.iterdir())
+    for name, line in SITES.items():
+        read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
+        pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
+        scripts = [preview([stage], read, Path("/code"), "") for stage in (pretraining, CONVERT)]
+        assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
+        assert "Not tried at any site." in (folder / f"{name}.yaml").read_text()

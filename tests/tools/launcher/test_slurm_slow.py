@@ -64,7 +64,7 @@ def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluste
     (job,) = submit_jobs([fake(tmp_path, "count", 2000, 0.25)], capped)
     slurm_cluster.wait_state(job, "FAILED", seconds=120)
     assert shown(tmp_path)["state"] == "failed"
-    assert "timed-out too many times" in outcome(tmp_path)["failure"]["error"]
+    assert "used all its attempts" in outcome(tmp_path)["failure"]["error"]
 
 
 def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):

@@ -122,7 +122,7 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
         _check_cores(options, cores)
     if not spec.config:
         return []
-    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
+    reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
     world_size = options.nodes * options.tasks_per_node
     cfg: CfgNode
     if spec.stage == "transfer":
@@ -133,18 +133,18 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
         if not eval_only:
             check_batch_division(scale_to_world(cfg, world_size), world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
-        if is_new and download and "://" in cfg.MODEL.WEIGHTS:
+        is_address = "://" in cfg.MODEL.WEIGHTS
+        if reads_weights and download and is_address:
             find_weights(cfg.MODEL.WEIGHTS)
-        is_new = is_new and "://" not in cfg.MODEL.WEIGHTS
-        check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=is_new)
+        check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
         check_divisible(cfg, spec.stage, world_size)
         names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
-        if is_new and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
+        if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
             existing_file(cfg.MODEL.WEIGHTS, "file of MODEL.WEIGHTS")
-        check = functools.partial(check_data_exists, cfg, spec.stage, weights=is_new)
-    if node.parents:  # an earlier stage may write the data
+        check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
+    if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
         return []
     return _check_data(check, names, is_slurm, check_data)
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
 
+from .gpus import visible_gpus
 from .jobs import describe_unrecorded_exit
 from .local_job import LocalJob
-from .options import Options, visible_gpus
+from .options import Options
 from .rank_main import LOCAL_STOP_REASON, handle_signals
 from .records import find_job, read_outcome, record_stop
 

@@ -7,11 +7,8 @@ takes precedence over the site file, and the site file over the defaults.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,11 +17,13 @@ from typing import Any
 from pretrain.common.errors import UserError
 
 from . import slurm
+from .gpus import asks_for_gpus, visible_gpus
 from .site_file import GPUS, read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
-_SLURM_ONLY = ("partition", "account", "time", "sbatch", "srun", "python")  # of the command line's options
+# Options of the command line that are for SLURM alone.
+_SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
 # Options that the launcher itself gives to sbatch; for some of them it has its own options.
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
@@ -34,11 +33,9 @@ SET_BY_LAUNCHER = (
 _CPU_MINUTES = 30  # of stages without a GPU, which take minutes
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
-_WORDS: dict[str, Any] = {
-    "action": "append",
-    "type": lambda word: word.partition("=")[::2],
-    "metavar": "KEY=VALUE",
-}
+_WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
+_SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
+_SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAGE; may be repeated"}
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -83,20 +80,10 @@ class Options:
         "time limit per job, in minutes or as H:MM:SS or D-HH:MM:SS; a longer run is requeued "
         "(default: 240 minutes; at most 30 for stages that use no GPU)",
     )
-    max_timeouts: int = _option(
-        2, "requeues of a job after its time limit, each of which costs as much again (default: 2)", 0
-    )
-    sbatch: dict[str, str] = field(
-        default_factory=dict,
-        metadata={"argument": {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag"}},
-    )
-    srun: dict[str, str] = field(
-        default_factory=dict,
-        metadata={"argument": {**_WORDS, "help": "additional srun option, such as container-image=IMAGE"}},
-    )
-    python: str = _option(
-        "", "command that runs Python in the jobs (default: this Python), for example 'apptainer exec IMAGE python'"
-    )
+    max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
+    sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
+    srun: dict[str, str] = field(default_factory=dict, metadata={"argument": _SRUN})
+    python: str = _option("", "command that runs Python in the jobs, such as 'apptainer exec IMAGE python'")
     parallel: int | None = _option(
         None, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)", 1
     )
@@ -222,11 +209,8 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
 
 def _normalize(words: dict[str, str]) -> dict[str, str]:
     """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
-    return {
-        key.replace("_", "-"): "" if value.lower() == "true" else value
-        for key, value in words.items()
-        if value.lower() != "false"
-    }
+    given = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
+    return {key: "" if value.lower() == "true" else value for key, value in given.items()}
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
@@ -289,25 +273,6 @@ def _check_machine(options: Options) -> None:
         raise UserError(f"--gpus {options.gpus}, but only {len(visible_gpus())} are visible; request at most that many")
 
 
-def visible_gpus() -> list[str]:
-    """Return the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return [str(index) for index in range(_device_count())]
-    return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
-
-
-@functools.cache
-def _device_count() -> int:
-    """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
-        raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
-
-
 def parse_minutes(text: str) -> int:
     """Return a time limit in whole minutes, rounded up."""
     match = re.fullmatch(r"(\d+)|(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
@@ -315,11 +280,6 @@ def parse_minutes(text: str) -> int:
         raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
     total, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return total + days * 1440 + hours * 60 + minutes + (seconds > 0)
-
-
-def asks_for_gpus(key: str, value: str) -> bool:
-    """Return whether an option of sbatch is for GPUs."""
-    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
 
 
 def flag(name: str) -> str:

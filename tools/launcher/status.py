@@ -20,10 +20,10 @@ from pretrain.common.run import metrics
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import holder
 
+from .graph import RECORD
 from .jobs import describe_end, describe_unrecorded_exit, explain_pending, explain_unknown, is_finished, job_states
-from .records import files_below, launch_files, read_outcome
+from .records import files_below, launch_files, read_outcome, resume_command
 
-_PLANS = ("pipeline.json",)
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = ("complete", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")
@@ -51,6 +51,8 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         counts = Counter(entry["state"] for entry in everything)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
+        if any((folder / record).exists() for record in ("launch/launch.json", RECORD)) and lines[1:]:
+            lines.append(f"to continue: {resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
         print(printable("\n".join(lines)))
@@ -83,13 +85,13 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = files_below(folder, "state.json", "launch/launch.json", *(f"launch/{name}" for name in _PLANS))
+    files = files_below(folder, "state.json", "launch/launch.json", str(RECORD))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it")
     plans: dict[Path, dict[str, Any]] = {}
     launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
     for file in files:
-        if file.name in _PLANS:
+        if file.name == RECORD.name:
             plans |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
         elif file.name == "launch.json":
             launched[file.parents[1]] = read_json(file)

@@ -23,7 +23,8 @@ from pretrain.common.run.folder import git_state
 from tools import ROOT
 
 from . import slurm
-from .options import SET_BY_LAUNCHER, Options, asks_for_gpus, visible_gpus
+from .gpus import asks_for_gpus, visible_gpus
+from .options import SET_BY_LAUNCHER, Options
 from .rank_main import SlurmJob
 from .records import new_log_folder, record_job
 from .spec import StageSpec
@@ -35,8 +36,8 @@ _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch
 # Variables of a job that this process may be part of; but MASTER_ADDR of a set-up line counts.
 _OUTER = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Set-up lines end the job if one of them fails, but not for what fails inside a file that they source.
 _CHECKED = """\
+# ends the job at a line that fails, but not for what fails in a file that a line sources
 trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "set-up line failed with status $status: """
 _CHECKED += """$(sed -n ${LINENO}p "$0")" >&2; exit 1; }' ERR"""
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.

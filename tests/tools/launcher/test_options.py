@@ -14,7 +14,7 @@ import pytest
 from pretrain.common.errors import UserError
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT, programs
-from tools.launcher import options, stages
+from tools.launcher import gpus, options, stages
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import preview
@@ -115,8 +115,8 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     convert = asked.for_stage(CONVERT)
     assert (convert.partition, convert.nodes, convert.gpus_per_node, convert.tasks_per_node) == ("cpu", 1, 0, 1)
     assert replace(asked, cpu={}).for_stage(CONVERT).partition == "gpu"
-    for gpus, used in ((4, 1), (0, 0)):
-        options = Options(cluster="slurm", nodes=2, gpus=gpus).for_stage(stages.distributions(["runs/a", "runs/b"]))
+    for count, used in ((4, 1), (0, 0)):
+        options = Options(cluster="slurm", nodes=2, gpus=count).for_stage(stages.distributions(["runs/a", "runs/b"]))
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
 
 
@@ -197,23 +197,23 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    options._device_count.cache_clear()
-    assert [options.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
+    gpus._device_count.cache_clear()
+    assert [gpus.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
-    options._device_count.cache_clear()
+    gpus._device_count.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
     with pytest.raises(UserError, match=r"torch cannot count the GPUs .*libcuda.*name them in CUDA_VISIBLE_DEVICES"):
-        options.visible_gpus()
+        gpus.visible_gpus()
 
 
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
-    assert options.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
+    assert gpus.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
     counts = [Options(cluster="local", parallel=parallel).gpus_per_node for parallel in (None, 2, 8)]
     assert counts == [4, 2, 1]
     assert [Options(cluster="local", tasks=tasks).gpus_per_node for tasks in (3, 8)] == [3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert options.visible_gpus() == []
+    assert gpus.visible_gpus() == []
 
 
 @pytest.mark.parametrize(

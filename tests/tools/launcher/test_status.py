@@ -117,7 +117,8 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     end(folder, "failed", attempt=1)
     write_failure(folder, 0, UserError("the data set holds too few images"), "s")
     assert launch.main(["status", str(folder)]) == 1
-    counts, note, _, row = capsys.readouterr().out.splitlines()
+    counts, note, remedy, _, row = capsys.readouterr().out.splitlines()
+    assert remedy == f"to continue: python tools/launch.py resume {folder}"
     assert counts == "1 failed"
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
     assert note.startswith(f"failed: {folder}: rank 0 on ") and note.endswith(": the data set holds too few images")

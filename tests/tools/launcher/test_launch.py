@@ -170,10 +170,14 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cluster: str
+):
+    """Nodes of a cluster may have no internet."""
     monkeypatch.setattr("transfer.weights.files.download", lambda address: pytest.fail(address))
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
-    words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
+    words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
     assert "stages to run; 0 invalid" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):

@@ -94,9 +94,10 @@ def _run_recorded(spec: StageSpec, job: str) -> None:
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call ``handler`` for Ctrl-C, SIGTERM and the end of the terminal until the block ends."""
-    earlier = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, *hang_up())}
+def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up(), *more)
+    earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

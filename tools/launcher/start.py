@@ -37,12 +37,10 @@ def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    is_slurm = options.cluster == "slurm"
-    work = "submission of the pipeline" if is_slurm else "pipeline"  # by which `cancel` finds this process
-    with contextlib.nullcontext() if graph.is_single else claim(graph.output, work):
+    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "pipeline"):
         plan = check_graph(graph, options, check_data=check_data)
         plan.check(graph)
-        if is_slurm:
+        if options.cluster == "slurm":
             return _submit_graph(graph, options, plan)
         return _run_graph(graph, options, plan.missing)
 

@@ -21,7 +21,7 @@ from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import holder
 
 from .graph import RECORD
-from .jobs import describe_end, describe_unrecorded_exit, explain_pending, explain_unknown, is_finished, job_states
+from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, job_states
 from .records import files_below, launch_files, read_outcome, resume_command
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
@@ -143,7 +143,7 @@ def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: di
     if word == "UNKNOWN" and not is_finished(folder, job):
         return "unknown", explain_unknown(job)
     if word == "PENDING":
-        return "pending", explain_pending(detail.strip("()")) or reason
+        return "pending", explain_reason(detail.strip("()")) or reason
     if word == "RUNNING":
         return "running", reason
     how = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
@@ -151,8 +151,6 @@ def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: di
         return word.lower(), reason or how
     if state not in ("", "running"):
         return state, reason
-    if "stopped_by" in job:
-        return "stopped", f"it was stopped by {job['stopped_by']}"
     return "failed" if word == "FAILED" else "lost", how or describe_unrecorded_exit(folder)
 
 

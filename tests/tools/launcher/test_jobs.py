@@ -141,11 +141,3 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
         jobs.cancel(tmp_path / "runs", now=True)
     assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
-
-
-def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
-    started(tmp_path / "stage", LOCAL)
-    owner = {"work": "pipeline", "host": "another-machine", "pid": 3, "place": "there", "job": ["", "0"]}
-    (tmp_path / ".owner.1.json").write_text(json.dumps(owner))
-    with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
-        jobs.cancel(tmp_path)

@@ -28,7 +28,7 @@ from .records import read_outcome
 if TYPE_CHECKING:
     from .graph import Graph, Node
 
-_SENDERS = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
+_SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 # The command that usually follows a stage.
 _NEXT = {
     "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",

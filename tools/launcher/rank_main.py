@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import submitit
 from submitit.core.submission import process_job
+from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from pretrain.common import interrupt
@@ -69,7 +70,7 @@ def run_local_rank(logs: Path) -> None:
 
 def run_slurm_rank(logs: Path) -> None:
     """Run a rank of a SLURM job through submitit, which looks for the job under its id."""
-    pickle = submitit.core.utils.JobPaths(logs, submitit.JobEnvironment().job_id).submitted_pickle
+    pickle = JobPaths(logs, submitit.JobEnvironment().job_id).submitted_pickle
     with contextlib.suppress(FileExistsError):  # another rank or attempt, which may have counted time-outs in it
         pickle.symlink_to(f"{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}.pkl")
     process_job(logs)
@@ -101,8 +102,8 @@ def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        for number, former in earlier.items():
+            signal.signal(number, former)
 
 
 @dataclass
@@ -196,7 +197,7 @@ class PreemptionHandler:
                 warn(f"warning: {one_line(error)}; the job is requeued again")
                 time.sleep(_REQUEUE_AGAIN_S)
                 self._requeue_again()
-        except submitit.core.utils.UncompletedJobError:
+        except UncompletedJobError:
             self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
 
     def _requeue_again(self) -> None:

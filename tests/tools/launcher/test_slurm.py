@@ -33,6 +33,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     assert shown(tmp_path)["state"] == "complete"
 
 
+@pytest.mark.slow
 def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
     (job,) = submit_jobs([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job, "FAILED")

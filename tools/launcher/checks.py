@@ -124,6 +124,7 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
         return []
     reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
     world_size = options.nodes * options.tasks_per_node
+    warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
         cfg = _load_detector_config(spec)
@@ -134,8 +135,13 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
             check_batch_division(scale_to_world(cfg, world_size), world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
-        if reads_weights and download and is_address:
-            find_weights(cfg.MODEL.WEIGHTS)
+        if reads_weights and is_address:
+            if not download:
+                warnings.append(
+                    f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started"
+                )
+            else:
+                find_weights(cfg.MODEL.WEIGHTS)
         check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
@@ -145,8 +151,8 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
             existing_file(cfg.MODEL.WEIGHTS, "file of MODEL.WEIGHTS")
         check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
     if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
-        return []
-    return _check_data(check, names, is_slurm, check_data)
+        return warnings
+    return [*warnings, *_check_data(check, names, is_slurm, check_data)]
 
 
 def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,13 +182,21 @@ def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, ca
     assert scripts(cluster) == []
 
 
-def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, cluster: Path):
+def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
+):
     trained = replace(fake(tmp_path / "p/a"), stage="pretrain")
     graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
     complete(graph.nodes[0].spec)
     refused(lambda: start_graph(graph, OPTIONS), "b: the checkpoint of a is gone from", tmp_path / "p/a")
     (tmp_path / "p/a/checkpoint_final.pth").touch()
+    assert start_graph(graph, OPTIONS) == 0 and "runs again" not in capsys.readouterr().err
+    complete(graph.nodes[1].spec)
+    (tmp_path / "p/a/results.json").unlink()
+    (cluster / "queue").write_text("")
+    shutil.rmtree(tmp_path / "p/report")
     assert start_graph(graph, OPTIONS) == 0
+    assert "a is missing and runs again, although all that builds on it is complete" in capsys.readouterr().err
 
 
 def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):

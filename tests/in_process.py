@@ -16,12 +16,13 @@ from tools.launcher.rank_main import run_stage
 HERE = Options(cluster="local", gpus=0)
 
 
-def run(graph: Graph, options: Options = HERE) -> int:
+def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
     """As `tools.launcher.start.start_graph` on this machine, without a process per stage and its record."""
-    missing, _ = checks.check_graph(graph, options)
+    plan = checks.check_graph(graph, options, check_data=check_data)
+    plan.check(graph)
     write_graph(graph, options)
     with interrupt.handle_signals():
-        for node in missing.values():
+        for node in plan.missing.values():
             run_stage(node.spec)
     if graph.report:
         graph.report.run()

@@ -166,6 +166,8 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
     text = "resume a run or pipeline with the options that it was started with"
     sub = _add_command(commands, "resume", text, resume)
     sub.add_argument("folder", type=Path, help="run folder or pipeline folder")
+    sub.add_argument("--partition", default="", help="partition of the jobs (default: as before)")
+    sub.add_argument("--time", default="", help="time limit per job (default: as before)")
     _add_modes(sub)
     text = "cancel the jobs of a run or pipeline"
     sub = _add_command(commands, "cancel", text, lambda args: jobs.cancel(args.folder, args.now))
@@ -203,6 +205,10 @@ def _add_resources(
 def _add_modes(sub: argparse.ArgumentParser) -> None:
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
+    text = "do so, and ask SLURM about each kind of job (sbatch --test-only)"
+    sub.add_argument("--test", action="store_true", help=text)
+    text = "refuse SLURM jobs whose data are not on this machine (default: warn)"
+    sub.add_argument("--check-data", action="store_true", help=text)
 
 
 def pretrain(args: argparse.Namespace) -> int:
@@ -235,13 +241,13 @@ def transfer(args: argparse.Namespace) -> int:
 
 
 def pipeline(args: argparse.Namespace) -> int:
-    return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args.dry_run)
+    return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
 
 
 def paper(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
-        file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run else args.output))
-        return _start(load_pipeline(str(file), args.output), from_arguments(args), args.dry_run)
+        file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
+        return _start(load_pipeline(str(file), args.output), from_arguments(args), args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -258,16 +264,18 @@ def resume(args: argparse.Namespace) -> int:
             f"{records[0]} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "the original command instead, in a folder that you can write to"
         )
-    return _start(*read_graph(records[0]), args.dry_run)
+    return _start(*read_graph(records[0], partition=args.partition, time=args.time), args)
 
 
 def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:
-    return _start(build_single(spec), from_arguments(args), args.dry_run)
+    return _start(build_single(spec), from_arguments(args), args)
 
 
-def _start(graph: Graph, resources: Options, dry_run: bool) -> int:
+def _start(graph: Graph, resources: Options, args: argparse.Namespace) -> int:
     wandb.is_enabled()
-    return show_graph(graph, resources) if dry_run else start_graph(graph, resources)
+    if args.dry_run or args.test:
+        return show_graph(graph, resources, args.check_data, ask_slurm=args.test)
+    return start_graph(graph, resources, args.check_data)
 
 
 if __name__ == "__main__":

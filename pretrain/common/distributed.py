@@ -65,7 +65,10 @@ def _choose_gpu() -> torch.device:
     count = torch.cuda.device_count()
     is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local_rank)  # SLURM may hide the others
     if local_rank >= count and not is_only_gpu:
-        raise UserError(f"local rank {local_rank}, but {count} GPU(s); start at most {count} process(es) per machine")
+        raise UserError(
+            f"local rank {local_rank}, but it sees {count} GPU(s); start at most {count} process(es) per machine, or "
+            "let each of them see all GPUs (without --gpu-bind)"
+        )
     device = torch.device("cuda", 0 if is_only_gpu else local_rank)
     torch.cuda.set_device(device)
     return device

@@ -46,8 +46,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
         from ..common import distributed  # imports torch, which check_exists does without
 
         with distributed.in_turns():
-            return _load(name, split, Path(root), True)
-    return _load(name, split, Path(root), False)
+            return _load(name, split, _expand(root), True)
+    return _load(name, split, _expand(root), False)
 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
@@ -59,9 +59,9 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
     elif name.startswith(tars.PREFIX):
         is_there = tars.find_tars(name.removeprefix(tars.PREFIX))
     elif name in ("imagenet", "imagenet100"):
-        is_there = tars.imagenet_tar("train", Path(root)) or folders.imagenet_folder(name, Path(root))
+        is_there = tars.imagenet_tar("train", _expand(root)) or folders.imagenet_folder(name, _expand(root))
     else:
-        is_there = name in FOLDERS and (download or os.path.isdir(Path(root) / FOLDERS[name]))
+        is_there = name in FOLDERS and (download or os.path.isdir(_expand(root) / FOLDERS[name]))
     if not is_there:
         load(name, "train", root)  # raises the error that shows the layout expected
 
@@ -89,4 +89,9 @@ def _parse_path(name: str) -> Path:
     path = name.partition(":")[2].strip()
     if not path:
         raise UserError(f"{name!r} names no folder; write folder:/path (is a variable of the shell empty?)")
-    return Path(os.path.expanduser(path))
+    return _expand(path)
+
+
+def _expand(path: str | Path) -> Path:
+    """Replace variables of the environment, such as a job's $SLURM_TMPDIR, and the user's home in a path."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import read_json
+from pretrain.common.files import existing_file, read_json
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
@@ -18,7 +21,9 @@ from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_batch_division
 from transfer.preflight import check_engine, check_inputs
 from transfer.train_net import pick_engine
+from transfer.weights.files import find_weights
 
+from . import slurm
 from .graph import RECORD, Graph, Node
 from .jobs import check_not_running, job_states
 from .options import Options
@@ -26,78 +31,154 @@ from .spec import StageSpec
 from .stages import config_file, pretrain_config
 
 
-def check_graph(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
-    """Return the stages to start, and the SLURM jobs of stages already pending or running (and of the report), by key.
+@dataclass
+class Plan:
+    """What of a graph is to be started, by key.
 
-    Raises:
-        UserError: some stages are refused; if there are several, each is printed with its reason.
+    Attributes:
+        missing: the stages to start, valid or not.
+        queued: SLURM jobs of stages that are pending or running, and of the report.
+        errors: why stages cannot start.
+        warnings: what was not found on this machine, or not looked for.
+    """
+
+    missing: dict[str, Node]
+    queued: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def check(self, graph: Graph) -> None:
+        """Print the warnings; raise UserError if stages are invalid. If there are several, print each of them."""
+        lines = [f"{key}: {error}" for key, error in self.errors.items()]
+        if len(lines) > 1:
+            print("\n".join(lines), file=sys.stderr)
+            lines = [f"{len(lines)} of {len(graph.nodes)} stages are invalid (see above)"]
+        if lines:
+            raise UserError(*self.errors.values() if graph.is_single else [f"{lines[0]}; nothing was started"])
+        for warning in dict.fromkeys(self.warnings):
+            print(f"warning: {warning}", file=sys.stderr)
+
+
+def check_graph(graph: Graph, options: Options, *, download: bool = True, check_data: bool = False) -> Plan:
+    """Find the stages to start, and check each of them.
+
+    Args:
+        download: fetch weights at an address; nodes of a cluster may have no internet.
+        check_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:
         check_free(graph.output, ("report.md", "report.html"), str(RECORD), "folder")
-    missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
-    folders = {key: Path(node.spec.folder) for key, node in missing.items()}
+    plan = Plan({node.key: node for node in graph.nodes if not node.spec.is_complete()})
+    folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
     if graph.report:
         folders["report"] = Path(graph.report.folder)
     files = {key: folder / "launch" / "launch.json" for key, folder in folders.items()}
     last_jobs = {key: read_json(file)["jobs"][-1] for key, file in files.items() if os.path.exists(file)}
     states = dict(zip(last_jobs, job_states(list(last_jobs.values())), strict=True))
-    queued: dict[str, str] = {}
-    errors: dict[str, str] = {}
+    cores: dict[str, int] = {}
     for key, folder in folders.items():
         try:
             if job := last_jobs.get(key):
                 is_queued = job["cluster"] == "slurm" and states[key].split()[0] in ("PENDING", "RUNNING")
                 if is_queued and options.cluster == "slurm" and not graph.is_single:
-                    queued[key] = job["id"]
-                    missing.pop(key, None)
+                    plan.queued[key] = job["id"]
+                    plan.missing.pop(key, None)
                 else:
                     check_not_running(folder, job, states[key])
-            if key in missing:
-                check_stage(missing[key], options)
-                if graph.is_single:  # no other stage runs before it
-                    missing[key].spec.check_parents()
+            if key in plan.missing:
+                _check_parents(key, graph, plan)
+                plan.warnings += _check_stage(plan.missing[key], options, cores, download, check_data)
         except UserError as error:
-            errors[key] = str(error)
-    if errors and graph.is_single:
-        raise UserError(*errors.values())
-    lines = [f"{key}: {error}" for key, error in errors.items()]
-    if len(lines) > 1:
-        print("\n".join(lines), file=sys.stderr)
-        lines = [f"{len(errors)} of {len(graph.nodes)} stages are invalid (see above)"]
-    if lines:
-        raise UserError(f"{lines[0]}; nothing was started")
-    return missing, queued
+            plan.errors[key] = str(error)
+    return plan
 
 
-def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
-    """Refuse what the stage would refuse on its devices; with ``download``, weights at an address are checked, too."""
+def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
+    """Check what a stage builds on; warn if it would be made again although nothing needs it."""
+    nodes = {node.key: node for node in graph.nodes}
+    if graph.is_single:  # no other stage runs before it
+        nodes[key].spec.check_parents()
+    for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
+        if parent.spec.stage == "pretrain" and not parent.spec.has_checkpoint():
+            raise UserError(
+                f"the checkpoint of {parent.key} is gone from {parent.spec.folder}; restore it, or move the folder away"
+                " to pretrain again"
+            )
+    children = [node.key for node in graph.nodes if key in node.parents]
+    if nodes[key].spec.stage == "pretrain" and children and plan.missing.keys().isdisjoint(children):
+        plan.warnings.append(f"{key} is missing and runs again, although all that builds on it is complete")
+
+
+def _check_stage(node: Node, options: Options, cores: dict[str, int], download: bool, check_data: bool) -> list[str]:
+    """Refuse what the stage would refuse on its devices; return warnings. ``cores`` of partitions are remembered."""
     spec = node.spec
-    if options.cluster == "slurm" and ("%" in spec.folder or "\\" in spec.folder):
+    is_slurm = options.cluster == "slurm"
+    if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
         raise UserError(f"SLURM interprets '%' and '\\' in {spec.folder} as a pattern; choose another OUTPUT_DIR")
     spec.check_weights()
     check_may_continue(spec)
-    if not spec.config:
-        return
-    # An earlier stage may write the data, and a cluster's nodes may have other disks.
-    sees_data = options.cluster != "slurm" and not node.parents
-    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     options = options.for_stage(spec)
+    if is_slurm:
+        _check_cores(options, cores)
+    if not spec.config:
+        return []
+    reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
     world_size = options.nodes * options.tasks_per_node
-    if spec.stage != "transfer":
+    warnings: list[str] = []
+    cfg: CfgNode
+    if spec.stage == "transfer":
+        cfg = _load_detector_config(spec)
+        eval_only = _is_evaluation(spec)
+        words = spec.args[0]
+        check_engine(cfg, pick_engine(words[words.index("--engine") + 1]), eval_only=eval_only)
+        if not eval_only:
+            check_batch_division(scale_to_world(cfg, world_size), world_size)
+        names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
+        is_address = "://" in cfg.MODEL.WEIGHTS
+        if reads_weights and is_address:
+            if not download:
+                warnings.append(
+                    f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started"
+                )
+            else:
+                find_weights(cfg.MODEL.WEIGHTS)
+        check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
+    else:
         cfg = from_yaml_text(spec.config)
-        if sees_data:
-            check_data_exists(cfg, spec.stage, weights=is_new)
         check_divisible(cfg, spec.stage, world_size)
-        return
-    cfg = _load_detector_config(spec)
-    eval_only = _is_evaluation(spec)
-    words = spec.args[0]
-    check_engine(cfg, pick_engine(words[words.index("--engine") + 1]), eval_only=eval_only)
-    if sees_data:
-        is_local = "://" not in cfg.MODEL.WEIGHTS
-        check_inputs(cfg, eval_only=eval_only, weights=is_new and (download or is_local))
-    if not eval_only:
-        check_batch_division(scale_to_world(cfg, world_size), world_size)
+        names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
+        if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
+            existing_file(cfg.MODEL.WEIGHTS, "file of MODEL.WEIGHTS")
+        check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
+    if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
+        return warnings
+    return [*warnings, *_check_data(check, names, is_slurm, check_data)]
+
+
+def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:
+    """Run the ``check`` of the data sets ``names``; nodes of a cluster may have other disks than this machine."""
+    in_job = [name for name in names if "$" in name]
+    if is_slurm and in_job:
+        return [f"{name} is not checked here: its variables are expanded in the job" for name in in_job]
+    try:
+        check()
+    except UserError as error:
+        if not is_slurm or check_data:
+            raise
+        return [f"this machine does not have the data: {error}"]
+    return []
+
+
+def _check_cores(options: Options, cores: dict[str, int]) -> None:
+    if options.partition not in cores:
+        cores[options.partition] = slurm.max_cores(options.partition, options.slurm_cluster)
+    needed = options.tasks_per_node * (options.cpus_per_task or 1)
+    if 0 < cores[options.partition] < needed:
+        raise UserError(
+            f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores per "
+            f"node, but no node{f' of {options.partition}' * bool(options.partition)} has more than "
+            f"{cores[options.partition]}; give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
+        )
 
 
 def check_may_continue(spec: StageSpec) -> None:

@@ -123,11 +123,11 @@ def write_graph(graph: Graph, options: Options) -> None:
     write_json(Path(graph.output) / RECORD, record)
 
 
-def read_graph(path: Path) -> tuple[Graph, Options]:
-    """Read the graph of a launch.json, or of a file of `write_graph`, and the options it was started with."""
+def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
+    """Read the graph of a launch.json, or of a file of `write_graph`, and its options, with ``changes``."""
     record = read_json(path)
     try:
-        options = from_record(record["options"])
+        options = from_record(record["options"], **changes)
         if path.name == RECORD.name:
             nodes = tuple(
                 Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))

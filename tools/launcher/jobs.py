@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +12,18 @@ from typing import Any
 
 from pretrain.common.errors import UserError, printable
 from pretrain.common.files import read_json
-from pretrain.common.run.lock import holder
 
 from . import local_job, slurm
 from .records import launch_files, read_outcome
+
+# What SLURM's reasons mean for a job here, where the word alone does not say it.
+_WAITS = "; it waits forever: cancel it, and resume with another --time or --partition"
+_MEANING = {
+    "DependencyNeverSatisfied": " (a job that it waits for has failed)",
+    "PartitionTimeLimit": f" (its time limit is above the partition's{_WAITS})",
+    "PartitionNodeLimit": f" (it asks for more nodes than the partition has{_WAITS})",
+    "PartitionConfig": f" (no node of the partition has what it asks for{_WAITS})",
+}
 
 
 def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -74,6 +78,36 @@ def describe_unrecorded_exit(folder: Path) -> str:
     return "it exited without reporting an error"
 
 
+def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
+    """Describe how a SLURM job ended that recorded nothing: SLURM's reason, and the last line of its output."""
+    word, _, reason = job_state.partition(" ")
+    reason = reason.strip("()")
+    if word == "CANCELLED" and reason not in _MEANING:  # it is what the job was waiting for
+        reason = ""
+    parts = [explain_reason(reason)] if reason else []
+    files = find_output(folder, job, 0)
+    if files[1].exists():
+        text = files[1].read_text(errors="replace")
+        parts += [line for line in text.splitlines() if line.strip() and not line.startswith("srun: ")][-1:]
+    elif word == "FAILED":
+        parts.append(f"it wrote nothing; can its nodes see {folder}?")
+    return ": ".join(parts)
+
+
+def explain_reason(reason: str) -> str:
+    """Add to SLURM's reason what it means, if the word alone does not say it."""
+    return f"{reason}{_MEANING.get(reason, '')}"
+
+
+def find_output(folder: Path, job: Mapping[str, Any], rank: int) -> list[Path]:
+    """Return the files of a rank's standard output and standard error."""
+    moved = folder / "launch" / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
+    logs = moved if moved.is_dir() else Path(job["logs"])
+    if job["cluster"] == "slurm":
+        return [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
+    return local_job.log_paths(logs, rank)
+
+
 def cancel(folder: Path, now: bool = False) -> None:
     """Stop every pending or running job of the folder.
 
@@ -84,42 +118,31 @@ def cancel(folder: Path, now: bool = False) -> None:
         UserError: a job cannot be ended from this machine, or SLURM refuses; the other jobs are still ended.
     """
     problems: list[str] = []
-    has_stopped = _stop_launcher(folder, problems)
     jobs: list[tuple[Path, dict[str, Any], bool]] = []  # run folder, job, whether it is the folder's last job
-    for file in launch_files(folder, required=not has_stopped):
+    for file in launch_files(folder):
         listed = read_json(file)["jobs"]
         jobs += [(file.parents[1], job, job is listed[-1]) for job in listed]
+    signaled: set[int] = set()
+    has_stopped = False
     for (stage, job, is_last), state in zip(jobs, job_states([job for _, job, _ in jobs]), strict=True):
         if state == "UNKNOWN" and is_last and not is_finished(stage, job):
             problems.append(f"job {job['id']} of {stage} may still be running ({explain_unknown(job)})")
-        if state.split()[0] not in ("PENDING", "RUNNING"):
+        # The launcher of a pipeline may be between two stages.
+        is_next = job["cluster"] == "local" and stage != folder and local_job.launcher_of(job)
+        if state.split()[0] not in ("PENDING", "RUNNING") and not is_next:
             continue
         try:
-            slurm.cancel(job, now) if job["cluster"] == "slurm" else local_job.stop(stage, job, now)
+            slurm.cancel(job, now) if job["cluster"] == "slurm" else local_job.stop(job, now, signaled)
         except UserError as error:
             problems.append(str(error))
             continue
         has_stopped = True
-        print(f"cancelled {job['cluster']} job {job['id']} ({stage})")
+        if not is_next or state == "RUNNING":
+            print(f"cancelled {job['cluster']} job {job['id']} ({stage})")
     if problems:
         raise UserError("; ".join(problems))
     if not has_stopped:
         print(f"no running jobs in {folder}")
-
-
-def _stop_launcher(folder: Path, problems: list[str]) -> bool:
-    """Stop the launcher that runs a pipeline here, which would start the next stage; return False if there is none."""
-    owner = holder(folder)
-    if owner.get("work") not in ("pipeline", "sweep"):
-        return False
-    what = f"process {owner['pid']} on {owner['host']} runs the {owner['work']} in {folder}"
-    if owner["host"] != socket.gethostname():
-        problems.append(f"{what}; cancel it there")
-        return False
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(owner["pid"], signal.SIGTERM)
-        print(f"cancelled: {what}")
-    return True
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
@@ -128,15 +151,17 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     Args:
         follow: continue until Ctrl-C.
     """
-    file = folder / "launch" / "launch.json"
-    job = read_json(file)["jobs"][-1]
-    moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
-    logs = moved if moved.is_dir() else Path(job["logs"])
-    paths = local_job.log_paths(logs, rank)
-    if job["cluster"] == "slurm":
-        paths = [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
-    if not follow and not any(path.exists() for path in paths):
-        raise UserError(f"rank {rank} of job {job['id']} has no output yet; add --follow to wait for it")
+    job = read_json(folder / "launch" / "launch.json")["jobs"][-1]
+    paths = find_output(folder, job, rank)
+    if not any(path.exists() for path in paths):
+        state = job_states([job])[0]
+        if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
+            why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
+            raise UserError(f"rank {rank} of job {job['id']} has ended without output: {why}")
+        if not follow:
+            raise UserError(
+                f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"
+            )
     command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():

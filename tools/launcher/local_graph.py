@@ -6,6 +6,7 @@ failure ends its own branch only. The first Ctrl-C stops the running stages afte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,16 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.state import update_state
 
+from .gpus import visible_gpus
 from .jobs import describe_unrecorded_exit
-from .local_job import LocalJob
-from .options import Options, visible_gpus
-from .rank_main import LOCAL_STOP_REASON, hang_up
-from .records import find_job, read_outcome, record_stop
+from .local_job import CANCEL, CANCEL_NOW, LocalJob
+from .options import Options
+from .rank_main import LOCAL_STOP_REASON, handle_signals
+from .records import read_outcome
 
 if TYPE_CHECKING:
     from .graph import Graph, Node
 
+_SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 # The command that usually follows a stage.
 _NEXT = {
     "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
@@ -49,6 +53,7 @@ class LocalRun:
         needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
         self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
+        self._is_killing = False
         self._interruptions: list[str] = []
         self._status = 0
 
@@ -58,16 +63,11 @@ class LocalRun:
         Raises:
             Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
-        earlier = {number: signal.signal(number, self._forward) for number in numbers}
-        try:
+        with handle_signals(self._forward, CANCEL, CANCEL_NOW):
             self._start_ready()
             while self._running:
                 self._finish(*self._wait())
                 self._start_ready()
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
         if self._signals and self._waiting and not self._interruptions:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
         if self._interruptions:
@@ -75,12 +75,13 @@ class LocalRun:
         return self._status
 
     def _forward(self, number: int, _frame: Any) -> None:
-        self._signals.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
-        if len(self._signals) == 1:
+        self._signals.append(_SENDERS.get(number, signal.Signals(number).name))
+        self._is_killing = len(self._signals) > 1 or number == CANCEL_NOW
+        if not self._is_killing:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
         for job in self._running.values():
-            job.ask_to_stop() if len(self._signals) == 1 else job.kill()
+            job.kill() if self._is_killing else job.ask_to_stop()
 
     def _start_ready(self) -> None:
         while not (self._signals or self._interruptions):
@@ -123,7 +124,7 @@ class LocalRun:
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._signals:  # while it was being started
-            job.ask_to_stop() if len(self._signals) == 1 else job.kill()
+            job.kill() if self._is_killing else job.ask_to_stop()
 
     def _wait(self) -> tuple[str, LocalJob]:
         """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
@@ -138,13 +139,13 @@ class LocalRun:
     def _finish(self, key: str, job: LocalJob) -> None:
         self._free_gpus = job.gpus + self._free_gpus
         folder = job.spec.folder
-        by = find_job(job.folder, job.logs).get("stopped_by", "")
         outcome = read_outcome(folder, job.logs)
         failure = outcome["failure"]
-        if self._signals and not by:
+        if self._signals:
             by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
-            record_stop(job.folder, job.logs, by)
-        if by:
+            if outcome["state"] in ("", "running"):  # the ranks were killed
+                with contextlib.suppress(UserError):  # on a full disk the run must still end
+                    update_state(folder, job=job.logs.name, state="stopped", reason=f"it was stopped by {by}")
             self._interruptions.append(_describe_interruption(folder, outcome, by))
         elif outcome["state"] == "complete":
             self._report_success(key, job)

@@ -26,11 +26,12 @@ from tools import ROOT
 
 from .options import Options
 from .rank_main import STOPPED, rank_environment
-from .records import find_job, new_log_folder, record_failure, record_job, record_stop
+from .records import new_log_folder, record_failure, record_job
 from .spec import StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
 _END_S = 10.0  # for killed processes to free their memory and their devices
+CANCEL, CANCEL_NOW = signal.SIGUSR1, signal.SIGUSR2  # from `launch.py cancel` to a launcher
 _OUTER = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
 
 
@@ -61,7 +62,7 @@ class LocalJob:
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                of_rank = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
+                of_rank = rank_environment(rank, size, rank, size)
                 out, err = log_paths(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
                     process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
@@ -73,7 +74,8 @@ class LocalJob:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         self._processes = {str(process.pid): start_of(process.pid) for process in self._ranks}
-        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=self._processes)
+        launcher = {str(os.getpid()): start_of(os.getpid())}
+        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=self._processes, launcher=launcher)
 
     def has_ended(self) -> bool:
         """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
@@ -84,7 +86,7 @@ class LocalJob:
                 if code in (0, STOPPED) or (code is None and not has_failed):  # a failed rank may hang at its exit
                     continue
                 self._failed_at = time.monotonic()
-                if code is not None and not has_failed and not self._was_stopped(code):
+                if code is not None and not has_failed and not (code < 0 and self._is_stopping):
                     error = f"rank {rank}: {_describe_exit(code, log_paths(self.logs, rank)[1])}"
                     record_failure(self.folder, rank, error, self.logs.name)
                 break
@@ -115,16 +117,15 @@ class LocalJob:
         self._is_stopping = True
         kill(self._processes)
 
-    def _was_stopped(self, code: int) -> bool:
-        """Return whether a signal ended the rank because the user stopped the job; it may not have had its handlers."""
-        return code < 0 and (self._is_stopping or "stopped_by" in find_job(self.folder, self.logs))
-
 
 def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment of the ranks, which import this code whatever their working directory is."""
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
     if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     processes = (options.parallel or 1) * options.tasks_per_node
@@ -152,15 +153,25 @@ def read_job_state(job: Mapping[str, Any]) -> str:
     return "RUNNING" if _alive(job.get("processes", {})) else "ENDED"
 
 
-def stop(folder: Path, job: Mapping[str, Any], now: bool) -> None:
-    """Stop a job that another process has started; ``now`` leaves no time for a checkpoint."""
-    record_stop(folder, Path(job["logs"]), "launch.py cancel --now" if now else "launch.py cancel")
-    if now:
-        kill(job["processes"])
-        return
-    for pid in _alive(job["processes"]):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+def launcher_of(job: Mapping[str, Any]) -> list[int]:
+    """Return the process that started a job of launch.json, in a list that is empty if it has ended."""
+    return _alive(job.get("launcher", {})) if job["host"] == socket.gethostname() else []
+
+
+def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
+    """Stop a job by a signal to its launcher, or to its ranks if the launcher was killed.
+
+    Args:
+        now: leave no time for a checkpoint.
+        signaled: launchers that have had the signal, which is sent once.
+    """
+    launcher = launcher_of(job)
+    for pid in launcher or _alive(job["processes"]):
+        number = (CANCEL_NOW if now else CANCEL) if launcher else (signal.SIGKILL if now else signal.SIGTERM)
+        if pid not in signaled:
+            signaled.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def kill(processes: Mapping[str, str]) -> None:

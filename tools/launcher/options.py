@@ -7,12 +7,9 @@ takes precedence over the site file, and the site file over the defaults.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,26 +17,25 @@ from typing import Any
 from pretrain.common.errors import UserError
 
 from . import slurm
+from .gpus import asks_for_gpus, visible_gpus
 from .site_file import GPUS, read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
-_SLURM_ONLY = ("partition", "account", "time", "sbatch")  # of the command line's options
+# Options of the command line that are for SLURM alone.
+_SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
 # Options that the launcher itself gives to sbatch; for some of them it has its own options.
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
-    *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
+    *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
 _CPU_MINUTES = 30  # of stages without a GPU, which take minutes
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
-_SBATCH = {
-    "action": "append",
-    "type": lambda word: word.partition("=")[::2],
-    "metavar": "KEY=VALUE",
-    "help": "additional sbatch option, for example qos=long; KEY alone is a flag; may be repeated",
-}
+_WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
+_SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
+_SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAGE; may be repeated"}
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -49,21 +45,15 @@ def _option(default: Any, text: str, minimum: int | None = None, **argument: Any
     return field(default=default, metadata={"minimum": minimum, "argument": {"help": text, **argument}})
 
 
-def _site_number(default: int, minimum: int) -> Any:
-    """Return a field of `Options` with a number that only the site file sets."""
-    return field(default=default, metadata={"minimum": minimum})
-
-
 @dataclass(frozen=True)
 class Options:
     """Resources of a job.
 
     Attributes:
-        sbatch: further options of sbatch without their dashes; an empty value is a flag.
+        sbatch: further options of sbatch without their dashes; an empty value is a flag. Likewise ``srun``.
         setup: shell lines that run before the stage of a SLURM job.
         cpu: partition, account, time and options of sbatch for stages that use no GPU.
         signal_delay: seconds before the time limit at which a checkpoint is requested.
-        max_timeouts: maximum number of requeues after time limits.
     """
 
     cluster: str = _option(
@@ -90,14 +80,16 @@ class Options:
         "time limit per job, in minutes or as H:MM:SS or D-HH:MM:SS; a longer run is requeued "
         "(default: 240 minutes; at most 30 for stages that use no GPU)",
     )
+    max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
     sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
+    srun: dict[str, str] = field(default_factory=dict, metadata={"argument": _SRUN})
+    python: str = _option("", "command that runs Python in the jobs, such as 'apptainer exec IMAGE python'")
     parallel: int | None = _option(
         None, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)", 1
     )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
-    signal_delay: int = _site_number(120, 1)
-    max_timeouts: int = _site_number(100, 0)
+    signal_delay: int = field(default=120, metadata={"minimum": 1})
 
     @property
     def gpus_per_node(self) -> int:
@@ -116,6 +108,11 @@ class Options:
     def minutes(self) -> int:
         """The time limit."""
         return parse_minutes(self.time) if self.time else 240
+
+    @property
+    def slurm_cluster(self) -> str:
+        """The cluster of the jobs, if it is not SLURM's default one."""
+        return self.sbatch.get("clusters", "")
 
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
@@ -200,24 +197,34 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     if cluster == "local":
         _check_local(arguments, cluster_file)
         site = {}
-    sbatch = {**site.get("sbatch", {}), **dict(arguments.get("sbatch", {}))}
-    sbatch = {key.replace("_", "-"): value for key, value in sbatch.items()}  # as sbatch names them
+    words = {name: {**site.get(name, {}), **dict(arguments.get(name, {}))} for name in ("sbatch", "srun", "cpu")}
+    words = {name: _normalize(values) for name, values in words.items()}
     clusters = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
     if cluster == "slurm" and clusters:  # recorded, so that status and cancel ask the same cluster
-        sbatch.setdefault("clusters", clusters)
-    options = Options(**{**site, **arguments, "cluster": cluster, "sbatch": sbatch})
+        words["sbatch"].setdefault("clusters", clusters)
+    options = Options(**{**site, **arguments, **words, "cluster": cluster})
     _check(options)
     return options
 
 
-def from_record(values: dict[str, Any]) -> Options:
-    """Return the options of a record, which has a value for each."""
-    options = Options(**{**values, "setup": tuple(values["setup"])})
+def _normalize(words: dict[str, str]) -> dict[str, str]:
+    """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
+    given = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
+    return {key: "" if value.lower() == "true" else value for key, value in given.items()}
+
+
+def from_record(values: dict[str, Any], **changes: str) -> Options:
+    """Return the options of a record, with ``changes`` that are not empty; jobs that it waited for are of the past."""
+    changes = {name: value for name, value in changes.items() if value}
+    sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
+    options = Options(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
+    if options.cluster == "local":
+        _check_local(changes, "")
     _check(options)
     return options
 
 
-def _check_local(arguments: dict[str, Any], cluster_file: str) -> None:
+def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
     names = [name for name in _SLURM_ONLY if name in arguments]
     for name in [*names, "cluster_file"] if cluster_file else names:
         remedy = "leave it out, or add --cluster slurm"
@@ -247,6 +254,12 @@ def _check(options: Options) -> None:
             f"signal-delay ({options.signal_delay} s, of the site file) is not shorter than --time ({options.minutes} "
             "minutes); the job would be asked to stop as soon as it starts"
         )
+    is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
+    if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
+        raise UserError(
+            f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node, and each process needs "
+            f"its own; give --gpus {options.tasks}, or leave --tasks out"
+        )
     if options.cluster != "slurm":
         _check_machine(options)
 
@@ -260,25 +273,6 @@ def _check_machine(options: Options) -> None:
         raise UserError(f"--gpus {options.gpus}, but only {len(visible_gpus())} are visible; request at most that many")
 
 
-def visible_gpus() -> list[str]:
-    """Return the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return [str(index) for index in range(_device_count())]
-    return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
-
-
-@functools.cache
-def _device_count() -> int:
-    """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
-        raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
-
-
 def parse_minutes(text: str) -> int:
     """Return a time limit in whole minutes, rounded up."""
     match = re.fullmatch(r"(\d+)|(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
@@ -286,11 +280,6 @@ def parse_minutes(text: str) -> int:
         raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
     total, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return total + days * 1440 + hours * 60 + minutes + (seconds > 0)
-
-
-def asks_for_gpus(key: str, value: str) -> bool:
-    """Return whether an option of sbatch is for GPUs."""
-    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
 
 
 def flag(name: str) -> str:

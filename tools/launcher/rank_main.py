@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 import warnings
-import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
+from submitit.core.submission import process_job
+from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from pretrain.common import interrupt
@@ -30,7 +32,7 @@ from pretrain.common.run.folder import usable_cores
 from pretrain.common.run.state import is_own_state, record_state, set_job, update_state
 
 from . import slurm
-from .records import record_failure, warn
+from .records import record_failure, resume_command, warn
 from .spec import StageSpec
 
 LOCAL_STOP_REASON = "Ctrl-C or SIGTERM"  # ranks here get SIGTERM for both; `local_graph` knows which it was
@@ -66,6 +68,14 @@ def run_local_rank(logs: Path) -> None:
         sys.exit(STOPPED)
 
 
+def run_slurm_rank(logs: Path) -> None:
+    """Run a rank of a SLURM job through submitit, which looks for the job under its id."""
+    pickle = JobPaths(logs, submitit.JobEnvironment().job_id).submitted_pickle
+    with contextlib.suppress(FileExistsError):  # another rank or attempt, which may have counted time-outs in it
+        pickle.symlink_to(f"{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}.pkl")
+    process_job(logs)
+
+
 def hang_up() -> tuple[signal.Signals, ...]:
     """Return SIGHUP, or nothing if nohup makes this process ignore it."""
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
@@ -84,6 +94,18 @@ def _run_recorded(spec: StageSpec, job: str) -> None:
         raise
 
 
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up(), *more)
+    earlier = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in earlier.items():
+            signal.signal(number, former)
+
+
 @dataclass
 class SlurmJob:
     """A job that submitit calls in each of its processes.
@@ -98,16 +120,13 @@ class SlurmJob:
 
     def __call__(self) -> None:
         env = submitit.JobEnvironment()
-        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
-        address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
         local_size = env.num_tasks // env.num_nodes
-        sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
-        for name, value in rank_environment(*sizes, address, f"{env.job_id}.{attempt}").items():
-            # The site's set-up lines may know better by which name and port its nodes reach each other.
-            os.environ[name] = (name.startswith("MASTER_") and os.environ.get(name)) or value
+        os.environ |= rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
+        # The site's set-up lines may know better by which name its nodes reach each other.
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
-        handler = PreemptionHandler(env, self.spec.folder, self.patience_s)
+        handler = PreemptionHandler(env, self.spec.folder, self.patience_s, self.spec.root)
         try:
             _run_recorded(self.spec, Path(os.environ["SUBMITIT_FOLDER"]).name)
         except interrupt.Stopped as stopped:
@@ -123,13 +142,17 @@ class SlurmJob:
 class PreemptionHandler:
     """A handler that turns the job's signals into requests to stop, and requeues or ends the job after its stage.
 
+    Args:
+        root: the folder to resume (default: ``folder``).
+
     Attributes:
         signals: names of the signals that this process has received.
     """
 
-    def __init__(self, env: Any, folder: str, patience_s: float) -> None:
+    def __init__(self, env: Any, folder: str, patience_s: float, root: str = "") -> None:
         self.signals: set[str] = set()
         self._env, self._folder, self._patience_s = env, folder, patience_s
+        self._root = root or folder
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
         self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
@@ -166,18 +189,27 @@ class PreemptionHandler:
         if not self._once.acquire(blocking=False):
             return
         try:
-            try:
-                self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
-            except (OSError, subprocess.SubprocessError) as error:
-                # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
-                # restarts, or no failure at all: SLURM was first to requeue.
-                if isinstance(error, OSError) or not _has_ended(self._env):
-                    warn(f"warning: {one_line(error)}; the job is requeued again")
-                    time.sleep(_REQUEUE_AGAIN_S)
-                    self._env._requeue(0)
-        except Exception as error:
-            record_failure(self._folder, 0, error)
-            raise
+            self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
+        except (OSError, subprocess.SubprocessError) as error:
+            # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
+            # restarts, or no failure at all: SLURM was first to requeue.
+            if isinstance(error, OSError) or not _has_ended(self._env):
+                warn(f"warning: {one_line(error)}; the job is requeued again")
+                time.sleep(_REQUEUE_AGAIN_S)
+                self._requeue_again()
+        except UncompletedJobError:
+            self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
+
+    def _requeue_again(self) -> None:
+        try:
+            slurm.requeue(self._env.job_id)
+        except UserError as error:
+            self._give_up(f"SLURM does not requeue the job ({error})")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        error = UserError(f"{reason}; the checkpoint is written, to continue: {resume_command(self._root)}")
+        record_failure(self._folder, 0, error)
+        raise error
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name
@@ -190,20 +222,10 @@ class PreemptionHandler:
             self._timer.start()
 
 
-def rank_environment(
-    rank: int, world_size: int, local_rank: int, local_world_size: int, address: str, attempt: str
-) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
-
-    Args:
-        attempt: a name of this start of the job, the same on every rank.
-    """
-    # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the first
-    # may still be in use.
-    port = 20000 + zlib.crc32(attempt.encode()) % 12000
+def rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
     sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
-    values = {**sizes, "MASTER_ADDR": address, "MASTER_PORT": port}
-    return {name: str(value) for name, value in values.items()}
+    return {name: str(value) for name, value in sizes.items()}
 
 
 def _has_ended(env: Any) -> bool:
@@ -215,4 +237,5 @@ def _has_ended(env: Any) -> bool:
 
 
 if __name__ == "__main__":
-    run_local_rank(Path(sys.argv[1]))
+    is_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    run_slurm_rank(Path(sys.argv[1])) if is_slurm else run_local_rank(Path(sys.argv[1]))

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import git_state
@@ -27,11 +28,11 @@ from .options import Options
 from .spec import StageSpec
 
 
-def launch_files(folder: Path, required: bool = True) -> list[Path]:
+def launch_files(folder: Path) -> list[Path]:
     """Return the launch.json of a run folder, or of all stages below the folder of a pipeline."""
     file = folder / "launch" / "launch.json"
     files = [file] if file.is_file() else files_below(folder, "launch/launch.json")
-    if required and not files:
+    if not files:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return files
 
@@ -50,10 +51,15 @@ def new_log_folder(folder: str | Path) -> Path:
     return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
+def resume_command(folder: str) -> str:
+    """Return the command that continues a run or pipeline."""
+    return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
+
+
 def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
     """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
-    clusters = {"cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", "")}
+    clusters = {"cluster": options.cluster, "slurm_cluster": options.slurm_cluster}
     source = {"host": socket.gethostname(), "submitted": time.time(), "code": git_state()}
     job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
     jobs = [*read_record(path).get("jobs", []), job]
@@ -62,24 +68,6 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
         write_json(path, record)
     except UserError as error:  # too late to refuse: the job is submitted
         warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")
-
-
-def record_stop(folder: Path, logs: Path, by: str) -> None:
-    """Record in launch.json who stopped the job that logs to ``logs``; a process that is killed cannot record it."""
-    path = folder / "launch" / "launch.json"
-    record = read_record(path)
-    for job in record.get("jobs", []):
-        if job["logs"] == str(logs):
-            job["stopped_by"] = by
-    with contextlib.suppress(UserError):  # on a full disk the job must still end
-        if record:
-            write_json(path, record)
-
-
-def find_job(folder: Path, logs: Path) -> dict[str, Any]:
-    """Return the job of launch.json that logs to ``logs``."""
-    jobs = read_record(folder / "launch" / "launch.json").get("jobs", [])
-    return next((job for job in jobs if job["logs"] == str(logs)), {"logs": str(logs)})
 
 
 def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _parse(what: str, name: str, value: Any, is_number: bool) -> Any:
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise UserError(f"{what} is {value!r}; it must be shell lines")
         return tuple(lines)
-    if name in ("sbatch", "cpu"):
+    if name in ("sbatch", "srun", "cpu"):
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise UserError(f"{what} is {value!r}; it must be {_LINES}")
         return {key.replace("_", "-"): text for key, text in value.items()}

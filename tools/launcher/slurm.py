@@ -1,4 +1,4 @@
-"""Queries of SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
+"""Asks SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from submitit.slurm.slurm import SlurmParseException, _parse_node_list
@@ -19,7 +21,22 @@ _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this mach
 _TIMEOUT_S = 60.0  # for a scheduler under load
 # Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
 _HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
-_MEANING = {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PENDING", "SUSPENDED": "RUNNING"}
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
+_ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
+_BUSY = re.compile("timed out|unable to contact|zero bytes|temporarily|try again", re.IGNORECASE)
+_RETRIES, _RETRY_S = 3, 20.0  # of an sbatch that a busy controller does not answer
+
+
+_LIMIT = re.compile("MaxSubmitJob|Invalid job array specification")
+
+
+class SubmissionUnknown(UserError):
+    """Nobody knows whether sbatch has submitted the job."""
+
+
+class TooManyJobs(UserError):
+    """SLURM accepts no more jobs of this user for now, or no array of this size."""
 
 
 def cluster_here() -> str:
@@ -57,8 +74,71 @@ def _check_allocated(job_id: str, nodes: str) -> None:
     print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
+def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -> str:
+    """Submit a script once and return the job's id, also if SLURM has lost its answer; print what sbatch warns of.
+
+    Raises:
+        SubmissionUnknown: the job may be queued.
+        TooManyJobs: it is not, because of the number of jobs.
+        UserError: it is not.
+    """
+    if shutil.which("sbatch") is None:
+        raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
+    for _ in range(_RETRIES + 1):
+        # In a session of its own, so that no Ctrl-C of the terminal ends it.
+        command = ["sbatch", str(script)]
+        asked = subprocess.run(command, env=environment, capture_output=True, text=True, start_new_session=True)
+        accepted = re.search(r"job (\d+)", asked.stdout)
+        if accepted and asked.returncode == 0:
+            print(asked.stderr, end="", file=sys.stderr)
+            return accepted[1]
+        reason = " ".join((asked.stderr or asked.stdout).split())
+        if asked.returncode and not _BUSY.search(reason):
+            kind = TooManyJobs if _LIMIT.search(reason) else UserError
+            raise kind(f"sbatch refused {name}: {reason}")
+        print(f"sbatch: {reason}; looking for {name} in the queue in {_RETRY_S:.0f} s", file=sys.stderr)
+        job_id = _find_job(script, cluster)
+        if job_id:
+            return job_id
+        if job_id is None or asked.returncode == 0:
+            raise SubmissionUnknown(f"sbatch: {reason}; look for {name} in squeue before you submit again")
+    raise UserError(f"sbatch did not submit {name} in {_RETRIES + 1} attempts: {reason}; try again later")
+
+
+def test(script: str, environment: dict[str, str]) -> str:
+    """Ask sbatch when it would start a script, without submitting it; raise UserError if it would refuse it."""
+    command = ["sbatch", "--test-only"]
+    try:
+        asked = subprocess.run(
+            command, env=environment, input=script, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"sbatch --test-only failed: {error}") from error
+    answer = " ".join((asked.stderr or asked.stdout).split())
+    if asked.returncode:
+        raise UserError(f"sbatch would refuse it: {answer}")
+    return answer
+
+
+def max_cores(partition: str, cluster: str) -> int:
+    """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
+    listed = _run(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
+    return max(map(int, re.findall(r"\d+", listed or "")), default=0)
+
+
+def _find_job(script: Path, cluster: str) -> str | None:
+    """Return the id of the job that runs ``script``, as no other does; empty if there is none, None if unknown."""
+    command = ["squeue", "-h", "--states=all", "-u", str(os.getuid()), "-o", "%F|%o"]
+    for _ in range(_RETRIES):
+        time.sleep(_RETRY_S)
+        listed = _run(command, cluster)
+        if listed is not None:
+            return next((line.partition("|")[0] for line in listed.splitlines() if line.endswith(f"|{script}")), "")
+    return None
+
+
 def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
-    """Return by id and name: PENDING with its reason in parentheses, RUNNING, or SLURM's name for how the job ended.
+    """Return by id and name: PENDING, RUNNING, or SLURM's word for how the job ended; SLURM's reason in parentheses.
 
     ENDED means that SLURM has no record of the job, UNKNOWN that it does not answer. A job with the same id and another
     name is another job: ids repeat after a reset of SLURM. The queue is asked once for all jobs, and the accounting
@@ -84,6 +164,14 @@ def has_ended(job_id: str) -> bool:
     return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
+def requeue(job_id: str) -> None:
+    """Send a running job back to the queue; raise UserError with SLURM's words if it refuses."""
+    try:
+        _ask(["scontrol", "requeue", job_id], "").check_returncode()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(" ".join(str(getattr(error, "stderr", "") or error).split())) from error
+
+
 def cancel(job: Mapping[str, Any], now: bool = False) -> None:
     """Cancel a job of launch.json; UserError if scancel fails, is missing or does not answer."""
     try:
@@ -103,8 +191,10 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     job_states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
-        state = _MEANING.get(state, state)
-        job_states[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
+        if state not in _ENDED:  # SLURM has many more words for a job that is alive
+            state = "PENDING" if state in _WAITING else "RUNNING"
+        has_reason = state != "RUNNING" and reason not in ("", "None")
+        job_states[job_id, name] = f"{state} ({reason})" if has_reason else state
     return job_states if job_states or not lines else None
 
 
@@ -119,6 +209,6 @@ def _run(command: list[str], cluster: str = "", timeout: float = _TIMEOUT_S) -> 
 
 
 def _ask(command: list[str], cluster: str, timeout: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    command[1:1] = ["-M", cluster] if cluster else []
+    command = [*command[:1], *(["-M", cluster] if cluster else []), *command[1:]]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, env=environment)

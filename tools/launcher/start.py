@@ -7,39 +7,45 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
 from collections.abc import Iterable, Set
 from pathlib import Path
-from typing import Any
 
 from pretrain.common import interrupt
-from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.run.lock import claim
 
 from . import slurm
-from .checks import check_graph, check_stage
+from .checks import Plan, check_graph
+from .cost import describe_cost
 from .graph import Graph, Node, write_graph
 from .local_graph import Interrupted, LocalRun, short
 from .options import Options
-from .records import new_log_folder
-from .submit import preview, snapshot, submit
+from .rank_main import handle_signals
+from .records import resume_command, warn
+from .spec import StageSpec
+from .submit import copy_code, find_code, preview, remove_folder, submit, test
 
 
-def start_graph(graph: Graph, options: Options) -> int:
+def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int:
     """Run what is missing on this machine, or submit it; return the exit status.
+
+    Args:
+        check_data: refuse SLURM jobs whose data are not on this machine.
 
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    is_slurm = options.cluster == "slurm"
-    work = "submission of the pipeline" if is_slurm else "pipeline"  # by which `cancel` finds this process
-    with contextlib.nullcontext() if graph.is_single else claim(graph.output, work):
-        return _submit_graph(graph, options) if is_slurm else _run_graph(graph, options)
+    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "pipeline"):
+        plan = check_graph(graph, options, check_data=check_data)
+        plan.check(graph)
+        if options.cluster == "slurm":
+            return _submit_graph(graph, options, plan)
+        return _run_graph(graph, options, plan.missing)
 
 
-def _run_graph(graph: Graph, options: Options) -> int:
-    missing, _ = check_graph(graph, options)
+def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
     if not missing and graph.is_single:
         print(f"{graph.output} is already complete; move it away to run it again")
         return 0
@@ -50,89 +56,170 @@ def _run_graph(graph: Graph, options: Options) -> int:
             graph.report.run()
         return status
     except (Interrupted, interrupt.Stopped) as stop:
-        command = shlex.join(["python", "tools/launch.py", "resume", graph.output, *extensions.options()])
-        print(f"{stop}\nto continue: {command}", file=sys.stderr)
+        print(f"{stop}\nto continue: {resume_command(graph.output)}", file=sys.stderr)
         return 130
 
 
-def _submit_graph(graph: Graph, options: Options) -> int:
-    """Submit what is missing as dependent jobs that share one copy of the code; active jobs are left alone.
-
-    Everything is checked before the first job is submitted; if sbatch refuses one, those before it are cancelled.
-    """
-    missing, jobs = check_graph(graph, options)
-    earlier_report = jobs.pop("report", "")
+def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
+    """Submit what is missing as dependent jobs that share one copy of the code; active jobs are left alone."""
     for node in graph.nodes:
-        if node.key in jobs:
-            print(f"{node.key}: job {jobs[node.key]} is already queued or running")
-        elif node.key not in missing:
+        if node.key in plan.queued:
+            print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
+        elif node.key not in plan.missing:
             print(f"{node.key}: already complete")
-    write_graph(graph, options)
-    if not missing and not jobs:
+    if not plan.missing and plan.queued.keys() <= {"report"}:
+        write_graph(graph, options)
         if graph.report:
             graph.report.run()
         return 0
-    submitted: list[Any] = []
-    code = None if graph.is_single else snapshot(new_log_folder(graph.output))
-    try:
-        for batch in _group_nodes(missing.values(), {*missing, *jobs}, options):
-            dependency = _depend("afterok", [jobs[key] for node in batch for key in node.parents if key in jobs])
-            new_jobs = submit([node.spec for node in batch], options, dependency=dependency, code=code)
-            submitted += new_jobs
-            for node, job in zip(batch, new_jobs, strict=True):
-                jobs[node.key] = job.job_id
-                print(f"{node.key}: job {job.job_id} {dependency}".rstrip())
-        if graph.report:
-            dependency = _depend("afterany", [*jobs.values(), earlier_report])
-            submitted += submit([graph.report], options, dependency=dependency, code=code)
-            print(f"report: job {submitted[-1].job_id} {dependency}")
-    except BaseException:
-        for job in submitted:
-            with contextlib.suppress(UserError):
-                slurm.cancel({"id": job.job_id, "slurm_cluster": options.sbatch.get("clusters", "")})
-        if submitted:
-            print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
-        raise
+    Submission(graph, options, plan).run()
+    print(describe_cost([node.spec for node in plan.missing.values()], options))
     print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
     return 0
 
 
-def show_graph(graph: Graph, options: Options) -> int:
+class Submission:
+    """A submission of a graph's missing stages, which signals do not interrupt: the id of a job would be lost."""
+
+    def __init__(self, graph: Graph, options: Options, plan: Plan) -> None:
+        self._graph, self._options, self._plan = graph, options, plan
+        self._earlier_report = plan.queued.pop("report", "")
+        self._jobs = dict(plan.queued)  # by key
+        self._submitted: list[str] = []
+        self._signals: list[str] = []
+
+    def run(self) -> None:
+        """Submit the stages.
+
+        Raises:
+            UserError: sbatch refused a job; the jobs before it were cancelled, unless there were only too many of them.
+            Stopped: a signal arrived; all jobs were cancelled.
+        """
+        launch_folder = Path(self._graph.output, "launch")
+        is_new = not launch_folder.exists()
+        with handle_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
+            try:
+                write_graph(self._graph, self._options)
+                self._submit_all(copy_code(self._graph.output))
+            except BaseException as error:
+                if is_new and not self._submitted and not isinstance(error, slurm.SubmissionUnknown):
+                    remove_folder(launch_folder)
+                if isinstance(error, slurm.TooManyJobs):
+                    raise self._describe_limit(error) from error
+                self._cancel()
+                raise
+
+    def _submit_all(self, code: Path) -> None:
+        missing = self._plan.missing
+        for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
+            self._submit_batch(batch, code)
+        if self._graph.report:
+            dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
+            self._submit(["report"], [self._graph.report], code, dependency)
+
+    def _submit_batch(self, batch: list[Node], code: Path) -> None:
+        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before."""
+        parts = [batch]
+        previous = ""
+        while parts:
+            part = parts.pop(0)
+            parents = [self._jobs[key] for node in part for key in node.parents if key in self._jobs]
+            dependency = _depend("afterok", parents) or previous
+            try:
+                self._submit([node.key for node in part], [node.spec for node in part], code, dependency)
+            except slurm.TooManyJobs as error:
+                if len(part) == 1:
+                    raise
+                warn(f"{error}; trying smaller arrays")
+                middle = len(part) // 2
+                parts[:0] = [part[:middle], part[middle:]]
+                continue
+            previous = _depend("afterany", [self._submitted[-1].partition("_")[0]])
+
+    def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
+        ids = submit(specs, self._options, code, dependency)
+        self._submitted += ids
+        self._jobs |= zip(keys, ids, strict=True)
+        if self._signals:
+            raise interrupt.Stopped(self._signals[0], "no job of this command is left in the queue")
+        for key, job_id in zip(keys, ids, strict=True):
+            print(f"{key}: job {job_id} {dependency}".rstrip())
+
+    def _describe_limit(self, error: UserError) -> UserError:
+        if not self._submitted:
+            return UserError(f"{error}; wait until some of your jobs have ended")
+        left = self._plan.missing.keys() - self._jobs.keys()
+        remedy = f"when some of your jobs have ended, submit the rest: {resume_command(self._graph.output)}"
+        return UserError(f"{error}; {len(left)} stages are not submitted, the others stay in the queue; {remedy}")
+
+    def _cancel(self) -> None:
+        for job_id in self._submitted:
+            try:
+                slurm.cancel({"id": job_id, "slurm_cluster": self._options.slurm_cluster})
+            except UserError as error:
+                warn(str(error))
+        if self._submitted:
+            warn(f"cancelled the {len(self._submitted)} jobs that were submitted: {', '.join(self._submitted)}")
+
+
+def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
     """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
 
     A stage that builds on an invalid one cannot start either.
+
+    Args:
+        check_data: as for `start_graph`.
+        ask_slurm: ask SLURM about each kind of job, too.
     """
-    missing: dict[str, Node] = {}
-    blocked: set[str] = set()
-    errors = 0
+    plan = check_graph(graph, options, download=False, check_data=check_data)
+    startable: dict[str, Node] = {}
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        state = "complete"
         reason = ""
-        if not node.spec.is_complete():
+        state = "queued" if node.key in plan.queued else "complete"
+        if node.key in plan.missing:
             state = "to run"
-            try:
-                check_stage(node, options, download=False)
-            except UserError as error:
-                state = "invalid"
-                reason = f"\n         {error}"
-                errors += 1
-            if state == "invalid" or not blocked.isdisjoint(node.parents):
-                blocked.add(node.key)
-            else:
-                missing[node.key] = node
+            if all(key in startable or key not in plan.missing for key in node.parents):
+                startable[node.key] = node
+        if node.key in plan.errors:
+            startable.pop(node.key, None)
+            state = "invalid"
+            reason = f"\n         {plan.errors[node.key]}"
         print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
     if graph.report:
         print(f"to run   report  after everything  -> {short(graph.report.produces)}")
-    code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
-    for batch in _group_nodes(missing.values(), missing.keys(), options):
-        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in missing]
-        script = preview([node.spec for node in batch], options, _depend("afterok", parents), code)
+    code = find_code(graph.output)
+    batches = list(_group_nodes(startable.values(), startable.keys(), options))
+    for batch in batches:
+        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
+        script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
-    unseen = f"; data only where the job runs, for at most {options.minutes} minutes"
-    print(f"\n# {len(missing) + len(blocked)} of {len(graph.nodes)} stages to run; {errors} invalid")
-    print(f"# checked: config, run folder, weights{unseen if options.cluster == 'slurm' else ''}")
+    errors = len(plan.errors)
+    print(f"\n# {len(plan.missing)} of {len(graph.nodes)} stages to run; {errors} invalid")
+    print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
+    for warning in dict.fromkeys(plan.warnings):
+        print(f"# warning: {warning}")
+    if options.cluster == "slurm":
+        print(describe_cost([node.spec for node in plan.missing.values()], options))
+        if ask_slurm:
+            errors += _ask_slurm(batches, options, code)
     return 2 if errors else 0
+
+
+def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
+    """Print what SLURM says about each kind of job; return the number of refusals."""
+    errors = 0
+    kinds: dict[str, list[Node]] = {}
+    for batch in batches:
+        kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
+    for batch in kinds.values():
+        try:
+            answer = test([node.spec for node in batch], options, code)
+        except UserError as error:
+            answer = str(error)
+            errors += 1
+        print(f"# {batch[0].key}: {answer}")
+    return errors
 
 
 def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from pretrain.common.run import metrics
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import holder
 
-from .jobs import describe_unrecorded_exit, explain_unknown, is_finished, job_states
-from .records import files_below, launch_files, read_outcome
+from .graph import RECORD
+from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, job_states
+from .records import files_below, launch_files, read_outcome, resume_command
 
-_PLANS = ("pipeline.json",)
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = ("complete", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")
+_WELL = ("complete", "running", "pending", "requeued", "not started")  # those that need no hand
 _METRICS = {
     "loss": "loss {:.4g}",
     "total_loss": "total_loss {:.4g}",
@@ -41,10 +43,19 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         failed: print only stages that failed.
         as_json: print a list of objects instead.
     """
-    stages = [entry for entry in collect(folder) if not failed or entry["state"] not in _NOT_FAILED]
-    notes = [f"{entry['folder']}: {note}" for entry in stages if (note := _explain(entry))]
-    table = tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True)
-    print(json.dumps(stages, default=str, indent=2) if as_json else printable("\n".join([table, *notes])))
+    everything = collect(folder)
+    stages = [entry for entry in everything if not failed or entry["state"] not in _NOT_FAILED]
+    if as_json:
+        print(json.dumps(stages, default=str, indent=2))
+    else:
+        counts = Counter(entry["state"] for entry in everything)
+        lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
+        lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
+        if any((folder / record).exists() for record in ("launch/launch.json", RECORD)) and lines[1:]:
+            lines.append(f"to continue: {resume_command(str(folder))}")
+        lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
+        lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
+        print(printable("\n".join(lines)))
     return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
 
 
@@ -74,13 +85,13 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = files_below(folder, "state.json", "launch/launch.json", *(f"launch/{name}" for name in _PLANS))
+    files = files_below(folder, "state.json", "launch/launch.json", str(RECORD))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it")
     plans: dict[Path, dict[str, Any]] = {}
     launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
     for file in files:
-        if file.name in _PLANS:
+        if file.name == RECORD.name:
             plans |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
         elif file.name == "launch.json":
             launched[file.parents[1]] = read_json(file)
@@ -132,16 +143,15 @@ def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: di
     if word == "UNKNOWN" and not is_finished(folder, job):
         return "unknown", explain_unknown(job)
     if word == "PENDING":
-        return "pending", detail.strip("()") or reason
+        return "pending", explain_reason(detail.strip("()")) or reason
     if word == "RUNNING":
         return "running", reason
+    how = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
     if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
-        return word.lower(), reason
+        return word.lower(), reason or how
     if state not in ("", "running"):
         return state, reason
-    if "stopped_by" in job:
-        return "stopped", f"it was stopped by {job['stopped_by']}"
-    return "lost", describe_unrecorded_exit(folder)
+    return "failed" if word == "FAILED" else "lost", how or describe_unrecorded_exit(folder)
 
 
 def _describe_progress(folder: Path, is_running: bool) -> str:
@@ -171,10 +181,13 @@ def _build_row(entry: dict[str, Any]) -> list[str]:
 
 
 def _explain(entry: dict[str, Any]) -> str:
-    """Explain why a stage is in its state."""
+    return f"{entry['folder']}: {_find_reason(entry)}".rstrip(": ")
+
+
+def _find_reason(entry: dict[str, Any]) -> str:
+    """Return why a stage is in its state."""
     failure = entry["failure"]
-    if entry["waits_for"]:
-        return f"waits for {', '.join(entry['waits_for'])}"
     if failure:
         return f"rank {failure['rank']} on {failure['host']}: {failure['error']}"
-    return entry["reason"]
+    waits = f"waits for {', '.join(entry['waits_for'])}" if entry["waits_for"] else ""
+    return "; ".join(filter(None, [waits, entry["reason"]]))

@@ -1,32 +1,30 @@
-"""Submits stages to SLURM through submitit, and records every job in launch.json of its run folder."""
+"""Submits stages to SLURM with submitit's script, and records every job in launch.json of its run folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
+import hashlib
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
-from submitit.helpers import clean_env
+from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
-from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, make_folder, write_error
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import git_state
 from tools import ROOT
 
-from .options import SET_BY_LAUNCHER, Options, asks_for_gpus, visible_gpus
+from . import slurm
+from .gpus import asks_for_gpus, visible_gpus
+from .options import SET_BY_LAUNCHER, Options
 from .rank_main import SlurmJob
 from .records import new_log_folder, record_job
 from .spec import StageSpec
@@ -35,52 +33,51 @@ _OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 _CODE = ("pretrain", "transfer", "tools", "configs")
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
+# Variables of a job that this process may be part of; but MASTER_ADDR of a set-up line counts.
+_OUTER = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_CHECKED = """\
+# ends the job at a line that fails, but not for what fails in a file that a line sources
+trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "set-up line failed with status $status: """
+_CHECKED += """$(sed -n ${LINENO}p "$0")" >&2; exit 1; }' ERR"""
+# The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
+_PORT = """\
+port=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))
+while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
+export MASTER_PORT=${MASTER_PORT:-$port}"""
 
 
-def submit(
-    specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path | None = None
-) -> list[Any]:
-    """Submit one job to SLURM, or an array if there are several specs; return submitit's jobs.
+def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str = "") -> list[str]:
+    """Submit one job to SLURM, or an array if there are several specs; return the ids.
 
     Args:
+        code: the copy of the code that the jobs import (`copy_code`).
         dependency: in sbatch's form, ``afterok:12:13``.
-        code: the copy of the code that the jobs import (`snapshot`). None makes a copy next to their logs.
     """
     options = options.for_stage(specs[0])
-    if shutil.which("sbatch") is None:
-        raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
-    folder = specs[0].folder if len(specs) == 1 else os.path.commonpath([spec.folder for spec in specs])
-    log_folder = new_log_folder(folder)
+    log_folder = new_log_folder(os.path.commonpath([spec.folder for spec in specs]))
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
-    jobs = [SlurmJob(spec, patience) for spec in specs]
-    try:
-        with _clean_up(log_folder):
-            make_folder(log_folder)
-            executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
-            parameters = _build_parameters(specs, options, code or snapshot(log_folder), dependency)
-            executor.update_parameters(**parameters)
-            # submitit prints sbatch's error, and then raises it
-            with _sbatch_environment(options), contextlib.redirect_stderr(io.StringIO()):
-                submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except FailedSubmissionError as error:  # sbatch succeeded, so a job may be queued and need its folder
-        raise UserError(f"{one_line(error)}; look for {name_job(specs)} in squeue before you submit again") from error
-    except FailedJobError as error:
-        raise UserError(f"sbatch refused {name_job(specs)}: {one_line(error)}") from error
-    for spec, job in zip(specs, submitted, strict=True):
-        record_job(spec, options, job.job_id, log_folder, name=name_job(specs), dependency=dependency)
-    return submitted
+    script = log_folder / "submission.sh"
+    with clean_up(log_folder):
+        make_folder(log_folder)
+        for index, spec in enumerate(specs):
+            job = DelayedSubmission(SlurmJob(spec, patience))
+            job.set_timeout(options.minutes, options.max_timeouts)
+            job.dump(log_folder / f"{index}.pkl")
+        atomic_write(script, build_script(specs, options, code, dependency, log_folder))
+        job_id = slurm.submit(script, name_job(specs), _build_environment(options), options.slurm_cluster)
+    ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
+    for spec, listed_id in zip(specs, ids, strict=True):
+        record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
+    return ids
 
 
-def preview(specs: Sequence[StageSpec], options: Options, dependency: str, code: Path) -> str:
+def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> str:
     """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
     options = options.for_stage(specs[0])
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
     if options.cluster == "slurm":
-        command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(log_folder)])
-        parameters = _build_parameters(specs, options, code, dependency)
-        if len(specs) > 1:
-            parameters["map_count"] = len(specs)
-        script = _make_sbatch_string(command=command, folder=log_folder, **parameters)
+        script = build_script(specs, options, code, dependency, log_folder)
         variables = ", ".join(f"{name}={value}" for name, value in _list_variables(options).items())
         return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
     processes = f"{options.tasks_per_node} process{'es' if options.tasks_per_node > 1 else ''}"
@@ -89,32 +86,46 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str, code:
     return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 
-def _build_parameters(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> dict[str, Any]:
-    """Build the parameters of sbatch, by submitit's names."""
+def test(specs: Sequence[StageSpec], options: Options, code: Path) -> str:
+    """Ask sbatch when it would start a job, without submitting it; raise UserError if it would refuse it."""
+    options = options.for_stage(specs[0])
+    script = build_script(specs, options, code, "", Path(specs[0].folder, "launch", "DRY-RUN"))
+    return slurm.test(script, _build_environment(options))
+
+
+def build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
+    """Build the script of sbatch; ``options`` are the stage's own."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
     srun_args = ["--kill-on-bad-exit=1", "--export=ALL"]
     if options.cpus_per_task:  # in SLURM 22.05 and later, srun does not take it from sbatch
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
+    srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
     # A child of a failed parent would wait forever.
     more: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
     more |= {key: value or True for key, value in options.sbatch.items()}
     if dependency:
-        more["dependency"] = dependency
+        more["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
     # The job imports the copy of the code, before anything that the set-up lines add, and never the folder that it was
     # submitted from.
     setup = [
-        *options.setup,
+        *([_CHECKED, *options.setup, "trap - ERR"] if options.setup else []),
         f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
         "export PYTHONSAFEPATH=1",
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in _OWN_VARIABLES if os.environ.get(name)),
+        *([_PORT] if options.nodes * options.tasks_per_node > 1 else []),
     ]
-    return {
+    return _make_sbatch_string(
+        command=f"{options.python or shlex.quote(sys.executable)} -u -m tools.launcher.rank_main "
+        + shlex.quote(str(log_folder)),
+        folder=log_folder,
         **options.sbatch_parameters,
-        "job_name": name_job(specs),
-        "srun_args": srun_args,
-        "additional_parameters": more,
-        "setup": setup,
-    }
+        job_name=name_job(specs),
+        wckey=None,  # pyright: ignore[reportArgumentType]  # submitit would name its own
+        srun_args=srun_args,
+        additional_parameters=more,
+        setup=setup,
+        map_count=len(specs) if len(specs) > 1 else None,
+    )
 
 
 def name_job(specs: Sequence[StageSpec]) -> str:
@@ -126,32 +137,54 @@ def name_job(specs: Sequence[StageSpec]) -> str:
     return f"{Path(root).name}:{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
 
 
-def snapshot(log_folder: Path) -> Path:
-    """Copy the code to ``log_folder``, so that later edits do not change a queued or requeued job."""
-    target = log_folder / "code"
-    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
-    with _clean_up(log_folder):
-        for name in _CODE:
-            shutil.copytree(ROOT / name, target / name, ignore=ignore)
-        atomic_write(target / "GIT_STATE", git_state() + "\n")
+def find_code(folder: str | Path) -> Path:
+    """Return the path of the copy of this version of the code for the jobs of a run or pipeline."""
+    return Path(folder) / "launch" / f"code-{_digest(ROOT)}"
+
+
+def copy_code(folder: str | Path) -> Path:
+    """Copy the code once per version, so that later edits do not change a queued or requeued job."""
+    target = find_code(folder)
+    if target.name != f"code-{_digest(target)}":  # new, or purged in part
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+        with clean_up(target):
+            for name in _CODE:
+                shutil.copytree(ROOT / name, target / name, ignore=ignore, dirs_exist_ok=True)
+            atomic_write(target / "GIT_STATE", git_state() + "\n")
     return target
 
 
+def _digest(root: Path) -> str:
+    """Return 12 hexadecimal digits of the code in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()):
+        if file.suffix != ".pyc":
+            digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
 @contextlib.contextmanager
-def _clean_up(log_folder: Path) -> Iterator[None]:
+def clean_up(folder: Path) -> Iterator[None]:
     """Remove the folder of a submission that fails before sbatch accepts it; raise UserError if it is not writable."""
     try:
         yield
-    except (FailedJobError, OSError, UserError) as error:
-        shutil.rmtree(log_folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.removedirs(log_folder.parent)  # up to a folder that contains something else
+    except slurm.SubmissionUnknown:  # a job may be queued, and need it
+        raise
+    except BaseException as error:
+        remove_folder(folder)
         if isinstance(error, shutil.Error):  # (from, to, "[Errno 28] ...") of each file
             number = int(error.args[0][0][2].partition("[Errno ")[2].partition("]")[0] or errno.EIO)
             error = OSError(number, os.strerror(number))
         if isinstance(error, OSError):
-            raise write_error(log_folder, error) from error
+            raise write_error(folder, error) from error
         raise
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and those above it, up to one that contains something else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.removedirs(folder.parent)
 
 
 def _list_variables(options: Options) -> dict[str, str]:
@@ -166,18 +199,8 @@ def _list_variables(options: Options) -> dict[str, str]:
     return variables
 
 
-@contextlib.contextmanager
-def _sbatch_environment(options: Options) -> Iterator[None]:
-    """Remove the enclosing job's variables, and variables that sbatch would prefer to its script.
-
-    Ctrl-C is ignored, because it would lose the id of a job.
-    """
-    variables = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
-    variables |= _list_variables(options)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with clean_env():
-            os.environ.update(variables)
-            yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+def _build_environment(options: Options) -> dict[str, str]:
+    """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
+    inner = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER) and name not in _RANK}
+    kept = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
+    return inner | kept | _list_variables(options)

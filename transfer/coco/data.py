@@ -88,13 +88,14 @@ def find(name: str) -> CocoSet | None:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        data_set = CocoSet(name, Path(fields[1]), Path(fields[2]), skip_bad=len(fields) == 4)
+        annotations, images = (Path(os.path.expandvars(field)) for field in fields[1:3])
+        data_set = CocoSet(name, annotations, images, skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
-        images, annotations = _SPLITS[name]
-        data_set = CocoSet(name, root / annotations, root / images)
-        hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root}; or set DETECTRON2_DATASETS"
+        folder, file = _SPLITS[name]
+        data_set = CocoSet(name, root / file, root / folder)
+        hint = f" of {name}; COCO's annotations/ and {folder}/ belong in {root}; or set DETECTRON2_DATASETS"
     else:
         files = catalog.find_files(name)
         if files is None:

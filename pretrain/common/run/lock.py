@@ -31,6 +31,9 @@ _NAMELESS_AFTER_S = 5.0  # a file that is still empty by then belongs to a proce
 def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``work`` names the purpose.
 
+    A SLURM job waits until an owner on another machine has touched its file again or is known to be dead: it may have
+    been killed with its node a moment ago.
+
     Raises:
         UserError: a live process, which the message names, has claimed it, or the folder cannot be written.
     """
@@ -70,12 +73,15 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
         owners = _list_owners(folder, of)
         for path in owners:
             owner = _read(path)
+            touched = _read_touch_time(path)
             while not _is_dead(path, owner):
-                if owner:
+                is_elsewhere = owner.get("place") != _identify_place() and owner.get("job") != _read_job()
+                may_be_lost = _read_job()[0] and is_elsewhere and _read_touch_time(path) == touched
+                if owner and not may_be_lost:
                     wait = f"wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on another machine)"
                     what = f"{folder / of} is in use: {_describe(owner)}"
                     raise UserError(f"{what}; {wait}, stop it, or choose another folder")
-                time.sleep(0.1)  # it is about to write its name, or was killed before that
+                time.sleep(0.1)  # it is about to touch the file or to write its name, or was killed before that
                 owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
@@ -103,6 +109,13 @@ def _touch(path: Path, released: threading.Event) -> None:
     while not released.wait(_TOUCH_PERIOD_S):
         with contextlib.suppress(OSError):  # a file server that does not answer now may answer the next time
             os.utime(path)
+
+
+def _read_touch_time(path: Path) -> float:
+    """Return when the owner has touched its file; 0.0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _list_owners(folder: Path, of: str) -> list[Path]:

@@ -68,7 +68,7 @@ def find_tars(pattern: str) -> list[str]:
     Raises:
         UserError: there is none, or one of a range is missing.
     """
-    pattern = os.path.expanduser(pattern.strip())
+    pattern = os.path.expanduser(os.path.expandvars(pattern.strip()))
     number = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if number:
         width = len(number[1])

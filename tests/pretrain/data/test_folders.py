@@ -31,6 +31,16 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path):
     np.testing.assert_array_equal(data.read(1), picture(0))
 
 
+def test_variables_of_the_environment_are_expanded_where_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_folder(tmp_path / "set", ["a.png"])
+    (tmp_path / "imagenet/train/n00000001").mkdir(parents=True)
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    assert len(load("folder:$SLURM_TMPDIR/set", "train")) == 1
+    check_exists("imagenet", "$SLURM_TMPDIR")
+
+
 def test_what_pillow_reads_is_an_image(tmp_path: Path):
     formats = {"a.avif": "AVIF", "b.JFIF": "JPEG", "c.jp2": "JPEG2000", "d.mpo": "MPO", "e.pbm": "PPM"}
     for name, form in formats.items():

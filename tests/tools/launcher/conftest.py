@@ -12,7 +12,9 @@ from tools.launcher.options import Options, resolve
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "slurm_cluster" not in request.fixturenames:  # which lives until the session ends
+        monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
     monkeypatch.chdir(tmp_path)
@@ -21,4 +23,4 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def slurm_options(slurm_cluster: SlurmCluster) -> Options:
     slurm_cluster.wait_idle()
-    return resolve({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30})
+    return resolve({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30, "max_timeouts": 100})

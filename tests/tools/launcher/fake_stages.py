@@ -28,6 +28,7 @@ def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: 
             if interrupt.stop_requested() and step + 1 < steps and not deaf:
                 raise interrupt.Stopped(f"{interrupt.stop_requested()}: counted to {step + 1}")
     results = {"stage": "fake", "metrics": {"count": steps}, "extra": extra, "ranks": _ranks()}
+    results["port"] = os.environ.get("MASTER_PORT", "")
     if os.environ.get("RANK", "0") == "0":
         write_json(Path(folder) / "results.json", results)
     return results

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tools.launcher.records import read_outcome
 from tools.launcher.spec import StageSpec
 from tools.launcher.start import start_graph
 from tools.launcher.status import collect
+from tools.launcher.submit import copy_code, submit
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -35,6 +37,11 @@ def job_of(folder: Path | str) -> dict[str, Any]:
 
 def run_alone(spec: StageSpec, options: Options = HERE) -> int:
     return start_graph(build_single(spec), options)
+
+
+def submit_jobs(specs: Sequence[StageSpec], options: Options) -> list[str]:
+    """Submit stages without what `start_graph` checks; return the jobs' ids."""
+    return submit(specs, options, copy_code(os.path.commonpath([spec.folder for spec in specs])))
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
         "4/linear": ("103", "afterok:101_2"),
         "report": ("104", "afterany:42_3:100:101_0:101_1:101_2:102:103:77"),
     }
-    assert len(list(tmp_path.glob("launch/*/code/tools"))) == len(list(tmp_path.glob("**/code/tools"))) == 1
+    assert len(list(tmp_path.glob("launch/code-*/tools"))) == len(list(tmp_path.glob("**/code-*/tools"))) == 1
     assert (cluster / "asked").read_text() == "\n"
 
 

@@ -43,10 +43,14 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
     [
         ("echo '77|RUNNING|None|n'", None, "RUNNING"),
         ("echo '77|COMPLETING|None|n'", None, "RUNNING"),
+        ("echo '77|RESIZING|None|n'", None, "RUNNING"),
+        ("echo '77|STAGE_OUT|None|n'", None, "RUNNING"),
+        ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids have started anew
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
         ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
+        (GONE, "echo '77|TIMEOUT|TimeLimit|n'", "TIMEOUT (TimeLimit)"),
         (GONE, None, "ENDED"),  # purged long ago
         (DOWN, None, "UNKNOWN"),
         (DOWN, "echo '77|FAILED|None|n'", "FAILED"),
@@ -105,7 +109,7 @@ def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
             jobs.cancel(folder)
         status.print_status(folder)
         printed = capsys.readouterr().out
-        assert re.search(rf"knn +unknown(.*\n)*.*{why}", printed) and "lost" not in printed
+        assert re.search(rf"unknown: .*{why}(.*\n)*knn +unknown", printed) and "lost" not in printed
     end(folder, "complete")
     refuse_if_running(folder)
     jobs.cancel(folder)
@@ -137,11 +141,3 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
         jobs.cancel(tmp_path / "runs", now=True)
     assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
-
-
-def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
-    started(tmp_path / "stage", LOCAL)
-    owner = {"work": "pipeline", "host": "another-machine", "pid": 3, "place": "there", "job": ["", "0"]}
-    (tmp_path / ".owner.1.json").write_text(json.dumps(owner))
-    with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
-        jobs.cancel(tmp_path)

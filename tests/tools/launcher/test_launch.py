@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,7 +54,7 @@ def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
     monkeypatch: pytest.MonkeyPatch, images: Path, tmp_path: Path
 ):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tools.launcher.options._device_count", lambda: pytest.fail("GPUs were counted"))
+    monkeypatch.setattr("tools.launcher.gpus._device_count", lambda: pytest.fail("GPUs were counted"))
     monkeypatch.setattr("tools.launcher.local_graph.LocalRun.run", lambda run: len(run._free_gpus))
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
@@ -117,7 +116,7 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.start.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
+    monkeypatch.setattr("tools.launcher.start.submit", lambda *given: ["7"])
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 
@@ -171,12 +170,17 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cluster: str
+):
+    """Nodes of a cluster may have no internet."""
     monkeypatch.setattr("transfer.weights.files.download", lambda address: pytest.fail(address))
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
-    words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
+    words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
-    assert "stages to run; 0 invalid" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "stages to run; 0 invalid" in shown and "# warning: https://example.org/a.pth is not checked" in shown
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 

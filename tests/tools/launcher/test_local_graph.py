@@ -17,7 +17,7 @@ import pytest
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import read_record, read_state
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
-from tools.launcher import jobs, local_job, options, status
+from tools.launcher import gpus, jobs, local_job, status
 from tools.launcher.graph import Graph, Node, build_graph
 from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
@@ -184,7 +184,7 @@ def test_a_job_is_told_which_gpus_it_has(
 ):
     """Without any, it keeps the user's variable."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(options, "_device_count", lambda: count)
+    monkeypatch.setattr(gpus, "_device_count", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
     assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import programs
-from tools.launcher import options, stages
+from tests.tools.launcher.helpers import ROOT, programs
+from tools.launcher import gpus, options, stages
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
+from tools.launcher.submit import preview
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     assert (read.account, read.gpus, read.max_timeouts, read.partition) == ("0042", 3, 0, "on")
     assert (read.minutes, read.setup) == (240, ("module load cuda", "export A=b"))
     assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
+    assert from_site("sbatch: {exclusive: true, requeue_x: false}\n").sbatch == {"exclusive": ""}
     assert from_record(json.loads(json.dumps(asdict(read)))) == read  # from a run folder's record
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
@@ -112,8 +115,8 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     convert = asked.for_stage(CONVERT)
     assert (convert.partition, convert.nodes, convert.gpus_per_node, convert.tasks_per_node) == ("cpu", 1, 0, 1)
     assert replace(asked, cpu={}).for_stage(CONVERT).partition == "gpu"
-    for gpus, used in ((4, 1), (0, 0)):
-        options = Options(cluster="slurm", nodes=2, gpus=gpus).for_stage(stages.distributions(["runs/a", "runs/b"]))
+    for count, used in ((4, 1), (0, 0)):
+        options = Options(cluster="slurm", nodes=2, gpus=count).for_stage(stages.distributions(["runs/a", "runs/b"]))
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
 
 
@@ -194,23 +197,23 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    options._device_count.cache_clear()
-    assert [options.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
+    gpus._device_count.cache_clear()
+    assert [gpus.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
-    options._device_count.cache_clear()
+    gpus._device_count.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
     with pytest.raises(UserError, match=r"torch cannot count the GPUs .*libcuda.*name them in CUDA_VISIBLE_DEVICES"):
-        options.visible_gpus()
+        gpus.visible_gpus()
 
 
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
-    assert options.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
+    assert gpus.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
     counts = [Options(cluster="local", parallel=parallel).gpus_per_node for parallel in (None, 2, 8)]
     assert counts == [4, 2, 1]
     assert [Options(cluster="local", tasks=tasks).gpus_per_node for tasks in (3, 8)] == [3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert options.visible_gpus() == []
+    assert gpus.visible_gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -257,3 +260,28 @@ def test_auto_uses_the_allocation_that_this_machine_is_in(
     else:  # a login node, or a job that has ended
         refused(lambda: resolve({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
     assert [resolve({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]
+
+
+SITES = {
+    "typed_gpus": "--gpus-per-node=a100:8",
+    "gres_only": "--gres=gpu:v100:4",
+    "gpu_and_cpu_accounts": "--qos=qos_gpu-t3",
+    "memory_per_core": "--mem-per-cpu=4G",
+    "whole_nodes": "--exclusive\n",
+    "clean_environment": "--clusters=alex",
+    "pyxis": "--no-container-mount-home python -u -m tools",
+    "apptainer": "pretrain.sif python -u -m tools",
+    "node_local_data": 'imagenet.tar -C "$SLURM_TMPDIR"\n',
+    "short_limits": "--signal=USR2@300",
+}
+
+
+def test_the_site_files_of_the_documentation_are_read():
+    folder = ROOT / "docs/sites"
+    assert sorted(SITES) == sorted(file.stem for file in folder.iterdir())
+    for name, line in SITES.items():
+        read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
+        pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
+        scripts = [preview([stage], read, Path("/code"), "") for stage in (pretraining, CONVERT)]
+        assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
+        assert "Not tried at any site." in (folder / f"{name}.yaml").read_text()

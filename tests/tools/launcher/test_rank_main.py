@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core.utils import UncompletedJobError
 
+from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import record_state, set_job
 from tests.tools.launcher.helpers import programs
@@ -30,9 +32,6 @@ class Environment:
     def _usr_sig(self) -> signal.Signals:
         return signal.SIGUSR2
 
-    def _requeue(self, _countdown: int) -> None:
-        self.requeues.append("again")
-
 
 @pytest.fixture(autouse=True)
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -45,6 +44,7 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
+AGAIN = 'echo JobState=RUNNING; [ "$1" != requeue ] || echo $2 > again'
 SILENT = "echo Unable to contact slurm controller >&2; exit 1"
 
 
@@ -55,11 +55,27 @@ SILENT = "echo Unable to contact slurm controller >&2; exit 1"
         (signal.SIGTERM, "echo JobId=7 JobState=RUNNING", None, ["submitit"], "requeued"),  # preempted
         (signal.SIGTERM, SILENT, None, ["submitit"], "requeued"),
         (signal.SIGUSR2, "echo JobState=COMPLETING", subprocess.TimeoutExpired("s", 60), ["submitit"], "requeued"),
-        (signal.SIGUSR2, SILENT, subprocess.CalledProcessError(1, "s"), ["submitit", "again"], "requeued"),
-        (signal.SIGUSR2, "echo JobState=RUNNING", OSError(errno.ENOSPC, "full"), ["submitit", "again"], "requeued"),
-        (signal.SIGUSR2, SILENT, RuntimeError("timed-out too many times"), ["submitit"], "failed"),
+        (signal.SIGUSR2, AGAIN, subprocess.CalledProcessError(1, "s"), ["submitit", "again"], "requeued"),
+        (signal.SIGUSR2, AGAIN, OSError(errno.ENOSPC, "full"), ["submitit", "again"], "requeued"),
+        (
+            signal.SIGUSR2,
+            SILENT,
+            subprocess.CalledProcessError(1, "s"),
+            ["submitit"],
+            "SLURM does not requeue .*Unable",
+        ),
+        (signal.SIGUSR2, "", UncompletedJobError("too many"), ["submitit"], "used all its attempts"),
     ],
-    ids=["cancelled", "preempted", "silent", "slow, but it worked", "controller restarts", "full disk", "too often"],
+    ids=[
+        "cancelled",
+        "preempted",
+        "silent",
+        "slow, but it worked",
+        "controller restarts",
+        "full disk",
+        "refused",
+        "too often",
+    ],
 )
 def test_what_a_job_does_with_a_signal(
     tmp_path: Path,
@@ -84,16 +100,15 @@ def test_what_a_job_does_with_a_signal(
         raise Stopped("counted to 3")
     handler = rank_main.PreemptionHandler(env, str(tmp_path), 100.0)
     os.kill(os.getpid(), received)
-    with pytest.raises(RuntimeError if state == "failed" else SystemExit) as end:
+    has_failed = " " in state
+    with pytest.raises(UserError if has_failed else SystemExit, match=state if has_failed else None) as end:
         handler.requeue_or_exit("counted to 3")
     if isinstance(end.value, SystemExit):
         assert end.value.code == (128 + signal.SIGTERM if state == "stopped" else 0)
-    assert env.requeues == requeues and read_outcome(tmp_path, "/l/s")["state"] == state
+    else:
+        assert f"to continue: python tools/launch.py resume {tmp_path}" in str(end.value)
+    if "again" in requeues:
+        assert Path("again").read_text() == "7\n"
+    assert env.requeues == requeues[:1]
+    assert read_outcome(tmp_path, "/l/s")["state"] == ("failed" if has_failed else state)
     set_job("")
-
-
-def test_each_attempt_has_a_port_of_its_own():
-    ports = [
-        int(rank_main.rank_environment(0, 1, 0, 1, "a", f"7.{attempt}")["MASTER_PORT"]) for attempt in (0, 1, 2, 0)
-    ]
-    assert len(set(ports)) == 3 and ports[0] == ports[3] and all(20000 <= port < 32000 for port in ports)

@@ -10,9 +10,8 @@ import pytest
 from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import write_failure
 from tests.tools.launcher.helpers import end
-from tests.tools.launcher.test_jobs import LOCAL, started
 from tools.launcher import records
-from tools.launcher.records import find_job, read_outcome, record_failure, record_stop
+from tools.launcher.records import read_outcome, record_failure
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
@@ -48,15 +47,6 @@ def test_a_failure_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pyt
     record_failure(tmp_path, 1, UserError("no space left"))
     printed = capsys.readouterr().err
     assert printed.startswith("error: no space left (of rank 1; it could not be recorded: cannot write ")
-
-
-def test_who_stopped_a_job_is_recorded(tmp_path: Path):
-    record_stop(tmp_path, Path("/l/s"), "Ctrl-C")  # the job could not be recorded: the disk is full
-    assert find_job(tmp_path, Path("/l/s")) == {"logs": "/l/s"}
-    started(tmp_path, {**LOCAL, "logs": "/l/r"}, LOCAL)
-    record_stop(tmp_path, Path("/l/s"), "Ctrl-C")
-    assert find_job(tmp_path, Path("/l/s")) == {**LOCAL, "stopped_by": "Ctrl-C"}
-    assert "stopped_by" not in find_job(tmp_path, Path("/l/r"))
 
 
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):

@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What the commands start, without starting it; graphs are remembered."""
     calls: Started = []
 
-    def run(graph: Graph, options: Options) -> int:
+    def run(graph: Graph, options: Options, _check_data: bool) -> int:
         write_graph(graph, options)
         calls.append((graph, options))
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.run.state import read_record
+from tests.errors import refused
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.launcher.helpers import ROOT, fake, job_of, outcome, shown, steps, wait_for
+from tests.tools.launcher.helpers import ROOT, fake, job_of, outcome, shown, steps, submit_jobs, wait_for
 from tools.launcher import jobs as all_jobs
 from tools.launcher import status
 from tools.launcher.graph import Node, build_graph
 from tools.launcher.options import Options
 from tools.launcher.start import start_graph
-from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
 
@@ -24,17 +25,18 @@ pytestmark = pytest.mark.slurm
 def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
-    (job,) = submit([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED")
+    (job,) = submit_jobs([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
+    slurm_cluster.wait_state(job, "COMPLETED")
     results = read_record(tmp_path / "results.json")
     assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
     assert shown(tmp_path)["state"] == "complete"
 
 
+@pytest.mark.slow
 def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
-    (job,) = submit([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
-    slurm_cluster.wait_state(job.job_id, "FAILED")
+    (job,) = submit_jobs([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
+    slurm_cluster.wait_state(job, "FAILED")
     status.print_status(tmp_path)
     printed = capsys.readouterr().out
     assert "rank 1 on" in printed and "RuntimeError: rank 1 cannot go on" in printed
@@ -43,9 +45,9 @@ def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: Slu
 def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     folder = tmp_path / "a folder; touch hacked $(touch hacked)"
     comment = 'it\'s "50 %" of $HOME; `id`'
-    (job,) = submit([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED")
-    assert f"Comment={comment}" in shown_by_scontrol(job.job_id)
+    (job,) = submit_jobs([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
+    slurm_cluster.wait_state(job, "COMPLETED")
+    assert f"Comment={comment}" in shown_by_scontrol(job)
     assert read_record(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(tmp_path.glob("hacked"))
 
@@ -65,7 +67,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
     )
     graph = build_graph(str(tmp_path), nodes, fake(tmp_path / "report"))
     assert start_graph(graph, slurm_options) == 0
-    assert len(list(tmp_path.glob("**/code"))) == 1  # one copy of the code for five jobs
+    assert len(list(tmp_path.glob("**/code-*"))) == 1  # one copy of the code for five jobs
     slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")
     ended = [slurm_cluster.state(job_of(node.spec.folder)["id"]) for node in nodes]
     assert ended == ["FAILED", "CANCELLED", "COMPLETED", "COMPLETED"]
@@ -101,26 +103,51 @@ def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
     setup = (f"export PYTHONPATH={ROOT}", "export MASTER_ADDR=localhost")
-    (job,) = submit([fake(tmp_path)], replace(slurm_options, tasks=2, sbatch={"export": "NONE"}, setup=setup))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED")
+    (job,) = submit_jobs([fake(tmp_path)], replace(slurm_options, tasks=2, sbatch={"export": "NONE"}, setup=setup))
+    slurm_cluster.wait_state(job, "COMPLETED")
     ranks = read_record(tmp_path / "results.json")["ranks"]
     assert ranks == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 
 
-def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
-    specs = [fake(tmp_path / f"point{i}", "count", 3, 0.3) for i in range(4)]
-    jobs = submit(specs, replace(slurm_options, parallel=2))
-    assert "ArrayTaskThrottle=2" in shown_by_scontrol(jobs[0].job_id.split("_")[0])
-    for job, spec in zip(jobs, specs, strict=True):
-        slurm_cluster.wait_state(job.job_id, "COMPLETED")
-        assert read_record(Path(spec.folder) / "results.json")["metrics"] == {"count": 3}
+def test_jobs_that_end_before_their_stage_say_why(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    """A set-up line fails, a node does not see the run folder, and a parent fails."""
+    options = replace(slurm_options, setup=("export A=b", "module load cuda/12.4", "export C=d"))
+    nodes = (Node("a", fake(tmp_path / "p/a")), Node("b", fake(tmp_path / "p/b"), ("a",)))
+    assert start_graph(build_graph(str(tmp_path / "p"), nodes, fake(tmp_path / "p/report")), options) == 0
+    (unseen,) = submit_jobs([fake(tmp_path / "p/c")], replace(slurm_options, sbatch={"begin": "now+2"}))
+    Path(job_of(tmp_path / "p/c")["logs"]).rename(tmp_path / "on another disk")
+    slurm_cluster.wait_state(unseen, "FAILED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/b")["id"], "CANCELLED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/report")["id"], "FAILED")
+    capsys.readouterr()
+    assert status.print_status(tmp_path / "p") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 failed, 1 cancelled\n")
+    assert "p/a: NonZeroExitCode: set-up line failed with status 127: module load cuda/12.4" in printed
+    assert "p/b: DependencyNeverSatisfied (a job that it waits for has failed)" in printed
+    assert "p/c: JobLaunchFailure: it wrote nothing; can its nodes see" in printed
+    refused(lambda: all_jobs.print_logs(tmp_path / "p/c", 0, True), "has ended without output", "JobLaunchFailure")
+
+
+def test_a_job_whose_port_is_taken_uses_another(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (first,) = submit_jobs([fake(tmp_path / "first")], slurm_options)
+    with socket.socket() as server:
+        server.bind(("", 20000 + (int(first) + 1) % 12000))
+        server.listen()
+        (job,) = submit_jobs([fake(tmp_path / "next")], replace(slurm_options, tasks=2))
+        assert int(job) == int(first) + 1
+        slurm_cluster.wait_state(job, "COMPLETED")
+        port = int(read_record(tmp_path / "next/results.json")["port"])
+        assert port > server.getsockname()[1]
 
 
 def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
-    (cancelled,) = submit([fake(tmp_path / "cancelled", "count", 1000, 0.1)], slurm_options)
-    (other,) = submit([fake(tmp_path / "other", "count", 30, 0.1)], slurm_options)
+    (cancelled,) = submit_jobs([fake(tmp_path / "cancelled", "count", 1000, 0.1)], slurm_options)
+    (other,) = submit_jobs([fake(tmp_path / "other", "count", 30, 0.1)], slurm_options)
     wait_for(lambda: outcome(tmp_path / "cancelled")["state"] == "running")
     all_jobs.cancel(tmp_path / "cancelled")
-    slurm_cluster.wait_state(cancelled.job_id, "CANCELLED")
-    slurm_cluster.wait_state(other.job_id, "COMPLETED")
+    slurm_cluster.wait_state(cancelled, "CANCELLED")
+    slurm_cluster.wait_state(other, "COMPLETED")
     assert outcome(tmp_path / "cancelled")["state"] == "stopped"  # it had the time to write its checkpoint

@@ -16,12 +16,11 @@ from pretrain.common.weights.file import read
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
-from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, wait_for
+from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, submit_jobs, wait_for
 from tests.tools.launcher.test_slurm_slow import attempts, is_complete
 from tools.launcher import pipeline, stages
 from tools.launcher.options import Options
 from tools.launcher.start import start_graph
-from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
 MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"
@@ -53,8 +52,8 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     extend(monkeypatch, tmp_path, _SLOW_STEPS)
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
     spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
-    (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=40))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
+    (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=40))
+    slurm_cluster.wait_state(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
@@ -65,10 +64,10 @@ def test_a_preempted_pretraining_ends_bit_equal(
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", *more)))
-    (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
+    (job,) = submit_jobs([stages.pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
     wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
     slurm_cluster.preempt()
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=300)
+    slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=300)
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") == 2
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
@@ -79,9 +78,9 @@ def test_pretraining_on_two_nodes_equals_one_process(
 ):
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
     spec = stages.pretrain("", overrides(images, tmp_path / "slurm", *groups))
-    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
+    (job,) = submit_jobs([spec], replace(slurm_options, nodes=2, tasks=2))
     run_alone(stages.pretrain("", overrides(images, tmp_path / "here", *groups)))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
     losses = [[line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 3

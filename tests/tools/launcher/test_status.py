@@ -37,8 +37,9 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     assert states == {"a": ("complete", []), "b": ("not started", []), "c": ("not started", ["b"])}
     assert launch.main(["status", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith("2 not started, 1 complete\n")
     assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
-    assert [line.split()[:3] for line in shown.splitlines()[1:4]] == [
+    assert [line.split()[:3] for line in shown.splitlines()[2:5]] == [
         ["knn", "complete", "local"],
         ["fake", "not", "started"],
         ["fake", "not", "started"],
@@ -113,9 +114,11 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     end(folder, "failed", attempt=1)
     write_failure(folder, 0, UserError("the data set holds too few images"), "s")
     assert launch.main(["status", str(folder)]) == 1
-    _, row, note = capsys.readouterr().out.splitlines()
+    counts, note, remedy, _, row = capsys.readouterr().out.splitlines()
+    assert remedy == f"to continue: python tools/launch.py resume {folder}"
+    assert counts == "1 failed"
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
-    assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
+    assert note.startswith(f"failed: {folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
     launch.main(["logs", str(folder.rename(tmp_path / "moved"))])
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")
 

@@ -14,8 +14,8 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import fake, programs
-from tools.launcher import records, submit
+from tests.tools.launcher.helpers import fake, programs, run_alone, submit_jobs
+from tools.launcher import records, slurm, submit
 from tools.launcher.graph import build_graph, build_single
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
@@ -34,18 +34,21 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return received
 
 
-def test_a_refused_sbatch_leaves_nothing_and_is_told_once(sbatch: Path, tmp_path: Path, capfd: pytest.CaptureFixture):
+def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
     program = tmp_path / "bin/sbatch"
     program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\necho 'sbatch: error: no' >&2\nexit 1\n")
     message = "^sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no$"
     with pytest.raises(UserError, match=message):
-        submit.submit([fake(tmp_path / "runs/run")], OPTIONS)
+        run_alone(fake(tmp_path / "runs/run"), OPTIONS)
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(slurm, "_RETRY_S", 0)
     program.write_text("#!/bin/sh\necho Eingereicht: 77\n")
-    with pytest.raises(UserError, match=r'"Eingereicht: 77 *".*look for fake-run in squeue'):
-        submit.submit([fake(tmp_path / "runs/run")], OPTIONS)
-    assert list(tmp_path.glob("runs/run/launch/*/code"))  # a job may be queued
+    with pytest.raises(UserError, match=r"^sbatch: Eingereicht: 77; look for fake-run in squeue"):
+        run_alone(fake(tmp_path / "runs/run"), OPTIONS)
+    assert list(tmp_path.glob("runs/run/launch/code-*"))  # a job may be queued
 
 
 def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -54,7 +57,7 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: P
     hidden |= {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1", "SBATCH_QOS": "low"}  # sbatch prefers them
     for name, value in {**kept, **hidden}.items():
         monkeypatch.setenv(name, value)
-    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))
+    submit_jobs([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))
     received = dict(line.split("=", 1) for line in (sbatch / "env").read_text().splitlines() if "=" in line)
     assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
@@ -105,10 +108,10 @@ def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
 ):
     for name, value in {**hidden, **counting}.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
-    submit.submit([fake(tmp_path / "run")], options)
+    submit_jobs([fake(tmp_path / "run")], options)
     received = set(re.findall("^SBATCH_([^=]*)=", (sbatch / "env").read_text(), re.MULTILINE))
     assert received == counting.keys()
-    shown = re.findall(r"^# .*$", submit.preview([fake(tmp_path / "run")], options, "", tmp_path), re.MULTILINE)[-1]
+    shown = re.findall(r"^# .*$", submit.preview([fake(tmp_path / "run")], options, tmp_path, ""), re.MULTILINE)[-1]
     assert [f"SBATCH_{name}={value}" in shown for name, value in counting.items()] == [True] * len(counting)
     assert not any(f"SBATCH_{name}=" in shown for name in hidden)
 
@@ -131,11 +134,11 @@ def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
         graph = build_graph(str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))
     text = refused(lambda: start_graph(graph, OPTIONS), tmp_path / "full/launch", "Disk quota exceeded", "free space")
     assert len(text) < 300 and not (sbatch / "script").exists()
-    assert not [path for path in tmp_path.glob("full/**/*") if path.name == "code"]
+    assert not list(tmp_path.glob("full/*"))
 
 
 def test_a_job_is_recorded_with_its_cluster(sbatch: Path, tmp_path: Path):
-    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, sbatch={"clusters": "alex"}))
+    submit_jobs([fake(tmp_path / "run")], replace(OPTIONS, sbatch={"clusters": "alex"}))
     assert "#SBATCH --clusters=alex" in (sbatch / "script").read_text()
     assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["slurm_cluster"] == "alex"
 
@@ -144,8 +147,8 @@ def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
     script = submit.preview(
         [fake(tmp_path / "a run's")],
         replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)),
-        "",
         Path("/the code"),
+        "",
     )
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
@@ -161,8 +164,8 @@ def test_a_job_that_cannot_be_recorded_is_a_warning(
         raise UserError("cannot write launch.json: No space left on device")
 
     monkeypatch.setattr(records, "write_json", full)
-    (job,) = submit.submit([fake(tmp_path / "run")], OPTIONS)
-    assert job.job_id == "77"
+    (job,) = submit_jobs([fake(tmp_path / "run")], OPTIONS)
+    assert job == "77"
     assert re.search("No space left.*slurm job 77 is under way", capsys.readouterr().err)
 
 

@@ -109,6 +109,19 @@ def test_a_requeued_job_takes_over_from_its_earlier_attempt(tmp_path: Path, monk
         assert _files(tmp_path) == [".owner.2.json"]
 
 
+def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setattr(lock, "_DEAD_AFTER_S", 1.0)
+    _owner(tmp_path, 0)
+    with lock.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]
+    path = _owner(tmp_path, 0)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: os.utime(path))
+    _refused(tmp_path, "node7")  # it is alive
+
+
 def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
     _owner(tmp_path, 1000)  # all of them see a dead owner
     begin, refusals, end = threading.Barrier(8), threading.Barrier(8), threading.Event()

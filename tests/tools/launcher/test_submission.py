@@ -1,0 +1,224 @@
+"""A submission that cannot half-happen: signals, a busy controller, limits on jobs, and the copy of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.errors import refused
+from tests.tools.launcher.helpers import ROOT, complete, fake, job_of, programs, run_alone, wait_for
+from tools import launch
+from tools.launcher import slurm, submit
+from tools.launcher.cost import describe_cost
+from tools.launcher.graph import Graph, Node, build_graph
+from tools.launcher.options import Options
+from tools.launcher.start import show_graph, start_graph
+
+OPTIONS = Options(cluster="slurm", gpus=0)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs in the place of SLURM's; jobs count from 100.
+
+    Returns the folder with the scripts that were accepted, the queue and the cancelled jobs. ``before`` and ``after``
+    are shell lines that sbatch runs before and after it accepts a script.
+    """
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name in ("before", "after", "queue", "cancelled"):
+        (folder / name).touch()
+    sbatch = (
+        f". {folder}/before\n"
+        f"number=$((100 + $(ls {folder} | grep -c script)))\ncp $1 {folder}/$number.script\n"
+        f'echo "$number|$1" >> {folder}/queue\n. {folder}/after\necho Submitted batch job $number'
+    )
+    scancel = f"for id; do :; done; echo $id >> {folder}/cancelled"
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=sbatch, squeue=f"cat {folder}/queue", scancel=scancel)
+    monkeypatch.setattr(slurm, "_RETRY_S", 0)
+    monkeypatch.setattr(submit, "_CODE", ("tools",))  # is copied fast
+    return folder
+
+
+def scripts(cluster: Path) -> list[str]:
+    return sorted(path.stem for path in cluster.glob("*.script"))
+
+
+def graph_of(folder: Path, *nodes: Node) -> Graph:
+    return build_graph(str(folder), nodes, fake(folder / "report"))
+
+
+def chain(folder: Path) -> Graph:
+    return graph_of(folder, Node("a", fake(folder / "a")), Node("b", fake(folder / "b"), ("a",)))
+
+
+BUSY = "{ echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1; }"
+
+
+def test_a_job_that_a_busy_controller_has_queued_is_not_submitted_again(tmp_path: Path, cluster: Path):
+    (cluster / "after").write_text(f"[ $number != 101 ] || {BUSY}")
+    assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    assert scripts(cluster) == ["100", "101", "102"]
+    assert [job_of(tmp_path / "p" / name)["id"] for name in ("a", "b", "report")] == ["100", "101", "102"]
+
+
+def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: Path):
+    asked = f"echo >> {cluster}/asked; [ $(grep -c '' {cluster}/asked) -gt 3 ] || {BUSY}"
+    (cluster / "before").write_text(asked)
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert job_of(tmp_path / "run")["id"] == "100"
+    (cluster / "before").write_text(BUSY)
+    refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "did not submit fake-other", "4 attempts", "Socket")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path):
+    (cluster / "after").write_text(BUSY)
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
+    refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "look for fake-run in squeue", "Socket timed out")
+    assert scripts(cluster) == ["100"] and len(list(tmp_path.glob("run/launch/*/0.pkl"))) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["SIGHUP", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGTERM"))]
+)
+def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path, cluster: Path, name: str):
+    """The terminal sends Ctrl-C to sbatch, too."""
+    (cluster / "after").write_text(f"[ $number != 101 ] || {{ touch {cluster}/waits; sleep 1; }}")
+    code = (
+        "from pathlib import Path; from tests.tools.launcher.test_submission import *\n"
+        "from pretrain.common.errors import run_command_line\n"
+        f"run_command_line(lambda _: start_graph(chain(Path({str(tmp_path / 'p')!r})), OPTIONS))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    wait_for((cluster / "waits").exists)
+    os.killpg(process.pid, getattr(signal, name))
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130 and f"stopped by {name}" in printed
+    assert "cancelled the 2 jobs that were submitted: 100, 101" in printed
+    assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
+
+
+def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path, cluster: Path):
+    large = "grep -qE 'array=0-([2-9]|1[0-9])' $1 && "
+    (cluster / "before").write_text(f"{large}{{ echo Invalid job array specification >&2; exit 1; }} || true")
+    points = [Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(4)]
+    assert start_graph(graph_of(tmp_path / "p", *points), OPTIONS) == 0
+    jobs = [job_of(tmp_path / f"p/{i}") for i in range(4)]
+    assert [job["id"] for job in jobs] == ["100_0", "100_1", "101_0", "101_1"]
+    assert [job["dependency"] for job in jobs] == ["", "", "afterany:100", "afterany:100"]  # as many at once as asked
+
+
+def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
+    limit = f"[ $(ls {cluster} | grep -c script) -lt 1 ] || {{ echo QOSMaxSubmitJobPerUserLimit >&2; exit 1; }}"
+    (cluster / "before").write_text(limit)
+    text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stages")
+    assert text.endswith(f"submit the rest: python tools/launch.py resume {tmp_path / 'p'}")
+    assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
+    refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_sbatch_warns_of_is_shown(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    (cluster / "after").write_text("echo 'sbatch: warning: 98% of your hours' >&2")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert "sbatch: warning: 98% of your hours" in capsys.readouterr().err
+
+
+def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluster: Path, monkeypatch):
+    submit.copy_code(tmp_path / "run")
+    (copy,) = tmp_path.glob("run/launch/code-*")
+    (copy / "tools/launch.py").unlink()  # a purge of old files
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
+    assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
+    (tmp_path / "edited/tools").mkdir(parents=True)
+    (tmp_path / "edited/tools/a.py").write_text("edited")
+    monkeypatch.setattr(submit, "ROOT", tmp_path / "edited")
+    assert submit.copy_code(tmp_path / "run") != copy
+
+
+def test_a_script_has_no_wckey_the_users_dependency_and_options_of_srun(tmp_path: Path, cluster: Path):
+    options = replace(OPTIONS, sbatch={"dependency": "afterok:7"}, srun={"mpi": "none", "overlap": ""}, python="a b")
+    assert start_graph(chain(tmp_path / "p"), options) == 0
+    first, second = ((cluster / f"{number}.script").read_text() for number in (100, 101))
+    assert "--wckey" not in first and "#SBATCH --dependency=afterok:7\n" in first
+    assert "#SBATCH --dependency=afterok:7,afterok:100\n" in second
+    assert re.search("^srun .*--mpi=none --overlap a b -u -m tools.launcher", first, re.MULTILINE)
+
+
+def test_the_cost_is_that_of_every_attempt(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    options = replace(OPTIONS, gpus=8, time="24:00:00")
+    assert start_graph(chain(tmp_path / "p"), options) == 0
+    shown = capsys.readouterr().out
+    assert "# fake: 2 jobs, each at most 8 GPUs x 24 h x 3 attempts = 1,152 GPU-hours\n" in shown
+    assert "# in sum at most 1,152 GPU-hours (--max-timeouts 2;" in shown
+    assert "no GPU-hours" in describe_cost([replace(fake("a"), gpu=False)], options)
+
+
+def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho $1: Job 7 to start now >&2\n! grep -q -e --time=30")
+    nodes = [Node(key, replace(fake(tmp_path / key), gpu=key != "c"), ("a",) * (key == "b")) for key in "abc"]
+    assert show_graph(graph_of(tmp_path / "p", *nodes), OPTIONS, ask_slurm=True) == 2
+    shown = capsys.readouterr().out
+    assert "# a: --test-only: Job 7 to start now\n" in shown and "# c: sbatch would refuse it: --test-only" in shown
+    assert "# b: " not in shown  # it asks for the same as a
+    assert scripts(cluster) == []
+
+
+def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
+):
+    trained = replace(fake(tmp_path / "p/a"), stage="pretrain")
+    graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
+    complete(graph.nodes[0].spec)
+    refused(lambda: start_graph(graph, OPTIONS), "b: the checkpoint of a is gone from", tmp_path / "p/a")
+    (tmp_path / "p/a/checkpoint_final.pth").touch()
+    assert start_graph(graph, OPTIONS) == 0 and "runs again" not in capsys.readouterr().err
+    complete(graph.nodes[1].spec)
+    (tmp_path / "p/a/results.json").unlink()
+    (cluster / "queue").write_text("")
+    shutil.rmtree(tmp_path / "p/report")
+    assert start_graph(graph, OPTIONS) == 0
+    assert "a is missing and runs again, although all that builds on it is complete" in capsys.readouterr().err
+
+
+def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):
+    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf '4\\n16\\n'\n")
+    (tmp_path / "bin/sinfo").chmod(0o755)
+    asked = replace(OPTIONS, tasks=2, cpus_per_task=9)
+    refused(lambda: run_alone(fake(tmp_path / "run"), asked), "--cpus-per-task 9", "18 cores", "more than 16")
+    assert run_alone(fake(tmp_path / "run"), replace(asked, cpus_per_task=8)) == 0
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_data_that_this_machine_does_not_have(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture, is_checked: bool
+):
+    words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", *["--check-data"] * is_checked, "OUTPUT_DIR", "r"]
+    assert launch.main([*words, "DATA.TRAIN", "folder:$SLURM_TMPDIR/data"]) == 0
+    assert "folder:$SLURM_TMPDIR/data is not checked here" in capsys.readouterr().err
+    words[-1] = "s"
+    if is_checked:
+        refused(lambda: launch.main([*words, "DATA.TRAIN", "folder:gone"]), "no image folder at gone")
+    else:
+        assert launch.main([*words, "DATA.TRAIN", "folder:gone"]) == 0
+        assert "this machine does not have the data: no image folder at gone" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--tasks 2 is more than the 1 GPU"):
+        launch.main([*words, "--gpus", "1", "--tasks", "2"])

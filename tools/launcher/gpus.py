@@ -1,0 +1,34 @@
+"""The GPUs of this machine, and which options of sbatch ask for GPUs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+from pretrain.common.errors import UserError
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return [str(index) for index in range(_device_count())]
+    return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
+
+
+@functools.cache
+def _device_count() -> int:
+    """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
+
+
+def asks_for_gpus(key: str, value: str) -> bool:
+    """Return whether an option of sbatch is for GPUs."""
+    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)

@@ -20,7 +20,7 @@ from .common.run.skipped_steps import SkippedSteps
 _COLLAPSED = 0.05  # feature spread; healthy runs log 0.6 to 1.0
 _SOLVED = 99.5  # queue accuracy, percent
 _IN_A_ROW = 3  # consecutive log lines before a warning: a single step may be an exception
-_LOSSES = 20  # log lines in the reference window of a loss spike
+_SPIKE_WINDOW = 20  # log lines whose mean loss a spike exceeds
 
 CAUSES = {
     "feature_spread": "the features collapse: every image gets nearly the same one. Usual causes: a learning rate "
@@ -55,10 +55,10 @@ class TrainingMonitor:
         self.skipped = SkippedSteps("set SOLVER.AMP bf16 or none")
         self.skipped.total = skipped_steps
         self.skipped.update(scaler.get_scale(), 0)
-        self._one = torch.ones((), device=device)
+        self._unit_loss = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
-        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
+        self._losses: collections.deque[float] = collections.deque(maxlen=_SPIKE_WINDOW)
 
     @torch.no_grad()
     def step(self, loss: Tensor, step: int, lr: float, index_N: Tensor) -> None:
@@ -66,7 +66,7 @@ class TrainingMonitor:
         self.check()
         bad = (~loss.isfinite()).float()
         bad_anywhere = distributed.mean_(bad.clone())
-        report = AsyncHostCopy(torch.stack([bad, bad_anywhere, self._scaler.scale(self._one)]))
+        report = AsyncHostCopy(torch.stack([bad, bad_anywhere, self._scaler.scale(self._unit_loss)]))
         self._sent = (report, step, lr, index_N)
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class TrainingMonitor:
 
         Args:
             epoch: epochs completed. In the first one, the features of a random network are alike and the queue fills.
-            values: the values of one log line: ``loss``, and what the method reports of ``feature_spread`` (1 is spread
+            values: the values of one log line: ``loss`` and, if the method has them, ``feature_spread`` (1 is spread
                 evenly, 0 is collapsed) and ``queue_accuracy`` (percent).
         """
         lines = []
@@ -111,11 +111,11 @@ class TrainingMonitor:
                 if self._in_a_row[name] == _IN_A_ROW:
                     lines.append(f"step {step}: {name} is {values[name]:.3g}: {CAUSES[name]}")
         loss = values["loss"]
-        if len(self._losses) == _LOSSES:
+        if len(self._losses) == _SPIKE_WINDOW:
             mean = statistics.fmean(self._losses)
             deviation = statistics.stdev(self._losses)
             if loss > mean + max(6 * deviation, 0.3 * abs(mean)):
-                jump = f"the loss jumped to {loss:.4g}, from {mean:.4g} on average of {_LOSSES} lines"
+                jump = f"the loss jumped to {loss:.4g}, from {mean:.4g} on average of {_SPIKE_WINDOW} lines"
                 lines.append(f"step {step}: {jump}. {CAUSES['loss']}")
                 self._losses.clear()
         self._losses.append(loss)

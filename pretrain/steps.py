@@ -64,13 +64,13 @@ def queue_step(
         objective.update_key_encoder(step)  # He et al., Eq. (2)
     keys_MnD, dense_keys = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
 
-    for part, is_last in micro_batches(views_VnCHW.shape[1], objective.accumulate):
+    for micro_batch, is_last in micro_batches(views_VnCHW.shape[1], objective.accumulate):
         with average_gradients(objective.query_forward, when=is_last):
-            q_pD, dense_queries = objective.embed(objective.query_forward, views_VnCHW[0, part])
-            output = objective.loss(q_pD, keys_MnD[:, part], objective.model.negatives.queue, step=step)
+            q_pD, dense_queries = objective.embed(objective.query_forward, views_VnCHW[0, micro_batch])
+            output = objective.loss(q_pD, keys_MnD[:, micro_batch], objective.model.negatives.queue, step=step)
             if dense_queries is not None and dense_keys is not None:
-                dense_keys_of_part = dense_keys.map(lambda tensor_Mn, part=part: tensor_Mn[:, part])
-                output = objective.add_dense_loss(output, dense_queries, dense_keys_of_part, step)
+                dense_keys_Mp = dense_keys.select(micro_batch)
+                output = objective.add_dense_loss(output, dense_queries, dense_keys_Mp, step)
             scaler.scale(output.loss / objective.accumulate).backward()
         outputs.append(output)
         queries.append(q_pD.detach())

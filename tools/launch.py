@@ -40,7 +40,7 @@ from tools.launcher.spec import StageSpec
 from tools.launcher.start import show_graph, start_graph
 from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
-from transfer import config_keys
+from transfer import config_keys as fine_tuning_keys
 
 _GROUPS = {
     "stages": "pretrain linear knn embedding distributions convert transfer",
@@ -110,7 +110,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     text = "draw the predictions on N test images (default: 0)"
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help=text)
-    _add_resources(sub, config_keys.describe_keys, skip=("parallel",))
+    _add_resources(sub, fine_tuning_keys.describe_keys, skip=("parallel",))
 
 
 def _add_many_runs(commands: argparse._SubParsersAction) -> None:
@@ -213,10 +213,10 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
 
 def pretrain(args: argparse.Namespace) -> int:
     recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
-    overrides = [] if args.config_file else stages.overrides_of(args.method)
-    print(" ".join(["recipe:", str(recipe), *overrides]), file=sys.stderr)
+    method_overrides = [] if args.config_file else stages.overrides_of(args.method)
+    print(" ".join(["recipe:", str(recipe), *method_overrides]), file=sys.stderr)
     change_recipe = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
-    return _start_stage(stages.pretrain(recipe, [*overrides, *args.overrides, *change_recipe]), args)
+    return _start_stage(stages.pretrain(recipe, [*method_overrides, *args.overrides, *change_recipe]), args)
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -251,7 +251,7 @@ def paper(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Start again from the folder's record."""
+    """Resume the run or pipeline that the launch record in the folder describes."""
     records = [path for path in (args.folder / RECORD, args.folder / "launch" / "launch.json") if path.exists()]
     if not records:
         raise UserError(

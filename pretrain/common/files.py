@@ -40,7 +40,7 @@ def existing_file(path: str | Path, description: str, pattern: str = "*") -> Pat
 
 
 def check_name(path: str, option: str) -> None:
-    """Raise UserError if ``path``, to which something is to be written, contains unprintable characters."""
+    """Raise UserError if the output path ``path`` contains unprintable characters."""
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
 
@@ -80,12 +80,12 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file completely or not at all (see `atomic_writer`); raise UserError if it cannot be written."""
     if isinstance(data, str):
         data = data.encode(errors="backslashreplace")  # it may contain a path, which need not be UTF-8
-    with write_errors(path), atomic_writer(path) as file:
+    with convert_write_errors(path), atomic_writer(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
+def convert_write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
     """Convert an OSError of writing or removing ``path`` to UserError (see `write_error`)."""
     try:
         yield
@@ -138,7 +138,7 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
 
 def make_folder(path: str | Path) -> None:
     """Make a folder and its parents; raise UserError if that is impossible."""
-    with write_errors(path):
+    with convert_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
@@ -168,17 +168,17 @@ def write_error(path: str | Path, error: OSError, resume: bool = False) -> UserE
 
 def remove(path: str | Path) -> None:
     """Remove a file of a run if it exists; raise UserError if the disk fails."""
-    with write_errors(path, resume=True):
+    with convert_write_errors(path, resume=True):
         Path(path).unlink(missing_ok=True)
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise UserError unless a file can be made at ``path``, with the folders above it: it is written much later."""
+    """Raise UserError unless a file at ``path`` could be written; called before the work whose result it will hold."""
     path = Path(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; name a file in it")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    with write_errors(path):
+    with convert_write_errors(path):
         tempfile.TemporaryFile(dir=folder).close()
 
 

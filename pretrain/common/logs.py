@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from .errors import escape_unprintable, printable
-from .files import make_folder, write_errors
+from .files import convert_write_errors, make_folder
 
 _PACKAGES = ("pretrain", "transfer", "tools")
 
@@ -29,7 +29,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0) -> None:
     logging.raiseExceptions = False  # on a full disk, logging would print a traceback per line
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     make_folder(path.parent)
-    with write_errors(path):
+    with convert_write_errors(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     escape_unprintable()
     handlers: list[logging.Handler] = [file]

@@ -85,14 +85,14 @@ class Loader:
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yield for each step the (epoch, position) of each image of this rank."""
-        size = self.batch_size // self.world_size
+        rank_batch_size = self.batch_size // self.world_size
         order = None
         for step in range(first_step, total_steps):
             epoch, batch = divmod(step, len(self))
             if order is None or batch == 0:
                 order = stream(self.seed, epoch, _ORDER, 0).permutation(len(self.data))
-            start = batch * self.batch_size + self.rank * size
-            yield [(epoch, int(i)) for i in order[start : start + size]]
+            start = batch * self.batch_size + self.rank * rank_batch_size
+            yield [(epoch, int(i)) for i in order[start : start + rank_batch_size]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:
@@ -136,15 +136,15 @@ def eval_batches(
 
     Args:
         resize: 0 means that the image is resized straight to ``size`` x ``size``.
-        on_corrupt: ``error``, or ``skip`` to drop unreadable images (the positions tell which are there).
-        pin_memory: as in `Loader`.
+        on_corrupt: ``error``, or ``skip`` to drop unreadable images (their positions are not yielded).
+        pin_memory: copy batches to a GPU without a host-device synchronization.
 
     Yields:
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
     """
-    order = [positions_N[at : at + batch_size].tolist() for at in range(0, len(positions_N), batch_size)]
+    batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
     views = _EvalViews(data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_N in _load(views, order, num_workers, pin_memory):
+    for images_NHWC, index_N in _load(views, batches, num_workers, pin_memory):
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
 
@@ -206,16 +206,16 @@ class _EvalViews(Dataset):
 
     def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | UserError:
         images: list[np.ndarray] = []
-        read: list[int] = []
+        read_positions: list[int] = []
         for position in positions:
             try:
                 images.append(center_view(self.data.read(position), self.size, self.resize))
-                read.append(position)
+                read_positions.append(position)
             except UserError as error:
                 if not (self.skip_corrupt and isinstance(error, CorruptImage)):
                     return error
         stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
-        return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
+        return torch.from_numpy(stacked), torch.tensor(read_positions, dtype=torch.int64)
 
 
 def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:

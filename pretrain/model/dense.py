@@ -34,9 +34,9 @@ class DenseFeatures:
     pooled_nD: Tensor
     feature_nLC: Tensor
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> DenseFeatures:
-        """Return the features with ``function`` applied to each tensor."""
-        return DenseFeatures(function(self.embedding_nLD), function(self.pooled_nD), function(self.feature_nLC))
+    def select(self, images: slice) -> DenseFeatures:
+        """Return the features of some images, for keys, whose second axis is n."""
+        return DenseFeatures(self.embedding_nLD[:, images], self.pooled_nD[:, images], self.feature_nLC[:, images])
 
 
 class DenseResNet(ResNet):

@@ -12,7 +12,7 @@ from fvcore.nn import weight_init
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from pretrain.common.weights.resnet_names import names
+from pretrain.common.weights.resnet_names import build_name_table
 
 from .layers import Conv2d, Norm, freeze
 
@@ -39,7 +39,7 @@ class BottomUp(nn.Module):
             self.add_module(name, freeze(module) if stage <= freeze_at else module)
         expansion = 4 if isinstance(resnet.layer1[0], Bottleneck) else 1
         self.channels = [resnet.conv1.out_channels * 2**i * expansion for i in range(4)]
-        to_detectron2 = names(arch)
+        to_detectron2 = build_name_table(arch)
         to_torchvision = {detectron2: torchvision for torchvision, detectron2 in to_detectron2.items()}
         self.register_state_dict_post_hook(partial(_rename, to_detectron2))
         self.register_load_state_dict_pre_hook(partial(_rename, to_torchvision))

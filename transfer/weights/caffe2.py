@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pretrain.common.weights.file import COUNTER, MSRA_KEYS, WeightsFile
-from pretrain.common.weights.resnet_names import names
+from pretrain.common.weights.resnet_names import build_name_table
 
 _BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
 _NORM = {
@@ -59,7 +59,7 @@ def _names() -> tuple[dict[str, str], set[str]]:
     """Return a table of Caffe2's names -> Detectron2's, and the names of tensors that are dropped."""
     table: dict[str, str] = {}
     dropped = {"fc1000_w", "fc1000_b"}
-    for name in names("resnet101").values():  # a ResNet-50 has some of them
+    for name in build_name_table("resnet101").values():  # a ResNet-50 has some of them
         layer, _, leaf = name.rpartition(".")
         *block, conv = layer.removesuffix(".norm").split(".")
         blob = conv if block == ["stem"] else "_".join([*block, _BRANCHES[conv]])

@@ -56,8 +56,8 @@ class Conversion:
         lines = [
             f"{p['source']} ({origin}{epoch}) -> {self.output}",
             f"not read: {self.unread}" if self.unread else "",
-            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of its pixels (--pixel-mean, --pixel-std)",
-            f"one image through both: largest relative difference {stages}",
+            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of the images (--pixel-mean, --pixel-std)",
+            f"verified on one image; largest relative difference per stage: {stages}",
         ]
         return "\n".join(filter(None, lines))
 
@@ -80,8 +80,8 @@ def convert(
         source: a run folder or a file.
         output: the file to write; its suffix is one of `FORMATS`.
         encoder: query or key, if the source has two encoders.
-        prefix: of the tensors to read, if the source has several networks; ``.`` means no prefix.
-        pixel_mean, pixel_std: of the RGB channels in its pretraining, 0 to 255, if the source does not record them.
+        prefix: prefix of the network to read, if the source has several; ``.`` means no prefix.
+        pixel_mean, pixel_std: pretraining statistics of the RGB channels, 0 to 255, if the source does not record them.
         unsafe_pickle: unpickle anything that a file contains; only for files from a source you trust.
         overwrite: replace an output that differs.
         to_torchvision: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
@@ -106,7 +106,7 @@ def convert(
     if is_checkpoint or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone, provenance = read_source(file, encoder, prefix)
-    provenance |= _pixel_statistics(provenance, pixel_mean, pixel_std)
+    provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
@@ -119,18 +119,18 @@ def convert(
     tensors = state
     if not to_torchvision:
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(state, backbone.arch).items()}
-    data = _encode(tensors, provenance, output.suffix, to_torchvision)
+    encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
     with claim(output.parent, "conversion", of=output.name):
         try:
-            if os.path.exists(output) and not overwrite and output.read_bytes() != data:
+            if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
                 raise UserError(f"{output} exists and differs; add --overwrite or name another file")
             with atomic_writer(output) as stream:
-                stream.write(data)
+                stream.write(encoded)
                 stream.flush()
                 written = read_weights_file(stream.name)
-                tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-                errors = verify(tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
+                written_tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
+                errors = verify(written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
             raise write_error(output, error) from error
@@ -142,7 +142,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     """Read a run folder's newest undamaged checkpoint (of pretraining or of a detector), or a file itself.
 
     Raises:
-        UserError: nothing is there, no good checkpoint, or an unreadable file.
+        UserError: the path does not exist, the folder has no undamaged checkpoint, or the file cannot be read.
     """
     from pretrain.common.weights import checkpoint
     from pretrain.common.weights.file import read_weights_file
@@ -175,11 +175,11 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     from .caffe2 import from_caffe2
     from .load import read_detector_provenance
 
-    file, needs = from_caffe2(source)
+    file, caffe2_keys = from_caffe2(source)
     backbone = extract_backbone(file, encoder, prefix)
     origin = backbone.provenance
-    known = needs or read_detector_provenance(source.path)
-    fits: dict[str, Any] = {
+    recorded = caffe2_keys or read_detector_provenance(source.path)
+    detector_keys: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if is_bottleneck(backbone.arch) else 64,
@@ -187,15 +187,16 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     }
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
-        fits |= {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-    if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
+        pixels = {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
+        detector_keys |= pixels
+    if "fine_tuned_on" in recorded:  # method, epoch and config are those of the pretraining, not of the fine-tuning
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
-        origin["earlier_source"] = known.get("source")
-    return backbone, {**fits, **known, **origin}
+        origin["earlier_source"] = recorded.get("source")
+    return backbone, {**detector_keys, **recorded, **origin}
 
 
-def _pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """Return the pixel statistics that the user gives because the source lacks them, under Detectron2's keys."""
+def _check_pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    """Check --pixel-mean and --pixel-std, which the source must not record itself; return them by Detectron2's keys."""
     if not (mean or std):
         return {}
     statistics = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)}

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic_write, json_text, remove, write_errors
+from ..files import atomic_write, convert_write_errors, json_text, remove
 from . import wandb
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Remove the lines of `metrics.json` that a resumed run writes again: those at or after ``start_iteration``.
 
-    The kNN line of the step before goes, too. A run that starts at 0 is a new one to every logger.
+    It also removes the kNN line of the step before, which the resumed run writes again. A run that starts at 0 is a new
+    run for every logger.
     """
     if start_iteration == 0:
         remove(Path(output_dir) / wandb.RECORD)
@@ -64,7 +65,7 @@ class MetricsWriter:
 
     def _writing(self) -> AbstractContextManager[None]:
         """Translate errors; TensorBoard's occur in its own thread, and its next call raises them."""
-        return write_errors(self._path.parent, resume=True)
+        return convert_write_errors(self._path.parent, resume=True)
 
     def close(self) -> None:
         with self._writing():

@@ -30,7 +30,7 @@ def is_bottleneck(arch: str) -> bool:
 
 
 @cache
-def names(arch: str) -> dict[str, str]:
+def build_name_table(arch: str) -> dict[str, str]:
     """Map torchvision's name of every tensor of the backbone to Detectron2's (without `backbone.bottom_up.`)."""
     table: dict[str, str] = {}
     for conv, norm, detectron2 in [("conv1", "bn1", "stem.conv1"), *_block_convolutions(arch)]:
@@ -44,17 +44,17 @@ def _block_convolutions(arch: str) -> Iterator[tuple[str, str, str]]:
     convolutions = 3 if is_bottleneck(arch) else 2
     for layer, blocks in enumerate(DEPTHS[arch], start=1):
         for block in range(blocks):
-            ours = f"layer{layer}.{block}"
-            theirs = f"res{layer + 1}.{block}"
+            torchvision = f"layer{layer}.{block}"
+            detectron2 = f"res{layer + 1}.{block}"
             for i in range(1, convolutions + 1):
-                yield f"{ours}.conv{i}", f"{ours}.bn{i}", f"{theirs}.conv{i}"
+                yield f"{torchvision}.conv{i}", f"{torchvision}.bn{i}", f"{detectron2}.conv{i}"
             if block == 0 and (layer > 1 or is_bottleneck(arch)):  # where the width or the stride changes
-                yield f"{ours}.downsample.0", f"{ours}.downsample.1", f"{theirs}.shortcut"
+                yield f"{torchvision}.downsample.0", f"{torchvision}.downsample.1", f"{detectron2}.shortcut"
 
 
 def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
     """Rename a whole backbone to Detectron2's names; a name outside the table raises KeyError."""
-    table = names(arch)
+    table = build_name_table(arch)
     return {table[name]: value for name, value in state.items()}
 
 
@@ -97,4 +97,4 @@ def from_c4(state: Mapping[str, T]) -> dict[str, T]:
 
 @cache
 def _invert_names() -> dict[str, str]:
-    return {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}
+    return {detectron2: name for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import shorten_list
 from .file import WRAPPERS
-from .resnet_names import DEPTHS, names, to_transformers
+from .resnet_names import DEPTHS, build_name_table, to_transformers
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 _SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query", "q", "online", "student"}}
@@ -73,7 +73,7 @@ def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
     networks: list[Network] = []
     for table in _build_tables():
         modules = {name.split(".")[0] for name in table}
-        anchor = next(name for name, ours in table.items() if ours == "layer1.0.bn1.weight").removesuffix("weight")
+        anchor = next(name for name, target in table.items() if target == "layer1.0.bn1.weight").removesuffix("weight")
         matches = (re.fullmatch(rf"(|.*\.){re.escape(anchor)}\w+", name) for name in stored)
         for prefix in dict.fromkeys(match[1] for match in matches if match):
             body: dict[str, str] = {}
@@ -129,15 +129,15 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
 @cache
 def _build_tables() -> list[dict[str, str]]:
     """Return for each project a table of its name of every tensor -> torchvision's."""
-    detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
+    to_detectron2 = {name: detectron2 for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}
     # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
-    plain = {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2}
+    plain = {name.replace("downsample", part): name for part in ("downsample", "shortcut") for name in to_detectron2}
     return [
         plain,
-        {theirs: ours for ours, theirs in detectron2.items()},
-        {to_transformers(theirs): ours for ours, theirs in detectron2.items()},
-        {_rename_to_simclr_v2(ours): ours for ours in detectron2},
-        *({_rename_to_sequential(theirs, first): ours for theirs, ours in plain.items()} for first in (4, 3, 2)),
+        {detectron2: name for name, detectron2 in to_detectron2.items()},
+        {to_transformers(detectron2): name for name, detectron2 in to_detectron2.items()},
+        {_rename_to_simclr_v2(name): name for name in to_detectron2},
+        *({_rename_to_sequential(alias, first): name for alias, name in plain.items()} for first in (4, 3, 2)),
     ]
 
 

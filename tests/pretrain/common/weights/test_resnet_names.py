@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torchvision
 
-from pretrain.common.weights.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
+from pretrain.common.weights.resnet_names import build_name_table, is_bottleneck, to_detectron2, to_torchvision
 from transfer.weights.verify import STAGES
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
@@ -13,7 +13,7 @@ ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_names_are_a_bijection_onto_detectron2s(arch: str) -> None:
-    table = names(arch)
+    table = build_name_table(arch)
     wanted = [name for name in getattr(torchvision.models, arch)().state_dict() if not name.startswith("fc.")]
     assert list(table) == wanted
     assert len(set(table.values())) == len(table)
@@ -28,4 +28,4 @@ def test_names_are_those_of_detectron2(arch: str) -> None:
     keys = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
     stages = ResNet.make_default_stages(int(arch.removeprefix("resnet")), norm="BN", **keys)
     theirs = ResNet(BasicStem(norm="BN"), stages, out_features=list(STAGES)).state_dict()
-    assert set(names(arch).values()) == set(theirs)
+    assert set(build_name_table(arch).values()) == set(theirs)

@@ -14,7 +14,7 @@ import torch
 from pretrain.common.errors import UserError
 from tests import tiny
 from tools import benchmark
-from tools.benchmarks import gpu, gpu_rows, page
+from tools.benchmarks import gpu_rows, page
 from tools.benchmarks.gpu_rows import Row
 from tools.benchmarks.roofline import count_convolution_flops, find_peak
 from tools.benchmarks.synchronizations import count_calls
@@ -129,7 +129,7 @@ def test_the_page_shows_what_was_measured():
     numbers = {
         "gpu": "NVIDIA X",
         "git": "0123456789",
-        **{name: "9.9" for name in ("driver", "torch", "cuda", "cudnn", "nccl")},
+        **dict.fromkeys(("driver", "torch", "cuda", "cudnn", "nccl"), "9.9"),
         "rows": {
             "JCL": {**rate, "synchronizations": waits, "row_seconds": 9},
             "losses": {"sizes": "N 3", "objectives": losses, "row_seconds": 1},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.cuda import nccl
 
 from pretrain.common.run.folder import git_state
 
@@ -42,7 +43,7 @@ def describe_gpu() -> dict[str, Any]:
         "driver": _read_driver(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl": ".".join(map(str, nccl.version())),
     }
 
 

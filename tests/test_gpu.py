@@ -293,7 +293,6 @@ def _fail_on_one_rank(images: Path, folder: Path) -> None:
 
 @pytest.mark.skipif(not HAS_TWO, reason="needs two CUDA devices")
 @pytest.mark.parametrize("use_nccl2", BACKENDS)
-@pytest.mark.timeout(120)  # the other rank waits in a collective
 def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, use_nccl2: str) -> None:
     with pytest.raises((mp.ProcessRaisedException, mp.ProcessExitedException)):
         _run_ranks(use_nccl2, _fail_on_one_rank, images, tmp_path)

@@ -15,9 +15,8 @@ from pretrain.common.errors import UserError
 from tests import tiny
 from tools import benchmark
 from tools.benchmarks import gpu_rows, page
+from tools.benchmarks.counters import count_calls, count_convolution_flops, count_synchronizations, find_peak
 from tools.benchmarks.gpu_rows import Row
-from tools.benchmarks.roofline import count_convolution_flops, find_peak
-from tools.benchmarks.synchronizations import count_calls
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="make gpu runs the benchmark itself")
 
@@ -120,6 +119,13 @@ def test_the_profilers_own_synchronizations_do_not_count():
     events = [(wait, 0, 1), ("counted steps", 2, 9), (wait, 3, 4), ("aten::add", 4, 5), (wait, 8, 9)]
     counts = count_calls([*events, ("cudaDeviceSynchronize", 10, 11)])
     assert counts == {wait: 2, "cudaDeviceSynchronize": 0, "cudaEventSynchronize": 0}
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@without_gpu
+def test_a_step_on_the_cpu_waits_for_no_device():
+    step = torch.nn.Linear(2, 2)
+    assert set(count_synchronizations(lambda: step(torch.ones(1, 2)), 2).values()) == {0.0}
 
 
 def test_the_page_shows_what_was_measured():

@@ -24,9 +24,8 @@ from pretrain.state import build_train_state
 from pretrain.steps import TrainState, training_step
 from tools import ROOT
 from tools.benchmarks import detection, objectives
+from tools.benchmarks.counters import count_convolution_flops, count_synchronizations, find_peak
 from tools.benchmarks.reading import write_images
-from tools.benchmarks.roofline import count_convolution_flops, find_peak
-from tools.benchmarks.synchronizations import count_synchronizations
 from tools.benchmarks.views import encode_photo
 
 _WARM_UP = 3  # steps: cuDNN selects its kernels, the optimizer allocates its momentum

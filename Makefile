@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-detectron2 | test-all | test-lowest | test-newest | lock | audit | lint | docs | studies | site | demo | demo-quick | clean
+# make setup | detectron2 | test | test-detectron2 | test-all | gpu | test-lowest | test-newest | lock | audit | lint | docs | studies | site | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -32,20 +32,22 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
 # on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile
 
-.PHONY: help setup detectron2 test test-detectron2 test-all test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
+.PHONY: help setup detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
 	@echo "make detectron2  builds Detectron2 once per machine and installs it; DETECTRON2=/a/checkout without internet"
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-detectron2  the ordinary tests that need Detectron2, and no others"
+	@echo "make gpu         on a machine with a GPU: the tests for it, then its speed and memory, in nine minutes, without a"
+	@echo "                 set-up: PYTHON=python3 make gpu runs in an environment that has the packages; OUTPUT=FILE"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
-	@echo "make docs        docs/recipes.md and docs/reference/, from the recipes and the code; then the tests of what the"
-	@echo "                 documentation says: its commands, snippets, links and names"
+	@echo "make docs        docs/recipes.md, docs/reference/ and the table of GPUs, from recipes, code and measurements; then"
+	@echo "                 the tests of what the documentation says: its commands, snippets, links and names"
 	@echo "make studies     the tables of studies/ from their scores, and their figures, in build/studies"
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a figure of predictions; a second"
@@ -99,6 +101,16 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
+# A GPU may be lent for minutes: the tests get four of nine, and the measurements the others, whether or not a test failed.
+# No set-up: such a machine may have another environment, and no internet.
+gpu: OUTPUT ?= docs/benchmarks/gpu_new.json
+gpu: GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
+gpu:
+	@status=0; SECONDS=0; \
+	timeout --signal INT --kill-after 20 240 $(GPU_PYTHON) -m pytest -m 'gpu and not slow' tests/test_gpu.py || status=$$?; \
+	$(GPU_PYTHON) tools/benchmark.py gpu --seconds $$((540 - SECONDS)) --output $(OUTPUT) || status=$$?; \
+	exit $$status
+
 # In a separate environment: `.venv` keeps the versions of the lock file.
 $(UV): | setup
 	@$(BIN)/python -m venv .venv-uv
@@ -133,6 +145,7 @@ lint: setup
 docs: setup
 	@$(BIN)/python -m docs.recipes
 	@$(BIN)/python -m docs.reference
+	@$(BIN)/python -m tools.benchmarks.page
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)
 
 studies: setup

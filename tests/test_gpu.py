@@ -1,30 +1,57 @@
-"""On a CUDA device: the CPU's numbers, mixed precision, compiled encoders, both detection engines, nccl."""
+"""On one CUDA device, and on two: the CPU's numbers, mixed precision, compiled encoders, probes, both engines, nccl.
+
+Without a CUDA device the same tests run on the CPU, with tiny networks, compilation without code generation, and gloo.
+"""
 
 from __future__ import annotations
 
 import json
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
+from pretrain.monitor import TrainingMonitor
+from pretrain.probe import knn, linear
+from tests import tiny
+from tests.pretrain import ranks
 from tests.pretrain.images import write_folder
+from tests.pretrain.probe.configs import probe_config
 from tests.transfer import tiny_coco
+from transfer.predict import load_detector
 
 pytestmark = pytest.mark.gpu
-DEVICE = "cuda"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+slow_on_cpu = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device: the next case compiles as well")
+HAS_TWO = DEVICE == "cpu" or torch.cuda.device_count() > 1
 SINGLE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}  # relative difference of a loss from the CPU's in full precision
 
 
-@pytest.fixture(autouse=True)
-def _full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # else convolutions are off by 1e-3
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        _prepare(patch)
+        yield
+
+
+def _prepare(patch: pytest.MonkeyPatch) -> None:
+    """Make the numbers of devices comparable and, on the CPU, the tests quick; also in the processes of two ranks."""
+    patch.setattr(torch.backends.cudnn, "allow_tf32", False)  # else convolutions are off by 1e-3
+    patch.setattr(distributed, "TIMEOUT_S", 60.0)
+    if DEVICE == "cpu":
+        compile_module = torch.nn.Module.compile
+        patch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
+        tiny.use(patch)
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +89,21 @@ def test_the_first_loss_is_the_cpus(images: Path, tmp_path: Path, on_cpu: list[f
     assert results["steps"] == len(found) == len(on_cpu) == 6
     assert found[0] == pytest.approx(on_cpu[0], rel=SINGLE[amp])
     assert all(loss == loss for loss in found)
-    assert "max_memory_mib" in (tmp_path / "metrics.json").read_text()
+    assert ("max_memory_mib" in (tmp_path / "metrics.json").read_text()) == (DEVICE == "cuda")
 
 
 @pytest.mark.parametrize(
     "more",
     [
         ("SOLVER.CHANNELS_LAST", "True"),
-        ("SOLVER.COMPILE", "True"),
+        pytest.param(("SOLVER.COMPILE", "True"), marks=slow_on_cpu),
         ("SOLVER.COMPILE", "True", "SOLVER.CHANNELS_LAST", "True", "SOLVER.AMP", "bf16"),
         ("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", "0.001"),
         ("SOLVER.OPTIMIZER", "lars"),
     ],
     ids=lambda more: " ".join(more),
 )
-def test_keys_of_speed_keep_the_first_loss(
-    images: Path, tmp_path: Path, on_cpu: list[float], more: tuple[str, ...]
-) -> None:
+def test_speed_keeps_the_first_loss(images: Path, tmp_path: Path, on_cpu: list[float], more: tuple[str, ...]) -> None:
     train.main(load_config(None, overrides(images, tmp_path, *more)))
     assert losses(tmp_path)[0] == pytest.approx(on_cpu[0], rel=SINGLE["bf16" if "bf16" in more else "none"])
 
@@ -90,69 +115,185 @@ def test_every_objective_runs_in_half_precision(images: Path, tmp_path: Path, me
     assert results["steps"] == len(losses(tmp_path)) == 2
 
 
-def test_a_stopped_run_goes_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("SOLVER.AMP", "fp16", "SOLVER.CHECKPOINT_PERIOD", "1000")
-    train.main(load_config(None, overrides(images, tmp_path / "whole", *words)))
-    calls = iter([""] * 4 + ["preempted"] * 99)
-    with monkeypatch.context() as patch:
+def _stop_and_resume(images: Path, folder: Path, *more: str) -> None:
+    """Train once without a stop, to ``folder``/whole, and once with a stop, to ``folder``/cut."""
+    words = ("SOLVER.AMP", "fp16", "SOLVER.CHECKPOINT_PERIOD", "1000", *more)
+    train.main(load_config(None, overrides(images, folder / "whole", *words)))
+    calls = iter([""] * 3 + ["preempted"] * 99)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: next(calls))
         with pytest.raises(interrupt.Stopped):
-            train.main(load_config(None, overrides(images, tmp_path / "cut", *words)))
-    found = checkpoint.load_latest(tmp_path / "cut")
-    assert found is not None and found[1]["scaler"]
-    train.main(load_config(None, overrides(images, tmp_path / "cut", *words)))
+            train.main(load_config(None, overrides(images, folder / "cut", *words)))
+    latest = checkpoint.load_latest(folder / "cut")
+    assert latest is not None and latest[1]["scaler"]
+    train.main(load_config(None, overrides(images, folder / "cut", *words)))
+
+
+def test_a_stopped_run_resumes(images: Path, tmp_path: Path) -> None:
+    _stop_and_resume(images, tmp_path)
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=5e-2)  # kernels may not be exact
 
 
+def _probe(images: Path, folder: Path, device: str = DEVICE) -> Path:
+    keys = "LINEAR.EPOCHS 2 LINEAR.IMS_PER_BATCH 16 LINEAR.BASE_LR 1.0 LINEAR.STEPS [1] VIEWS.IMAGE_SIZE 32 DEVICE"
+    for probe in (knn, linear):
+        probe.main(probe_config(images, folder / probe.__name__, *keys.split(), device), "random")
+    return folder
+
+
+def scores(folder: Path) -> list[float]:
+    return [json.loads(path.read_text())["metrics"]["top1"] for path in sorted(folder.glob("*/results.json"))]
+
+
+def test_probes_have_the_cpus_scores(images: Path, tmp_path: Path) -> None:
+    on_cpu, on_device = (scores(_probe(images, tmp_path / device, device)) for device in ("cpu", DEVICE))
+    assert len(on_cpu) == 2 and on_device == pytest.approx(on_cpu, abs=7)  # 2 of 32 images
+
+
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+HEADS = {"mask": {"MODEL__MASK_ON": True}, "keypoint": {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}}
+
+
+def _fine_tune(folder: Path, data: str, engine: str, device: str, **keys: Any) -> dict[str, Any]:
+    """Fine-tune for one iteration; return results.json and the last line of metrics.json."""
+    own = {"DATASETS.TRAIN": (data,), "DATASETS.TEST": (data,), "OUTPUT_DIR": str(folder), "MODEL.DEVICE": device}
+    short = {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1}
+    overrides = {key.replace("__", "."): value for key, value in keys.items()}
+    words = tiny_coco.words(tiny_coco.MODEL_KEYS | own | short | overrides)
+    results = tiny_coco.fine_tune(["--config-file", tiny_coco.BASE, "--engine", engine, *words])
+    return results | json.loads((folder / "metrics.json").read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["mask", "keypoint"])
-def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
-    name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
+@pytest.mark.parametrize("kind", HEADS)
+def test_detection(tmp_path: Path, engine: str, kind: str) -> None:
+    data = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     first = {}
-    for device, amp in (("cpu", False), (DEVICE, False), (DEVICE, True)):
-        keys: dict[str, Any] = {
-            **tiny_coco.MODEL_KEYS,
-            "DATASETS.TRAIN": (name,),
-            "DATASETS.TEST": (name,),
-            "MODEL.DEVICE": device,
-            "OUTPUT_DIR": str(tmp_path / f"{device}{amp}"),
-            "SOLVER.AMP.ENABLED": amp,
-            "SOLVER.MAX_ITER": 1,
-            "SOLVER.STEPS": [],
-            "TEST.PRECISE_BN.ENABLED": True,
-            "TEST.PRECISE_BN.NUM_ITER": 1,
-            f"MODEL.{kind.upper()}_ON": True,
-            "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
-        }
-        words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
-        results = tiny_coco.fine_tune(words)
-        assert "bbox" in results["metrics"]
-        line = json.loads((tmp_path / f"{device}{amp}" / "metrics.json").read_text().splitlines()[-1])
-        assert ("skipped_steps" in line) == ("loss_scale" in line) == amp
-        assert ("max_memory_mib" in line) == (device == DEVICE)
+    for device, amp in dict.fromkeys([("cpu", False), (DEVICE, False), (DEVICE, True)]):
+        amp_keys = {"SOLVER__AMP__ENABLED": amp, "SOLVER__BF16": amp and DEVICE == "cpu"}
+        line = _fine_tune(tmp_path / f"{device}{amp}", data, engine, device, **HEADS[kind], **amp_keys)
+        assert "bbox" in line["metrics"]
+        assert ("skipped_steps" in line) == ("loss_scale" in line) == (amp and DEVICE == "cuda")
+        assert ("max_memory_mib" in line) == (device == "cuda")
         first[device, amp] = {key: value for key, value in line.items() if key.startswith("loss_rpn")}
     # The sampling of anchors draws from the device's own stream: losses are near, not equal.
     assert first[DEVICE, False] == pytest.approx(first["cpu", False], rel=0.2, abs=0.02)
     assert first[DEVICE, True] == pytest.approx(first[DEVICE, False], rel=0.05, abs=0.01)
 
+    found = [_predict(tmp_path / f"{DEVICE}False", device) for device in ("cpu", DEVICE)]
+    assert found[1] == pytest.approx(found[0], abs=1e-2)
 
-def _two_gpus(words: list[str]) -> None:
+
+def _predict(run: Path, device: str) -> list[float]:
+    """Return the best five scores on an image."""
+    detector = load_detector(run, opts=["MODEL.DEVICE", device, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0"])
+    assert detector.device.type == device
+    return [detection["score"] for detection in detector.predict(run.parent / "data/1.png")][:5]
+
+
+# Two ranks. One pair of processes runs all cases of a backend, because starting it takes longer than most of them.
+CASES = {
+    "a BN group per rank": ("MODEL.BN_GROUPS", "2"),
+    "SyncBN": ("MODEL.BN_GROUPS", "1"),
+    "supcon": ("MODEL.BN_GROUPS", "2", "METHOD.NAME", "supcon", "METHOD.NUM_KEYS", "1", "METHOD.LABELS", "class"),
+    "accumulate": ("MODEL.BN_GROUPS", "4", "SOLVER.ACCUMULATE", "2"),
+    "fp16": ("MODEL.BN_GROUPS", "2", "SOLVER.AMP", "fp16"),
+    "compiled": ("MODEL.BN_GROUPS", "2", "SOLVER.COMPILE", "True"),
+}
+ON_GPUS_ONLY = {"SyncBN", "compiled"} if DEVICE == "cpu" else set()  # torch lacks the former, the latter takes long
+SLOW = ("SOLVER.BASE_LR", "0.01")  # one step hardly changes the next loss
+BACKENDS = ["0", "1"] if DEVICE == "cuda" else ["0"]  # TORCH_DIST_USE_NCCL2: torch has two implementations of nccl
+
+
+def _run_ranks(use_nccl2: str, function: Callable[..., None], *args: Any) -> None:
+    """Run a function in two ranks, which set up their process group themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DIST_USE_NCCL2", use_nccl2)  # torch reads it when it is imported
+        patch.setattr(ranks, "START_METHOD", "spawn" if DEVICE == "cuda" else ranks.START_METHOD)
+        ranks.run_ranks(function, 2, *args, device=None)
+
+
+def _run_cases(images: Path, data: str, folder: Path, engines: list[str]) -> None:
+    _prepare(pytest.MonkeyPatch())
     device = distributed.init(DEVICE)
-    assert device.index == distributed.rank()
-    train.main(load_config(None, words))
+    assert device.index == (distributed.rank() if DEVICE == "cuda" else None)
+    cases: dict[str, Callable[[Path], Any]] = {
+        name: lambda output, words=words: train.main(load_config(None, overrides(images, output, *words, *SLOW)))
+        for name, words in CASES.items()
+        if name not in ON_GPUS_ONLY
+    }
+    cases["stopped"] = lambda output: _stop_and_resume(images, output, "MODEL.BN_GROUPS", "2")
+    cases["probes"] = lambda output: _probe(images, output)
+    for engine in engines:
+        cases[engine] = lambda output, engine=engine: _fine_tune(output, data, engine, DEVICE, **HEADS["mask"])
+    for name, case in cases.items():
+        try:
+            case(folder / name)
+        except BaseException:  # also pytest.fail
+            (folder / f"{name}.{distributed.rank()}.txt").write_text(traceback.format_exc())
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("groups", ["2", "1"])  # one per process, and SyncBN
-def test_two_gpus_equal_one_with_the_same_bn_groups(images: Path, tmp_path: Path, groups: str) -> None:
-    from tests.pretrain.ranks import run_ranks
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda value: f"nccl2={value}")
+def two(request: pytest.FixtureRequest, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the outputs of all cases; `output_of` reads it."""
+    if not HAS_TWO:
+        pytest.skip("needs two CUDA devices")
+    folder = tmp_path_factory.mktemp("two")
+    data = tiny_coco.write(folder / "data")
+    engines = ["torchvision", *(["detectron2"] if DEVICE == "cuda" and find_spec("detectron2") else [])]
+    _run_ranks(request.param, _run_cases, images, data, folder, engines)
+    return folder
 
-    words = ("MODEL.BN_GROUPS", groups, "SOLVER.BASE_LR", "0.01")
-    run_ranks(_two_gpus, 2, overrides(images, tmp_path / "two", *words), device=DEVICE)
-    train.main(load_config(None, overrides(images, tmp_path / "one", *words)))
-    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
-    assert two[0] == pytest.approx(one[0], rel=2e-3)
-    assert two[1] == pytest.approx(one[1], rel=5e-2)  # batch norm of few images amplifies the kernels' rounding
+
+def output_of(case: str, two: Path) -> Path:
+    errors = [path.read_text() for path in sorted(two.glob(f"{case}.?.txt"))]
+    assert not errors, "\n".join(errors)
+    return two / case
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one_with_the_same_bn_groups(two: Path, images: Path, tmp_path: Path, case: str) -> None:
+    if case in ON_GPUS_ONLY:
+        pytest.skip("no CUDA device")
+    train.main(load_config(None, overrides(images, tmp_path, *CASES[case], *SLOW)))
+    first, second, *_ = losses(output_of(case, two))
+    expected = losses(tmp_path)
+    assert first == pytest.approx(expected[0], rel=SINGLE["fp16"] if case == "fp16" else 2e-3)
+    assert second == pytest.approx(expected[1], rel=5e-2)  # batch norm of few images amplifies the kernels' rounding
+
+
+def test_two_ranks_resume(two: Path) -> None:
+    cut, whole = (losses(output_of("stopped", two) / name) for name in ("cut", "whole"))
+    assert len(cut) == 6 and cut == pytest.approx(whole, rel=5e-2)
+
+
+def test_two_ranks_probe(two: Path, images: Path, tmp_path: Path) -> None:
+    assert scores(output_of("probes", two)) == pytest.approx(scores(_probe(images, tmp_path)), abs=7)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_fine_tune_with_sync_bn(two: Path, engine: str) -> None:
+    if engine == "detectron2" and DEVICE == "cpu":
+        pytest.skip("Detectron2 has SyncBN on GPUs only: no CUDA device")
+    assert {"bbox", "segm"} <= json.loads((output_of(engine, two) / "results.json").read_text())["metrics"].keys()
+
+
+def _fail_on_one_rank(images: Path, folder: Path) -> None:
+    _prepare(pytest.MonkeyPatch())
+    real = TrainingMonitor.step
+
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
+        if number == 2 and distributed.rank() == 1:
+            raise ValueError("a fault of rank 1")
+        real(self, loss, number, *more)
+
+    TrainingMonitor.step = step  # type: ignore[method-assign]
+    train.main(load_config(None, overrides(images, folder, "MODEL.BN_GROUPS", "2")))
+
+
+@pytest.mark.skipif(not HAS_TWO, reason="needs two CUDA devices")
+@pytest.mark.parametrize("use_nccl2", BACKENDS)
+def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, use_nccl2: str) -> None:
+    with pytest.raises((mp.ProcessRaisedException, mp.ProcessExitedException)):
+        _run_ranks(use_nccl2, _fail_on_one_rank, images, tmp_path)
+    assert "a fault of rank 1" in (tmp_path / "failed.1.json").read_text()

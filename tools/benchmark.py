@@ -5,6 +5,8 @@ python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py views --views 6 --output views.json
 python tools/benchmark.py step
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x.yaml
+python tools/benchmark.py reading
+python tools/benchmark.py gpu --output docs/benchmarks/gpu_h100.json
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pretrain.common.files import check_writable, write_json
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     for name, value in vars(args).items():
-        if isinstance(value, int) and value < 1:
+        if type(value) is int and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.output:
         check_writable(args.output)
@@ -65,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_number(sub, "--images", 2, "images per step on one device")
     _add_number(sub, "--side", 256, "pixels per side of the square images")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
+    sub = _add_command(commands, "reading", 5, "images/s from a folder and from a tar; cold and warm page cache")
+    _add_number(sub, "--images", 2000, "number of JPEGs")
+    sub.add_argument("--folder", default=".", help="write the images here and delete them afterwards (default: .)")
+    sub = _add_command(commands, "gpu", 0, "speed and memory of both stages on one GPU, as far as a time limit allows")
+    _add_number(sub, "--seconds", 540, "time limit; rows that do not fit are skipped and listed")
+    sub.add_argument("--rows", default="", metavar="TEXT", help="run only rows that contain this text (default: all)")
+    sub.add_argument("--small", action="store_true", help="try the command on tiny models; needs no GPU")
     return parser
 
 

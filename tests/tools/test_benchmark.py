@@ -15,7 +15,7 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
-from tools.benchmarks import objectives, step, views
+from tools.benchmarks import objectives, reading, step, views
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
@@ -120,3 +120,32 @@ def test_forms_take_turns_at_going_first():
     calls: list[str] = []
     time_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "baabba"
+
+
+def test_reading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Each round drops the pages of each form, reads its images cold, then warm; ratios are those of rounds."""
+    calls: list[str] = []
+    times = iter([1.0, 1.0, 2.0, 2.0, 4.0, 2.0, 1.0, 1.0] * 2)
+
+    def time_reads(data: Any, order: list[int]) -> float:
+        assert sorted(order) == list(range(12)) and data.read(3).shape[-1] == 3
+        calls.append(Path(data.image_name(0)).parts[-3])
+        return next(times)
+
+    monkeypatch.setattr(reading, "_time_reads", time_reads)
+    monkeypatch.setattr(reading, "drop_pages", lambda files: calls.append(f"drop {len(files)}"))
+    written = numbers("reading", "--images", "12", "--folder", "here")
+    one_round = {"tar": ["drop 1", "images.tar", "images.tar"], "folder": ["drop 12", "images", "images"]}
+    assert calls == 2 * [*one_round["tar"], *one_round["folder"], *one_round["folder"], *one_round["tar"]]
+    cold, warm = written["reading"]["photographs"].values()
+    assert cold == {"folder": 4.0, "tar": 12.0, "tar_to_folder": 3.0}
+    assert warm["tar_to_folder"] == 2.0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["tiny", "pictures", "warm", "6", "12", "2.00"]
+    assert not list(Path("here").iterdir())
+
+
+def test_pages_are_dropped(folder: Path):
+    files = reading.write_images(folder, b"x" * 5000, 2)
+    assert [len(paths) for paths in files.values()] == [2, 1]
+    reading.drop_pages(files["folder"])
+    assert files["folder"][0].read_bytes() == b"x" * 5000

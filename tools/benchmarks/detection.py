@@ -6,11 +6,14 @@ import argparse
 import copy
 import functools
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from fvcore.common.config import CfgNode
 from tabulate import tabulate
+from torch import nn
 
 from pretrain.common.errors import UserError
 from tools.benchmarks.machine import describe_environment
@@ -26,30 +29,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: Detectron2 is not installed, or the torchvision engine does not support a key.
     """
-    try:
-        from detectron2.modeling import build_model as build_detectron2_model
-        from detectron2.solver import build_optimizer as build_detectron2_optimizer
-
-        from transfer.detectron2_engine.engine import detectron2_config
-    except ImportError as error:
-        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
     cfg = load_config(args.config_file, args.opts)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cfg.MODEL.DEVICE = device.type
-    check_supported(cfg)
-    detectron2_cfg = detectron2_config(cfg)
-    torch.manual_seed(0)
-    model = build_model(cfg, device)
-    detectron2_model = build_detectron2_model(detectron2_cfg)
-    detectron2_model.load_state_dict(model.state_dict())
-    detectron2_optimizer = build_detectron2_optimizer(detectron2_cfg, detectron2_model)
     batch = draw_batch(args.images, args.side, cfg)
-    steps = {
-        "torchvision": functools.partial(_step, model.train(), build_optimizer(cfg, model), batch),
-        "detectron2": functools.partial(
-            _step, detectron2_model.train(), detectron2_optimizer, _convert_to_detectron2(batch)
-        ),
-    }
+    model, step = build_torchvision_step(cfg, batch)
+    detectron2_model, detectron2_step = build_detectron2_step(cfg, batch)
+    detectron2_model.load_state_dict(model.state_dict())
+    steps = {"torchvision": step, "detectron2": detectron2_step}
     for step in steps.values():  # fill caches and the momentum of the optimizers before the timed rounds
         step()
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
@@ -64,6 +51,38 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     names = ("wall_seconds", "cpu_seconds", "peak_mib")
     numbers = {row[0]: dict(zip(names, row[1:], strict=True)) for row in rows}
     return {**describe_environment(["detectron2"], torch.get_num_threads()), **numbers}
+
+
+def build_torchvision_step(cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
+    """Return the torchvision engine's model in training mode, and a step that trains it on ``batch``.
+
+    Raises:
+        UserError: the engine does not support a key.
+    """
+    check_supported(cfg)
+    torch.manual_seed(0)
+    model = build_model(cfg, torch.device(cfg.MODEL.DEVICE)).train()
+    return model, functools.partial(_step, model, build_optimizer(cfg, model), batch)
+
+
+def build_detectron2_step(cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
+    """Return the same of Detectron2.
+
+    Raises:
+        UserError: Detectron2 is not installed.
+    """
+    try:
+        from detectron2.modeling import build_model
+        from detectron2.solver import build_optimizer
+
+        from transfer.detectron2_engine.engine import detectron2_config
+    except ImportError as error:
+        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
+    detectron2_cfg = detectron2_config(cfg)
+    torch.manual_seed(0)
+    model = build_model(detectron2_cfg).train()
+    optimizer = build_optimizer(detectron2_cfg, model)
+    return model, functools.partial(_step_with_storage, model, optimizer, _convert_to_detectron2(batch))
 
 
 def draw_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
@@ -101,14 +120,19 @@ def _convert_to_detectron2(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return converted
 
 
-def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> None:
-    from detectron2.utils.events import EventStorage
-
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
-    with EventStorage():
-        losses = model(batch)
+    losses = model(batch)
     optimizer.zero_grad()
     values = torch.stack(list(losses.values()))
     values.sum().backward()
     values.tolist()  # as a training loop reads them
     optimizer.step()
+
+
+def _step_with_storage(*arguments: Any) -> None:
+    """Run a step where Detectron2's model finds the storage that it logs to."""
+    from detectron2.utils.events import EventStorage
+
+    with EventStorage():
+        _step(*arguments)

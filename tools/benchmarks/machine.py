@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.cuda import nccl
 
 from pretrain.common.run.folder import git_state
 
@@ -24,6 +28,31 @@ def describe_environment(packages: list[str], threads: int) -> dict[str, Any]:
         "git": git_state(),
         **versions,
     }
+
+
+def describe_gpu() -> dict[str, Any]:
+    """Return the first GPU's name, memory and driver, and the versions of the libraries that compute on it."""
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "gpus": torch.cuda.device_count(),
+        "gpu_mib": properties.total_memory // 2**20,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _read_driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, nccl.version())),
+    }
+
+
+def _read_driver() -> str:
+    """Return the version of NVIDIA's driver, which torch does not tell."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    return "unknown"
 
 
 def read_processor() -> str:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Print median milliseconds per image of each form, including decoding, and the ratios to ours."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    jpeg = _encode_photo()
+    jpeg = encode_photo()
     recipes = [RECIPES["moco_v2"]] * args.views
     counter = itertools.count()
     forms: dict[str, Callable[[], object]] = {
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {**describe_environment([], 1), **sizes, "milliseconds": milliseconds}
 
 
-def _encode_photo() -> bytes:
+def encode_photo() -> bytes:
     """Return a photograph of 500 x 375 pixels as JPEG."""
     photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -1,0 +1,100 @@
+"""Both stages on one GPU, in rows of falling value, as many as a time limit allows; each is written when it is done."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError, first_line
+from pretrain.common.files import write_json
+from tools.benchmarks import gpu_rows
+from tools.benchmarks.gpu_rows import Row
+from tools.benchmarks.machine import describe_environment, describe_gpu
+
+HEAD = {
+    "images_per_second": "images/s",
+    "milliseconds": "ms/step",
+    "peak_mib": "peak MiB",
+    "synchronizations": "syncs/step",
+    "convolution_share": "conv / peak",
+}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and print the rows; a row that fails, or no longer fits into the time limit, is recorded with the reason.
+
+    ``args.output`` is written after each row, because a machine that is lent may be taken away.
+
+    Raises:
+        UserError: there is no GPU, and ``--small`` is not given.
+    """
+    start = time.monotonic()
+    if not torch.cuda.is_available() and not args.small:
+        raise UserError("torch sees no CUDA device; check nvidia-smi, or add --small to try the command on the CPU")
+    torch.backends.cudnn.benchmark = torch.cuda.is_available()  # as in training
+    numbers: dict[str, Any] = {**describe_gpu(), **describe_environment([], torch.get_num_threads())}
+    numbers |= {"small": args.small, "rows": {}}
+    rows = gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL)
+    for row in rows:
+        if args.rows in row.name:
+            numbers["rows"][row.name] = result = _measure(row, args.seconds - (time.monotonic() - start))
+            print(f"{row.name}: {describe_result(result)}", flush=True)
+            if args.output:
+                write_json(args.output, numbers)
+    _print(numbers["rows"])
+    return numbers
+
+
+def _measure(row: Row, seconds_left: float) -> dict[str, Any]:
+    """Return what a row measures, or why it did not."""
+    if seconds_left < row.seconds:
+        return {"skipped": f"it takes about {row.seconds:.0f} s; {max(0, seconds_left):.0f} s were left"}
+    start = time.monotonic()
+    threads = torch.get_num_threads()
+    try:
+        gc.collect()
+        torch.cuda.empty_cache()
+        result = row.measure()
+    except Exception as error:  # out of memory, a package that is missing, a kernel that this GPU lacks
+        result = {"failed": f"{type(error).__name__}: {first_line(error)}"}
+    torch.set_num_threads(threads)  # the losses are timed on one
+    return {**result, "row_seconds": round(time.monotonic() - start, 1)}
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """Describe a row's result in one line of the log."""
+    for word in ("skipped", "failed"):
+        if word in result:
+            return f"{word}: {result[word]}"
+    return f"{result['row_seconds']} s"
+
+
+def format_rate(result: dict[str, Any]) -> list[str]:
+    """Return the cells of `HEAD` of a row; a dash for what it does not measure."""
+    waits = result.get("synchronizations")
+    share = result.get("convolution_share")
+    return [
+        f"{result['images_per_second']:,.0f}",
+        f"{result['milliseconds']:.1f}",
+        f"{result['peak_mib']:,.0f}" if result.get("peak_mib") else "-",
+        f"{sum(waits.values()):g}" if waits else "-",
+        f"{share:.0%}" if share else "-",
+    ]
+
+
+def list_missing(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Return each row that was not measured, and why."""
+    return [f"{name} ({describe_result(row)})" for name, row in rows.items() if {"skipped", "failed"} & row.keys()]
+
+
+def _print(rows: dict[str, dict[str, Any]]) -> None:
+    rates = [[name, *format_rate(result)] for name, result in rows.items() if "images_per_second" in result]
+    print(tabulate(rates, ["", *HEAD.values()], disable_numparse=True))
+    missing = list_missing(rows)
+    if missing:
+        print("not measured: " + "; ".join(missing))

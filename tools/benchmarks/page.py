@@ -1,0 +1,70 @@
+"""Write the section of docs/benchmarks.md that shows measurements on GPUs: python -m tools.benchmarks.page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.common.files import read_json
+from tools import ROOT
+from tools.benchmarks.gpu import HEAD, format_rate, list_missing
+
+PAGE = ROOT / "docs/benchmarks.md"
+_START, _END = "<!-- `make docs` writes this section -->", "<!-- end -->"
+_INTRODUCTION = """\
+## On GPUs
+
+`make gpu` tests the code on a GPU and measures it, in nine minutes. Pretraining steps include the copy of the views to
+the GPU, but not the loader. Peak memory is what torch allocates; add about 0.5 GiB for CUDA itself. "conv / peak" is
+the FLOPs of a step's convolutions, divided by what the GPU's data sheet allows in the time of the step."""
+_NOTHING = "No GPU has been measured yet. [Measurements are welcome](../CONTRIBUTING.md#measurements-on-gpus)."
+
+
+def build_section(measured: Mapping[str, dict[str, Any]]) -> str:
+    """Build the section from what `benchmark.py gpu` wrote, by name of the file."""
+    parts = [_build_part(name, numbers) for name, numbers in measured.items()] or [_NOTHING]
+    return "\n\n".join([_START, _INTRODUCTION, *parts, _END]) + "\n"
+
+
+def replace_section(page: str, section: str) -> str:
+    """Return the page with its section replaced."""
+    before, _, old = page.partition(_START)
+    return before + section + old.partition(f"{_END}\n")[2]
+
+
+def read_measured() -> dict[str, dict[str, Any]]:
+    """Read the files of all GPUs, without those of tiny models."""
+    files = {path.name: read_json(path) for path in sorted(PAGE.parent.glob("benchmarks/*gpu*.json"))}
+    return {name: numbers for name, numbers in files.items() if not numbers["small"]}
+
+
+def _build_part(file_name: str, numbers: dict[str, Any]) -> str:
+    rows = numbers["rows"]
+    versions = ", ".join(f"{name} {numbers[name]}" for name in ("driver", "torch", "cuda", "cudnn", "nccl"))
+    source = f"commit {numbers['git'][:7]} ([all numbers](benchmarks/{file_name}))"
+    rates = [[name, *format_rate(result)] for name, result in rows.items() if "images_per_second" in result]
+    lines = [f"### {numbers['gpu']}", "", f"{versions}, {source}.", "", *_build_table(["", *HEAD.values()], rates)]
+    for name, result in rows.items():
+        if "objectives" in result:
+            lines += ["", f"{name.capitalize()}, compared with explicit logits ({result['sizes']}):", ""]
+            lines += _build_table(["loss", "ms", "times faster", "times smaller"], _list_losses(result["objectives"]))
+    missing = list_missing(rows)
+    if missing:
+        lines += ["", f"Not measured: {'; '.join(missing)}."]
+    return "\n".join(lines)
+
+
+def _list_losses(objectives: dict[str, dict[str, float]]) -> list[list[str]]:
+    return [
+        [name, f"{result['ms']:.2f}", f"{result['times_faster']:.1f}", f"{result['times_smaller'] or 0:.1f}"]
+        for name, result in objectives.items()
+    ]
+
+
+def _build_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+if __name__ == "__main__":
+    page = replace_section(PAGE.read_text(encoding="utf-8"), build_section(read_measured()))
+    PAGE.write_text(page, encoding="utf-8")

@@ -1,0 +1,113 @@
+"""Reading images from a folder compared with reading the same images from a tar, with a cold and a warm page cache."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import statistics
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import make_folder
+from pretrain.data import datasets
+from pretrain.data.image_data import ImageData
+from tools.benchmarks.machine import describe_environment
+from tools.benchmarks.views import encode_photo
+
+_CACHES = ("cold", "warm")
+_PLACES = {"folder": "images", "tar": "images.tar"}
+_COMMENT = 60_000  # bytes
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print median images/s of both forms and the median of the rounds' ratios, for photographs and for tiny pictures.
+
+    Photographs show what a loader gets, decoding included. Tiny pictures with long comments, which decode in no time,
+    show the reading alone. One process reads all images in random order. Before a cold read, the kernel drops the
+    files' pages; it may keep their names and places, which a folder needs more often than a tar.
+
+    Raises:
+        UserError: this system cannot drop pages, or --folder cannot be written.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        raise UserError("this system has no posix_fadvise, which empties the page cache; run the benchmark on Linux")
+    cv2.setNumThreads(0)
+    make_folder(args.folder)
+    contents = {"photographs": encode_photo(), "tiny pictures": _encode_commented()}
+    results = {}
+    for name, jpeg in contents.items():
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            results[name] = _measure(Path(folder), jpeg, args.images, args.rounds)
+    print(f"{args.images} JPEGs of {[len(jpeg) for jpeg in contents.values()]} bytes, one process, in {args.folder}")
+    rows = [[name, cache, *results[name][cache].values()] for name in results for cache in _CACHES]
+    head = ["images", "page cache", "folder, images/s", "tar, images/s", "tar / folder"]
+    print(tabulate(rows, head, floatfmt=("", "", ".0f", ".0f", ".2f")))
+    return {**describe_environment([], 1), "images": args.images, "rounds": args.rounds, "reading": results}
+
+
+def _measure(root: Path, jpeg: bytes, count: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Return for each state of the page cache the median images/s of both forms, and the median ratio."""
+    files = write_images(root, jpeg, count)
+    forms = {form: datasets.load(f"{form}:{root / place}", "train") for form, place in _PLACES.items()}
+    order = np.random.default_rng(0).permutation(count).tolist()
+    seconds: dict[tuple[str, str], list[float]] = {(form, cache): [] for form in forms for cache in _CACHES}
+    for number in range(rounds):
+        for form in list(forms) if number % 2 else list(forms)[::-1]:
+            drop_pages(files[form])
+            for cache in _CACHES:  # the cold read leaves a warm cache
+                seconds[form, cache].append(_time_reads(forms[form], order))
+    return {cache: _summarize(count, seconds["folder", cache], seconds["tar", cache]) for cache in _CACHES}
+
+
+def _summarize(count: int, folder_seconds: list[float], tar_seconds: list[float]) -> dict[str, float]:
+    ratios = [folder / tar for folder, tar in zip(folder_seconds, tar_seconds, strict=True)]
+    return {
+        "folder": count / statistics.median(folder_seconds),
+        "tar": count / statistics.median(tar_seconds),
+        "tar_to_folder": statistics.median(ratios),
+    }
+
+
+def _encode_commented() -> bytes:
+    """Return a JPEG of 8 x 8 pixels with a long comment."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG", comment=b"x" * _COMMENT)
+    return buffer.getvalue()
+
+
+def write_images(root: Path, jpeg: bytes, count: int) -> dict[str, list[Path]]:
+    """Write ``count`` copies of a JPEG to ten folders and to a tar, and return the files of each form."""
+    folder = root / _PLACES["folder"]
+    files = [folder / f"{number % 10:02d}" / f"{number:06d}.jpg" for number in range(count)]
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg)
+    with tarfile.open(root / _PLACES["tar"], "w") as tar:
+        for path in files:
+            tar.add(path, path.relative_to(folder))
+    return {"folder": files, "tar": [root / _PLACES["tar"]]}
+
+
+def drop_pages(files: list[Path]) -> None:
+    """Remove the files' pages from the page cache; this needs no privileges."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # the kernel keeps pages that it has not written yet
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _time_reads(data: ImageData, order: list[int]) -> float:
+    start = time.perf_counter()
+    for index in order:
+        data.read(index)
+    return time.perf_counter() - start

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed
-from ..common.device import autocast
+from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.weights import checkpoint
 from ..common.weights.backbone import BackboneFile, read_backbone
@@ -51,7 +51,8 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         source = file.provenance
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
-    return backbone.eval().requires_grad_(False).to(device), source
+    memory_format = choose_memory_format(cfg.SOLVER.AMP, device.type)
+    return backbone.eval().requires_grad_(False).to(device, memory_format=memory_format), source
 
 
 def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from pretrain import train
 from pretrain.common import device
 from pretrain.common.device import check_gpu_is_own, choose_memory_format, set_float32_precision
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.probe import features
+from pretrain.probe import features, knn, stage
 from pretrain.probe.protocol import build_protocol
 from tests.errors import refused
 
@@ -71,6 +74,20 @@ def test_float32_precision(monkeypatch: pytest.MonkeyPatch, precision: str, conv
         assert torch.get_float32_matmul_precision() == products
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class Applied(Exception):
+    """Ends a stage once it has set the precision."""
+
+
+@pytest.mark.parametrize(("module", "main"), [(train, train.main), (stage, lambda cfg: knn.main(cfg, "random"))])
+def test_stages_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, main: Any) -> None:
+    def apply(precision: str) -> None:
+        raise Applied(precision)
+
+    monkeypatch.setattr(module, "set_float32_precision", apply)
+    with pytest.raises(Applied, match="medium"):
+        main(load_config(None, ["FLOAT32_PRECISION", "medium", "OUTPUT_DIR", str(tmp_path), "DEVICE", "cpu"]))
 
 
 def test_protocols_record_a_float32_precision_that_is_set() -> None:

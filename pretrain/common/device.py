@@ -47,7 +47,7 @@ def choose_gpu() -> torch.device:
     count = torch.cuda.device_count()
     is_slurm = os.environ.get("SLURM_LOCALID") == str(local_rank)  # it may hide other tasks' GPUs (--gpu-bind)
     if local_rank >= count and not is_slurm:
-        raise UserError(f"local rank {local_rank}, but {count} GPU(s); start at most {count} process(es) per machine")
+        raise UserError(f"local rank {local_rank} sees {count} GPU(s); start at most {count} process(es) per machine")
     device = torch.device("cuda", local_rank % count)
     torch.cuda.set_device(device)
     return device

@@ -80,6 +80,7 @@ def run(
     """
     out = Path(cfg.OUTPUT_DIR)
     setup_logging(out, distributed.rank())
+    set_float32_precision(cfg.FLOAT32_PRECISION)
     log.info(describe(device))
     checkpoint = _load_checkpoint(cfg, engine_class.name) if resume and not eval_only else None
     path, content = checkpoint or (None, {})
@@ -128,7 +129,6 @@ def build(
         check: compare ``cfg`` with what the weights were trained with.
         require_heads: the weights are a detector's, not only a backbone's.
     """
-    set_float32_precision(cfg.FLOAT32_PRECISION)
     engine = engine_class(cfg)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(device)

@@ -127,8 +127,9 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     """
     stop = AgreedStop(val.features_NF.device)
     bank_TF = F.normalize(train.features_NF, dim=1, out=train.features_NF)
-    chunk = chunk or max(1, min(_MAX_CHUNK, _SIMILARITIES // max(1, *gather_objects(len(bank_TF)))))
-    train_images = sum(gather_objects(len(bank_TF)))
+    sizes = gather_objects(len(bank_TF))
+    train_images = sum(sizes)
+    chunk = chunk or max(1, min(_MAX_CHUNK, _SIMILARITIES // max(1, *sizes)))
     classes = train.num_classes
     k = min(k, train_images)
     reported_k = [reported for reported in _REPORTED_K if reported <= train_images]

@@ -51,8 +51,8 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         source = file.provenance
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
-    memory_format = choose_memory_format(cfg.SOLVER.AMP, device.type)
-    return backbone.eval().requires_grad_(False).to(device, memory_format=memory_format), source
+    memory_format: Any = choose_memory_format(cfg.SOLVER.AMP, device.type)
+    return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
 
 
 def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:

@@ -77,12 +77,13 @@ def write_environment(output_dir: str | Path) -> None:
 def _describe_cuda() -> list[str]:
     """Return lines with what numbers and speed on GPUs depend on: driver, libraries and precision of float32."""
     import torch
+    from torch.cuda import nccl
 
     driver = Path("/proc/driver/nvidia/version")
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
+    nccl_version = ".".join(map(str, nccl.version())) if torch.distributed.is_nccl_available() else "none"
     return [
         f"driver: {driver.read_text().splitlines()[0] if driver.is_file() else 'unknown'}",
-        f"cuda: {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}",
+        f"cuda: {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl_version}",
         f"tf32: convolutions {torch.backends.cudnn.allow_tf32}, "
         f"matrix products {torch.backends.cuda.matmul.allow_tf32}",
     ]

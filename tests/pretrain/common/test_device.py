@@ -57,7 +57,8 @@ def test_probes_have_the_layout_of_pretraining(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(features, "choose_memory_format", lambda *_: torch.channels_last)
     cfg = load_config(None, ["MODEL.ARCH", "resnet18", "SOLVER.AMP", "bf16", "DEVICE", "cpu"])
     backbone, _ = features.load_frozen("random", cfg, torch.device("cpu"))
-    assert backbone.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    weight = backbone.state_dict()["layer1.0.conv1.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.cuda import nccl
 
 from pretrain.common.run.folder import check_stage_of, write_environment
 from pretrain.common.run.state import update_state
@@ -41,7 +42,7 @@ def test_the_environment_names_what_numbers_on_gpus_depend_on(tmp_path: Path, mo
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92600)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
     write_environment(tmp_path)
     text = (tmp_path / "environment.txt").read_text()

@@ -77,6 +77,7 @@ def _inspect_gpus() -> Iterator[Finding]:
             yield "GPUs", "bad", f"{text}; install the torch build for your driver (pytorch.org)"
         else:
             yield "GPUs", "note", "none: everything runs on the CPU, which is enough to try things out"
+        return  # with a driver that is too old, torch counts GPUs, but cannot describe them
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB"

@@ -29,8 +29,8 @@ FREE_ANYWHERE = (*_PLACES, "SOLVER.CHECKPOINT_", "SOLVER.LOG_PERIOD", "SOLVER.CO
 FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.")
 
 # Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
-# whether the data are the same; MAX_STEPS ends the same schedule early; the memory format changes only rounding.
-_SAME_STEPS = ("DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST")
+# whether the data are the same; MAX_STEPS ends the same schedule early.
+_SAME_STEPS = ("DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS")
 MAY_CHANGE = (*FREE_ON_RESUME, *_SAME_STEPS, "SOLVER.CHANGE_RECIPE")
 
 _DATA_SET_KEYS = ("MODEL.STEM", "VIEWS.IMAGE_SIZE", "VIEWS.MEAN", "VIEWS.STD")

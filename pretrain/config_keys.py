@@ -31,6 +31,10 @@ _TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/pat
 MEAN and STD follow from a named data set unless they are set"""
 _ACCUMULATE_MEANING = """micro-batches of each process's batch: less memory; loss and gradients are the same up to
 rounding with the same BN groups"""
+_AMP_MEANING = """half precision, on GPUs in channels_last layout: bf16 on A100, H100 and later; fp16, with a gradient
+scaler, on older ones"""
+_FLOAT32_MEANING = """float32 on GPUs: highest without TF32; high or medium with it; default: torch's, TF32 for
+convolutions alone"""
 _LRS_MEANING = """one classifier per learning rate, trained in parallel; the best is selected on a held-out tenth of the
 training images; [] means [BASE_LR]"""
 
@@ -87,9 +91,8 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.GAMMA": (0.1, AT_LEAST_0, "factor of step decay"),
         "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0, "epochs of linear warm-up from 0"),
         "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
-        "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), "half precision; fp16: with a gradient scaler"),
+        "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), _AMP_MEANING),
         "SOLVER.CHANGE_RECIPE": (False, None, "let a resumed run change AMP, BASE_LR, WARMUP_EPOCHS or your modules"),
-        "SOLVER.CHANNELS_LAST": (False, None, "memory format of images and weights; faster on recent GPUs"),
         "SOLVER.COMPILE": (False, None, "torch.compile the encoders"),
         "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT, "optimizer steps between checkpoints; 0 means every epoch"),
         "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1, "number of newest checkpoints to keep, without the final one"),
@@ -117,6 +120,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "IMPORTED": ("", None, "digest of your own modules, if METHOD.NAME or VIEWS are from there; set by each run"),
         # seed * 1_000_003 + step must fit in 64 bits
         "SEED": (0, Range(high=(1 << 32) - 1), "seed of weights, order and augmentation"),
+        "FLOAT32_PRECISION": ("", Choice(("", "highest", "high", "medium")), _FLOAT32_MEANING),
         "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
     }
 

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.device import describe
+from .common.device import describe, set_float32_precision
 from .common.distributed import on_every_rank, on_first_rank
 from .common.errors import UserError
 from .common.files import atomic_write, read_json, remove, sha256, write_json
@@ -86,6 +86,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     folder = output_dir(cfg)
     with process_group(distributed.init, cfg.DEVICE) as device, stage("pretrain", folder):
         setup_logging(folder, distributed.rank())
+        set_float32_precision(cfg.FLOAT32_PRECISION)
         log.info(describe(device))
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_latest_checkpoint(cfg, folder)

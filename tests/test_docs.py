@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAM = r"(?:python )?(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>.+)"
 # What a shell runs beside this project's programs, and where else a program's command is run.
-OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|bash \.ci/run"
+OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
 RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",

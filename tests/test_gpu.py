@@ -95,9 +95,8 @@ def test_the_first_loss_is_the_cpus(images: Path, tmp_path: Path, on_cpu: list[f
 @pytest.mark.parametrize(
     "more",
     [
-        ("SOLVER.CHANNELS_LAST", "True"),
         pytest.param(("SOLVER.COMPILE", "True"), marks=slow_on_cpu),
-        ("SOLVER.COMPILE", "True", "SOLVER.CHANNELS_LAST", "True", "SOLVER.AMP", "bf16"),
+        ("SOLVER.COMPILE", "True", "SOLVER.AMP", "bf16"),
         ("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", "0.001"),
         ("SOLVER.OPTIMIZER", "lars"),
     ],

@@ -127,11 +127,14 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     preflight.check_inputs(cfg, eval_only=True, weights=True)
     preflight.check_engine(cfg, engine, eval_only=True)
 
-    from .distributed import join  # after the checks: they import torch
+    from pretrain.common.device import set_float32_precision  # after the checks: they import torch
+
+    from .distributed import join
     from .train import build, load_engine
     from .weights.load import read_weights
 
     device = join(cfg.MODEL.DEVICE)
+    set_float32_precision(cfg.FLOAT32_PRECISION)
     loaded_engine, model = build(load_engine(engine), cfg, device, read_weights(cfg.MODEL.WEIGHTS))
     return Detector(loaded_engine, model, device, categories)
 

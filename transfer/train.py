@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from pretrain.common import distributed
 from pretrain.common.config.yaml_io import get
-from pretrain.common.device import describe
+from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, remove
@@ -80,6 +80,7 @@ def run(
     """
     out = Path(cfg.OUTPUT_DIR)
     setup_logging(out, distributed.rank())
+    set_float32_precision(cfg.FLOAT32_PRECISION)
     log.info(describe(device))
     checkpoint = _load_checkpoint(cfg, engine_class.name) if resume and not eval_only else None
     path, content = checkpoint or (None, {})
@@ -128,9 +129,6 @@ def build(
         check: compare ``cfg`` with what the weights were trained with.
         require_heads: the weights are a detector's, not only a backbone's.
     """
-    if cfg.FLOAT32_PRECISION:
-        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
-        torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
     engine = engine_class(cfg)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(device)

@@ -1,8 +1,9 @@
-"""The device of a run: whether torch can use a job's GPUs, the precision there, and the line about it in the log."""
+"""The device of a run: whether torch can use a job's GPUs, precision and layout there, the line about it in the log."""
 
 from __future__ import annotations
 
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -40,10 +41,52 @@ def can_use_gpus(key: str) -> bool:
     return True
 
 
+def choose_gpu() -> torch.device:
+    """Select this process's GPU; raise UserError if there are more processes on this machine than GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    count = torch.cuda.device_count()
+    is_slurm = os.environ.get("SLURM_LOCALID") == str(local_rank)  # it may hide other tasks' GPUs (--gpu-bind)
+    if local_rank >= count and not is_slurm:
+        raise UserError(f"local rank {local_rank} sees {count} GPU(s); start at most {count} process(es) per machine")
+    device = torch.device("cuda", local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def check_gpu_is_own(device: torch.device, store: dist.Store, rank: int, world_size: int) -> None:
+    """Raise UserError on every rank if two have the same GPU: nccl would fail without naming them."""
+    gpu = f"{torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}"
+    store.set(f"gpu/{rank}", gpu)
+    owners: dict[str, int] = {}
+    for other in range(world_size):
+        first = owners.setdefault(store.get(f"gpu/{other}").decode(), other)
+        if first != other:
+            what = f"ranks {first} and {other} have the same GPU"
+            raise UserError(f"{what}; request one GPU per process (on SLURM as many --gpus-per-node as tasks)")
+
+
 def autocast(amp: str, device_type: str) -> torch.autocast:
     """Return the context of SOLVER.AMP's precision: none | bf16 | fp16 (for GPUs without bf16)."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
     return torch.autocast(device_type, dtype, enabled=dtype is not None)
+
+
+def choose_memory_format(amp: str, device_type: str) -> torch.memory_format:
+    """Return the memory format of weights and images: channels_last for half precision on a GPU.
+
+    Tensor cores read half precision in that layout; with the other one, each convolution would convert its tensors.
+    """
+    return torch.channels_last if device_type == "cuda" and amp != "none" else torch.contiguous_format
+
+
+def set_float32_precision(precision: str) -> None:
+    """Apply FLOAT32_PRECISION as Detectron2 does: highest turns TF32 off, high and medium turn it on.
+
+    An empty string keeps torch's defaults, TF32 for convolutions and not for matrix products.
+    """
+    if precision:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = precision != "highest"
 
 
 def describe(device: torch.device) -> str:

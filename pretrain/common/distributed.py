@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import interrupt
 from .async_copy import AsyncHostCopy
 from .config import extensions
-from .device import can_use_gpus
+from .device import can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
 
 RENDEZVOUS_S = 300.0  # for the processes of a run to find each other
@@ -47,30 +47,17 @@ def init(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
     is_cuda = device_name != "cpu" and can_use_gpus(key)
     if device_name == "cuda" and not is_cuda:
         raise UserError(f"{key} is cuda, but torch sees no CUDA device; set {key} cpu or auto")
-    device = _choose_gpu() if is_cuda else torch.device("cpu")
+    device = choose_gpu() if is_cuda else torch.device("cpu")
     torch.backends.cudnn.benchmark = is_cuda  # sizes do not change, so the search pays off
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         place = _meet()
         place["store"].set_timeout(timeout)
+        if is_cuda:
+            check_gpu_is_own(device, **place)
         backend = "nccl" if is_cuda else "gloo"
         dist.init_process_group(backend, timeout=timeout, device_id=device if is_cuda else None, **place)
         check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
-    return device
-
-
-def _choose_gpu() -> torch.device:
-    """Select this process's GPU; raise UserError if another process has it: nccl would fail without a reason."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    count = torch.cuda.device_count()
-    is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local_rank)  # SLURM may hide the others
-    if local_rank >= count and not is_only_gpu:
-        raise UserError(
-            f"local rank {local_rank}, but it sees {count} GPU(s); start at most {count} process(es) per machine, or "
-            "let each of them see all GPUs (without --gpu-bind)"
-        )
-    device = torch.device("cuda", 0 if is_only_gpu else local_rank)
-    torch.cuda.set_device(device)
     return device
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 BlockLoss = Callable[[Tensor, slice], Tensor]
 
 _LOGITS = 2**18  # chunk size with one thread: small enough for its cache
-_MANY_LOGITS = 2**21  # chunk size with several threads or a GPU: large enough to amortize synchronization
+_MANY_LOGITS = 2**21  # chunk size with several threads: large enough to amortize synchronization
+_GPU_LOGITS = 2**24  # 64 MiB: few launches of large kernels
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -82,8 +83,10 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
 
 def _choose_slice_size(scaled_ND: Tensor) -> int:
     """Return the number of negatives per slice."""
-    is_one_thread = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
-    return max(256, (_LOGITS if is_one_thread else _MANY_LOGITS) // len(scaled_ND))
+    logits = _LOGITS if torch.get_num_threads() == 1 else _MANY_LOGITS
+    if scaled_ND.device.type != "cpu":
+        logits = _GPU_LOGITS
+    return max(256, logits // len(scaled_ND))
 
 
 class _QueueLogsumexp(torch.autograd.Function):

@@ -18,6 +18,7 @@ from torchvision.models import ResNet
 from .. import methods, schedule
 from ..common import distributed
 from ..common.config.yaml_io import get
+from ..common.device import choose_memory_format
 from ..common.errors import UserError
 from ..common.weights.backbone import read_backbone
 from .batch_split import count_bn_groups, micro_batches
@@ -176,7 +177,7 @@ def build_objective(
         log.info(f"one process: split BN with {bn_groups} groups replaces ShuffleBN (MODEL.BN_GROUPS {bn_groups})")
 
     encoder = _build_query_encoder(cfg, device, max(1, bn_groups // (processes * accumulate)), read_weights)
-    memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
+    memory_format = choose_memory_format(cfg.SOLVER.AMP, device.type)
     if has_keys:
         num_queues = 2 if cfg.METHOD.DENSE_WEIGHT else 1
         queues = [NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) for _ in range(num_queues)]

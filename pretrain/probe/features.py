@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed
-from ..common.device import autocast
+from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.weights import checkpoint
 from ..common.weights.backbone import BackboneFile, read_backbone
@@ -51,7 +51,8 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         source = file.provenance
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
-    return backbone.eval().requires_grad_(False).to(device), source
+    memory_format: Any = choose_memory_format(cfg.SOLVER.AMP, device.type)
+    return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
 
 
 def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:
@@ -64,13 +65,19 @@ def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:
 
 @torch.no_grad()
 def extract(
-    backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0
+    backbone: ResNet,
+    data: datasets.ImageData,
+    cfg: CfgNode,
+    device: torch.device,
+    max_images: int = 0,
+    gather: bool = True,
 ) -> Features:
-    """Compute the features of all labeled images on all ranks and gather them.
+    """Compute the features of all labeled images, divided among the ranks.
 
     Args:
         backbone: in eval mode.
         max_images: use at most this many images, evenly spaced; 0 means all.
+        gather: Return the features of all images, not only those of this rank's part of them.
     """
     positions = _select_positions(data, max_images)
     index_N = [torch.empty(0, dtype=torch.long)]
@@ -88,9 +95,12 @@ def extract(
             index_N.append(batch[1])
             start += len(pixels)
         stop.raise_if_requested()
-    all_index_N = distributed.gather_uneven(torch.cat(index_N).to(device))
-    all_features_NF = distributed.gather_uneven(features_NF[:start])
-    return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
+    labels_N = torch.from_numpy(data.labels).to(device)[torch.cat(index_N).to(device)]
+    features_NF = features_NF[:start]
+    if gather:
+        labels_N = distributed.gather_uneven(labels_N)
+        features_NF = distributed.gather_uneven(features_NF)
+    return Features(features_NF, labels_N, len(data.classes))
 
 
 def _select_positions(data: datasets.ImageData, max_images: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
+from ..common.distributed import (
+    AgreedStop,
+    check_agreement,
+    gather,
+    gather_objects,
+    is_main,
+    on_every_rank,
+    world_size,
+)
 from ..common.run.stage import translate_torch_errors
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
@@ -22,6 +31,8 @@ from .stage import probe_run
 
 log = logging.getLogger(__name__)
 _REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k
+_MAX_CHUNK = 1024  # validation images at once
+_SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
 
 
 def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device) -> dict[str, float]:
-    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
+    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES, gather=False)
     val = extract(encoder, data.val, cfg, device)
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
@@ -99,35 +110,66 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
 
 
 @torch.no_grad()
-def classify(train: Features, val: Features, *, k: int, temperature: float, chunk: int = 1024) -> dict[str, float]:
+def classify(train: Features, val: Features, *, k: int, temperature: float, chunk: int = 0) -> dict[str, float]:
     """Return top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for each of _REPORTED_K up to the images.
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
-    exp(s / temperature). k above the number of training images means all of them. The features of ``train`` are
-    normalized in place.
+    exp(s / temperature); of equally similar ones, the first in the data set is the nearest. k above the number of
+    training images means all of them.
+
+    Args:
+        train: this rank's part of the training images; its features are normalized in place.
+        val: all validation images.
+        chunk: validation images at once; 0 means as many as fit a buffer of moderate size.
 
     Raises:
         Stopped: a rank was asked to stop.
     """
     stop = AgreedStop(val.features_NF.device)
     bank_TF = F.normalize(train.features_NF, dim=1, out=train.features_NF)
+    sizes = gather_objects(len(bank_TF))
+    train_images = sum(sizes)
+    chunk = chunk or max(1, min(_MAX_CHUNK, _SIMILARITIES // max(1, *sizes)))
     classes = train.num_classes
-    k = min(k, len(bank_TF))
-    reported_k = [reported for reported in _REPORTED_K if reported <= len(bank_TF)]
+    k = min(k, train_images)
+    reported_k = [reported for reported in _REPORTED_K if reported <= train_images]
     hits = {"top1": 0, "top5": 0, **{f"top1_k{reported}": 0 for reported in reported_k}}
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
         stop.raise_if_requested()
-        nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *reported_k, 0), dim=1)
-        labels_QK = train.labels_N[nearest.indices]
-        votes = vote(nearest.values[:, :k], labels_QK[:, :k], temperature, classes)
+        similarity_QT = F.normalize(queries, dim=1) @ bank_TF.T
+        nearest_QK, labels_QK = _find_nearest(similarity_QT, train.labels_N, max(k, *reported_k, 0))
+        votes = vote(nearest_QK[:, :k], labels_QK[:, :k], temperature, classes)
         correct = votes.topk(min(5, classes)).indices == labels[:, None]
         hits["top1"] += int(correct[:, 0].sum())
         hits["top5"] += int(correct.sum())
         for reported in reported_k:
-            votes = vote(nearest.values[:, :reported], labels_QK[:, :reported], temperature, classes)
+            votes = vote(nearest_QK[:, :reported], labels_QK[:, :reported], temperature, classes)
             hits[f"top1_k{reported}"] += int((votes.argmax(dim=1) == labels).sum())
     scores = {name: 100 * correct / len(val.labels_N) for name, correct in hits.items()}
-    return {**scores, "train_images": len(bank_TF), "val_images": len(val.labels_N)}
+    return {**scores, "train_images": train_images, "val_images": len(val.labels_N)}
+
+
+def _find_nearest(similarity_QT: Tensor, labels_T: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return similarities and labels, (Q, k), of the nearest training images of all ranks, the nearest first."""
+    local_k = min(k, len(labels_T))
+    top_QK, index_QK = similarity_QT.topk(local_k, dim=1)
+    # topk takes any of equal ones. Where it has left out some that equal the last, sort by position as well.
+    last_Q1 = top_QK[:, local_k - 1 :]
+    is_cut_Q = (similarity_QT == last_Q1).sum(1) > (top_QK == last_Q1).sum(1)
+    index_QK[is_cut_Q] = similarity_QT[is_cut_Q].argsort(dim=1, descending=True, stable=True)[:, :local_k]
+    index_QK = index_QK.sort(dim=1).values
+    top_QK, order_QK = similarity_QT.gather(1, index_QK).sort(dim=1, descending=True, stable=True)
+    padding = (0, k - local_k)
+    nearest_QK = F.pad(top_QK, padding, value=-math.inf)
+    labels_QK = F.pad(labels_T[index_QK.gather(1, order_QK)], padding)
+    if world_size() == 1:
+        return nearest_QK, labels_QK
+    # The ranks have consecutive parts of the data set, so that a stable sort keeps equal ones in its order.
+    ranks = (world_size(), len(similarity_QT))
+    nearest_QRK = gather(nearest_QK).unflatten(0, ranks).transpose(0, 1).flatten(1)
+    labels_QRK = gather(labels_QK).unflatten(0, ranks).transpose(0, 1).flatten(1)
+    values, order = nearest_QRK.sort(dim=1, descending=True, stable=True)
+    return values[:, :k], labels_QRK.gather(1, order[:, :k])
 
 
 def vote(similarity_QK: Tensor, labels_QK: Tensor, temperature: float, classes: int) -> Tensor:

@@ -32,9 +32,11 @@ def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None)
     size, resize = evaluation_size(cfg)
     settings |= {"image_size": size, "resize": resize}
     defaults = default_config().VIEWS
-    for key in ("MEAN", "STD"):  # left out where they have the defaults, as in results of earlier versions
+    for key in ("MEAN", "STD"):  # like float32_precision left out at the default, as in results of earlier versions
         if cfg.VIEWS[key] != defaults[key]:
             settings[key.lower()] = cfg.VIEWS[key]
+    if cfg.FLOAT32_PRECISION:
+        settings["float32_precision"] = cfg.FLOAT32_PRECISION
     train, val = data_names(cfg)
     settings |= {"amp": cfg.SOLVER.AMP, "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val}
     if data:

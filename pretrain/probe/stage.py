@@ -15,7 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from ..common import distributed
-from ..common.device import describe
+from ..common.device import describe, set_float32_precision
 from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
 from ..common.logs import setup_logging
@@ -81,5 +81,6 @@ def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with process_group(distributed.init, cfg.DEVICE) as device, stage(name, folder):
         setup_logging(folder, distributed.rank())
+        set_float32_precision(cfg.FLOAT32_PRECISION)
         log.info(describe(device))
         yield ProbeRun(name, cfg, folder, device)

@@ -1,5 +1,6 @@
 """A step of each kind of objective: the same numbers on one process and on several with the same BN groups."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pretrain.common import distributed
 from pretrain.config import load_config
 from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
+from pretrain.model import objectives
 from pretrain.model.momentum_encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
@@ -150,11 +152,32 @@ def _loss(method: str, batch: Batch, *more: str) -> float:
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_mixed_precision_is_near_full_precision(amp):
+def test_mixed_precision_is_near_full_precision(amp, monkeypatch):
     batch = batch_of(V)
     full = _loss("jcl", batch)
-    mixed = _loss("jcl", batch, "SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
+    mixed = _loss("jcl", batch, "SOLVER.AMP", amp)
+    monkeypatch.setattr(objectives, "choose_memory_format", lambda *_: torch.channels_last)
+    on_gpus = build_state(config("jcl", "SOLVER.AMP", amp))
+    assert on_gpus.objective.encoder.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert float(training_step(on_gpus, batch, 0)[0]) == pytest.approx(mixed, rel=0.01)
     assert mixed == pytest.approx(full, rel=0.05) and mixed != full
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(monkeypatch, backend):
+    """The default backend, inductor, compiles C++, which takes minutes."""
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("no C++ compiler")
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend=backend))
+    losses = []
+    for words in ((), ("SOLVER.COMPILE", "True")):
+        state = build_state(config("jcl", *words))
+        losses.append([float(training_step(state, batch_of(V), step)[0]) for step in range(3)])
+        assert bool(state.objective.encoder._compiled_call_impl) == bool(words)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_an_image_without_a_label_is_alike_to_its_own_views_only():

@@ -54,7 +54,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     """More steps, another path of the images and rounding are free; another rate needs consent and is recorded."""
     moved, out = shutil.copytree(images, tmp_path / "moved"), tmp_path / "run"
     run(images, out, "SOLVER.MAX_STEPS", "3")
-    words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHANNELS_LAST", "True", "SOLVER.CHECKPOINT_KEEP", "9"]
+    words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHECKPOINT_KEEP", "9"]
     words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # what only probes read
     run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")

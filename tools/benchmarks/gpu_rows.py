@@ -35,10 +35,10 @@ _RECIPES = {"JCL": "jcl_R50_IN1k_200ep", "MoCo v2": "mocov2_R50_IN1k_200ep"}
 _FORMS = {  # name -> (precision, which decides about TF32 and about the peak; overrides)
     "float32": ("float32", ()),
     "TF32": ("tf32", ()),
-    "bf16, channels_last": ("bf16", ("SOLVER.AMP", "bf16", "SOLVER.CHANNELS_LAST", "True")),
+    "bf16, channels_last": ("bf16", ("SOLVER.AMP", "bf16")),
     "bf16, channels_last, compiled": (
         "bf16",
-        ("SOLVER.AMP", "bf16", "SOLVER.CHANNELS_LAST", "True", "SOLVER.COMPILE", "True"),
+        ("SOLVER.AMP", "bf16", "SOLVER.COMPILE", "True"),
     ),
 }
 _ENGINES = {"torchvision": detection.build_torchvision_step, "Detectron2": detection.build_detectron2_step}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tools import ROOT
 
 _GIB = 2**30
 _MIN_FREE_GIB = 20  # the checkpoints of a pretraining and a detector, R50
+_SHARED_GIB = 8  # (2 x 8 workers + 1) batches of 58 MB per GPU, on 8 GPUs: 64 images of 6 views of 224 x 224 pixels
 Finding = tuple[str, str, str]  # subject; ok, note (something optional is missing) or bad; text and remedy
 
 
@@ -75,15 +77,29 @@ def _inspect_gpus() -> Iterator[Finding]:
             yield "GPUs", "bad", f"{text}; install the torch build for your driver (pytorch.org)"
         else:
             yield "GPUs", "note", "none: everything runs on the CPU, which is enough to try things out"
+        return  # with a driver that is too old, torch counts GPUs, but cannot describe them
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB"
+        capability = f"{properties.major}.{properties.minor}"
+        architectures = [name for name in torch.cuda.get_arch_list() if name.startswith("sm_")]  # AMD's are gfx
+        oldest = min(architectures, key=_parse_capability, default="")
+        if _parse_capability(oldest) > (properties.major, properties.minor):
+            what = f"compute capability {capability}, but torch {torch.__version__} has kernels from {oldest} on"
+            yield f"GPU {index}", "bad", f"{text}: {what}; install its build for CUDA 12.6 (pytorch.org)"
+            continue
         try:
             torch.ones(8, device=f"cuda:{index}").sum().item()
         except RuntimeError as error:
             yield f"GPU {index}", "bad", f"{text}: {first_line(error)}; see nvidia-smi"
         else:
             yield f"GPU {index}", "ok", f"{text}; torch {torch.__version__} computes on it"
+
+
+def _parse_capability(architecture: str) -> tuple[int, int]:
+    """Return the compute capability of an architecture such as ``sm_75`` or ``sm_100a``; (0, 0) of an empty one."""
+    digits = re.sub(r"\D", "", architecture) or "0"
+    return divmod(int(digits), 10)
 
 
 def _inspect_detectron2() -> Finding:
@@ -131,10 +147,11 @@ def _inspect_shared_memory(folder: Path) -> Finding:
         return "shared memory", "ok", f"this system has no {folder}"
     free = shutil.disk_usage(folder).free / _GIB
     text = f"{free:.1f} GiB free in {folder}"
-    if free < 1:
-        remedy = "start the container with --shm-size 8g, or set DATALOADER.NUM_WORKERS 0"
-        return "shared memory", "bad", f"{text}; loader workers pass batches through it: {remedy}"
-    return "shared memory", "ok", text
+    if free >= _SHARED_GIB:
+        return "shared memory", "ok", text
+    remedy = "start the container with --shm-size 16g or --ipc=host, or lower DATALOADER.NUM_WORKERS"
+    text += f"; loader workers pass batches through it, up to {_SHARED_GIB} GiB for JCL on ImageNet: {remedy}"
+    return "shared memory", "bad" if free < 1 else "note", text
 
 
 def _read_output(command: list[str]) -> str:

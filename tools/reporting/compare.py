@@ -18,7 +18,8 @@ from pretrain.common.run.metrics import read_metrics
 from .files import shorten_names
 
 _DIFFERENT_IN_EVERY_RUN = ("started", "command")  # lines of environment.txt
-_MACHINE_METRICS = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share", "max_memory_mib")
+_MACHINE_METRICS = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share")
+_MACHINE_METRICS += ("max_memory_mib", "max_reserved_mib")
 
 
 def compare(first: Path, second: Path) -> str:

@@ -45,7 +45,7 @@ class Choice:
             raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{did_you_mean(str(value), words)}")
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.options))
+        return ", ".join(str(option) or '""' for option in self.options)
 
 
 AT_LEAST_0 = Range()

@@ -56,7 +56,7 @@ def write_environment(output_dir: str | Path) -> None:
     # Where the driver is too old for torch, devices are counted but have no names.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.cuda.get_device_name(i) for i in range(count)]
-    variables = ("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "P2T_")
+    variables = ("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "NCCL_", "TORCH_DIST_USE_NCCL2", "P2T_")
     path = Path(output_dir) / "environment.txt"
     earlier = f"{path.read_text(errors='replace')}\n" if path.is_file() else ""
     lines = [
@@ -65,12 +65,28 @@ def write_environment(output_dir: str | Path) -> None:
         f"git: {git_state()}",
         f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
         f"devices: {', '.join(devices) or 'cpu'}",
+        *(_describe_cuda() if devices else []),
         f"threads: {torch.get_num_threads()}",
         f"python: {platform.python_version()}",
         *(f"{name}: {_find_version(name)}" for name in _PACKAGES.split()),
         *(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(variables)),
     ]
     atomic_write(path, earlier + "\n".join(lines) + "\n")
+
+
+def _describe_cuda() -> list[str]:
+    """Return lines with what numbers and speed on GPUs depend on: driver, libraries and precision of float32."""
+    import torch
+    from torch.cuda import nccl
+
+    driver = Path("/proc/driver/nvidia/version")
+    nccl_version = ".".join(map(str, nccl.version())) if torch.distributed.is_nccl_available() else "none"
+    return [
+        f"driver: {driver.read_text().splitlines()[0] if driver.is_file() else 'unknown'}",
+        f"cuda: {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl_version}",
+        f"tf32: convolutions {torch.backends.cudnn.allow_tf32}, "
+        f"matrix products {torch.backends.cuda.matmul.allow_tf32}",
+    ]
 
 
 def _find_version(name: str) -> str:

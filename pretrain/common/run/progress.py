@@ -66,7 +66,7 @@ class Progress:
         self._bar.update()
 
     def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
-        """Return images_per_second, data_wait_share (0 to 1), eta_seconds and max_memory_mib since the last call.
+        """Return images_per_second, data_wait_share (0 to 1) and eta_seconds since the last call, and peaks of memory.
 
         Args:
             seconds_waited: what the slowest rank waited for its data; None means this rank's time.
@@ -82,6 +82,7 @@ class Progress:
         }
         if torch.cuda.is_available():
             rates["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+            rates["max_reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20  # with the allocator's free blocks
         self._mark = now
         self._marked_step = self._step
         self.seconds_waited = 0.0

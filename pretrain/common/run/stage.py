@@ -80,7 +80,8 @@ def translate_torch_errors(name: str) -> Iterator[None]:
         text = first_line(error)
         if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
             memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
-            shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 8g) or set NUM_WORKERS 0"
+            larger = "enlarge it (docker run --shm-size 16g or --ipc=host)"
+            shared = f"if /dev/shm is too small, {larger} or set NUM_WORKERS 0"
             raise UserError(
                 f"a worker process of the data loader has ended ({text}); {memory}; {shared}; run again"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -13,11 +14,30 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from .. import interrupt
+from .. import distributed, interrupt
+from ..errors import UserError
 from .folder import usable_cores
 
-# Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
-START_METHOD = "fork" if sys.platform == "linux" else None
+_START_METHODS = ("fork", "forkserver", "spawn")
+
+
+def choose_start_method() -> str | None:
+    """Return how to start workers: P2T_START_METHOD if it is set, or else fork where that is safe.
+
+    Forked workers share the data set's memory and are born with signals blocked. InfiniBand's libraries may deadlock in
+    a forked process (see torch's DistributedDataParallel), so a run on several machines uses a fork server, where each
+    worker has its own copy of the data set: 55 MiB (measured) for the names and labels of ImageNet-1K. On macOS,
+    forking is not safe.
+    """
+    method = os.environ.get("P2T_START_METHOD")
+    if method:
+        if method not in _START_METHODS:
+            raise UserError(f"P2T_START_METHOD is {method}; set one of {', '.join(_START_METHODS)}")
+        return method
+    if sys.platform != "linux":
+        return None
+    processes = distributed.world_size()
+    return "forkserver" if processes > int(os.environ.get("LOCAL_WORLD_SIZE", processes)) else "fork"
 
 
 def verdict(fraction: float, limit: float) -> str:
@@ -43,13 +63,18 @@ class SignalSafeDataLoader(DataLoader):
     def __init__(self, dataset: Any, batch_sampler: Any, num_workers: int, **kwargs: Any) -> None:
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
+        self._is_forked = False
         if num_workers:
-            defaults["multiprocessing_context"] = START_METHOD
+            start_method = choose_start_method()
+            self._is_forked = start_method == "fork"
+            if start_method == "forkserver":  # workers then share these imports, which take seconds
+                multiprocessing.set_forkserver_preload(["pretrain.data.loader"])
+            defaults["multiprocessing_context"] = start_method
             kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
         super().__init__(dataset, batch_sampler=batch_sampler, num_workers=num_workers, **{**defaults, **kwargs})
 
     def __iter__(self) -> Any:
-        if self.num_workers and START_METHOD != "fork":
+        if self.num_workers and not self._is_forked:
             resource_tracker.ensure_running()  # starting it unblocks signals
         with interrupt.block_signals():  # until the new workers ignore them
             return super().__iter__()

@@ -20,12 +20,13 @@ from transfer import distributed as fine_tuning
 @pytest.mark.parametrize(
     ("count", "local_rank", "slurm", "index"),
     [
-        *((4, 3, "3", 3), (4, 3, "", 3), (1, 0, "", 0), (1, 3, "3", 0)),
-        *((2, 2, "2", None), (1, 1, "", None), (1, 1, "0", None)),
+        *((4, 3, "3", 3), (4, 3, "", 3), (1, 0, "", 0), (1, 3, "3", 0), (4, 5, "5", 1)),
+        *((2, 2, "", None), (1, 1, "", None), (1, 1, "0", None)),
     ],
 )
 def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, slurm, index):
-    """(1, 3, "3"): SLURM shows each task only its own GPU; (1, 1, "0"): torchrun is the one task of a machine."""
+    """(1, 3, "3"): SLURM shows each task only its own GPU; (4, 5, "5"): only the closest ones (--gpu-bind=closest);
+    (1, 1, "0"): torchrun is the one task of a machine."""
     chosen: list[torch.device] = []
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setenv("SLURM_LOCALID", slurm)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common import images
+from pretrain.common import distributed, images
 from pretrain.common.errors import UserError
 from pretrain.common.run import workers
 from pretrain.data import recipes, views
@@ -184,7 +184,7 @@ def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
 @pytest.mark.parametrize("method", ["fork", START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeypatch: pytest.MonkeyPatch, method: str):
     """Whatever the start method: from Python 3.14 on, the default is no longer fork."""
-    monkeypatch.setattr(workers, "START_METHOD", method)
+    monkeypatch.setenv("P2T_START_METHOD", method)
     loader = make(data, num_workers=2)
     batches = epoch(loader, 0)
     first = next(batches)
@@ -198,6 +198,33 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
         worker.terminate()  # by their parent
         worker.join(20)
     assert len(started) >= 2 and not any(worker.is_alive() for worker in started)
+
+
+@pytest.mark.parametrize(
+    ("processes", "local", "variable", "method"),
+    [
+        (1, None, "", "fork"),
+        (8, None, "", "fork"),  # torchrun and our launcher set LOCAL_WORLD_SIZE; without it, one machine is meant
+        (8, "8", "", "fork"),
+        (16, "8", "", "forkserver"),
+        (16, "8", "fork", "fork"),
+        (1, None, "spawn", "spawn"),
+    ],
+)
+def test_runs_on_several_machines_do_not_fork_their_workers(
+    monkeypatch: pytest.MonkeyPatch, processes: int, local: str | None, variable: str, method: str
+):
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    monkeypatch.setenv("P2T_START_METHOD", variable)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert workers.choose_start_method() == method
+
+
+def test_an_unknown_start_method_is_refused(data: ImageData, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("P2T_START_METHOD", "thread")
+    refused(lambda: next(epoch(make(data, 1), 0)), "P2T_START_METHOD", "thread", "forkserver")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -32,7 +32,7 @@ DEATHS = {
     "a worker process .* has ended .*if memory ran out, lower DATALOADER.NUM_WORKERS": (
         lambda: os.kill(os.getpid(), signal.SIGKILL)
     ),
-    r"a worker process .* has ended .*/dev/shm is too small.* \(docker run --shm-size 8g\)": (
+    r"a worker process .* has ended .*/dev/shm is too small.* \(docker run --shm-size 16g or --ipc=host\)": (
         lambda: os.kill(os.getpid(), signal.SIGBUS)
     ),
     "memory ran out: .*lower DATALOADER.NUM_WORKERS": lambda: bytearray(1 << 62),

@@ -185,3 +185,9 @@ def test_batch_shapes_that_disagree_raise(name: str):
     for inputs in wrong:
         with pytest.raises(ValueError, match="candidates, their"):
             call(name, inputs, ORDINARY)
+
+
+def test_a_gpu_gets_larger_slices_of_the_queue():
+    """Dense contrast has 3,136 queries of 64 images: 13 slices of 65,536 negatives instead of 98."""
+    assert ops._choose_slice_size(torch.empty(3136, 1, device="meta")) == 2**24 // 3136
+    assert ops._choose_slice_size(torch.empty(3136, 1)) < 2**24 // 3136

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
@@ -66,6 +67,48 @@ def test_every_usual_k_is_scored_in_one_pass():
         assert got[f"top1_k{k}"] == classify(bank, queries, k=k, temperature=0.07)["top1"]
 
 
+def _draw_with_ties() -> tuple[Features, Features]:
+    """Features with few different directions, whose similarities are exact: most neighbors are equally near."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1], [1, 1, -1, -1], [-1, 0, 0, 0]]).float()
+    draws = [torch.randint(0, 5, (count,), generator=generator) for count in (101, 40)]
+    labels = [torch.randint(0, 4, (count,), generator=generator) for count in (101, 40)]
+    train, val = (Features(directions[d], label, 4) for d, label in zip(draws, labels, strict=True))
+    return train, val
+
+
+def test_equally_similar_images_vote_in_the_order_of_the_data():
+    train, val = _draw_with_ties()
+    similarity = F.normalize(val.features_NF, dim=1) @ F.normalize(train.features_NF, dim=1).T
+    for k in (1, 7, 50, 101):
+        nearest, labels = knn._find_nearest(similarity, train.labels_N, k)
+        for q, row in enumerate(similarity.tolist()):
+            wanted = sorted(range(101), key=lambda t, row=row: (-row[t], t))[:k]
+            assert nearest[q].tolist() == [row[t] for t in wanted]
+            assert labels[q].tolist() == train.labels_N[wanted].tolist()
+
+
+def _classify_a_part(wanted: dict[int, dict[str, float]]) -> None:
+    train, val = _draw_with_ties()
+    uneven = slice(101) if distributed.rank() else slice(0)
+    for part in (distributed.rank_slice(101), uneven):
+        for k, scores in wanted.items():
+            ours = Features(train.features_NF[part].clone(), train.labels_N[part], 4)
+            assert classify(ours, val, k=k, temperature=0.5, chunk=16) == scores
+            assert classify(ours, val, k=k, temperature=0.5) == scores
+
+
+def test_ranks_with_a_part_of_the_images_each_find_the_neighbors_of_one_process():
+    """With fewer images per rank than neighbors, or none, too."""
+    train, val = _draw_with_ties()
+    wanted = {}
+    for k in (1, 7, 60, 200):
+        ours = Features(train.features_NF.clone(), train.labels_N, 4)
+        wanted[k] = classify(ours, val, k=k, temperature=0.5)
+    assert len({scores["top1"] for scores in wanted.values()}) > 1 and wanted[7]["train_images"] == 101
+    run_ranks(_classify_a_part, 2, wanted)
+
+
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory):
     """The run folder of an uninterrupted pretraining."""
@@ -103,6 +146,7 @@ def _one_rank_is_asked(images, output) -> None:
     results = knn.main(_config(images, output), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
     assert {"k": 5, "image_size": 16, "train_images": 48, "val_images": 16}.items() <= results["protocol"].items()
+    assert (results["metrics"]["train_images"], results["metrics"]["val_images"]) == (48, 16)
 
 
 def test_every_rank_stops_in_the_same_batch(images, tmp_path):
@@ -119,10 +163,10 @@ def test_log_and_results_name_the_neighbors_that_voted(images, tmp_path, words, 
 
 
 def test_pretrainings_knn_out_of_memory_names_keys_with_which_the_run_ends(images, whole, tmp_path, monkeypatch):
-    def extract(encoder, data, cfg, device, max_images=0):
+    def extract(encoder, data, cfg, *args, **kwargs):
         if not cfg.PROBE.KNN_MAX_IMAGES:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return features.extract(encoder, data, cfg, device, max_images)
+        return features.extract(encoder, data, cfg, *args, **kwargs)
 
     monkeypatch.setattr(knn, "extract", extract)
     words = ("PROBE.KNN_PERIOD", "0")

@@ -56,9 +56,28 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     programs(monkeypatch, tmp_path, path="/usr/bin:/bin", **{"nvidia-smi": "echo NVIDIA A100; echo NVIDIA A100"})
     ((_, state, text),) = doctor._inspect_gpus()
     assert state == "bad" and "nvidia-smi shows 2, but torch" in text
+
+
+def test_a_gpu_older_than_torchs_kernels_is_named(monkeypatch: pytest.MonkeyPatch):
+    gpu = SimpleNamespace(name="Tesla V100", total_memory=32 * 2**30, major=7, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_75", "sm_80", "sm_120a"])
+    ((subject, state, text),) = doctor._inspect_gpus()
+    assert (subject, state) == ("GPU 0", "bad")
+    assert "compute capability 7.0" in text and "from sm_75 on" in text and "CUDA 12.6" in text
+
+
+def test_shared_memory_for_the_workers_of_eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for gib, state in ((0.5, "bad"), (4, "note"), (16, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda place, gib=gib: SimpleNamespace(free=gib * 2**30))
+        _, found, text = doctor._inspect_shared_memory(tmp_path)
+        assert found == state and ("--ipc=host" in text) == (state != "ok")
 
 
 def test_a_disk_that_is_full_or_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.cuda import nccl
 
 from pretrain.common.run.folder import check_stage_of, write_environment
 from pretrain.common.run.state import update_state
@@ -33,6 +34,21 @@ def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: pytest.fail("the driver is too old"))
     write_environment(tmp_path)
     assert "devices: cpu\n" in (tmp_path / "environment.txt").read_text()
+
+
+def test_the_environment_names_what_numbers_on_gpus_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92600)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
+    write_environment(tmp_path)
+    text = (tmp_path / "environment.txt").read_text()
+    assert "devices: NVIDIA H100, NVIDIA H100\n" in text and "\ndriver: " in text
+    assert "cuDNN 92600, NCCL 2.30.7\n" in text and "TORCH_DIST_USE_NCCL2=0\n" in text
+    assert "tf32: convolutions True, matrix products False\n" in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .common.config import extensions
-from .common.config.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
+from .common.config.limits import ABOVE_0, AT_LEAST_0, FRACTION, Choice, Range
 from .common.config.overrides import Key
 from .common.config.yaml_io import expected_type
 from .data.recipes import RECIPES
@@ -51,7 +51,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     return {
         "METHOD.NAME": ("mocov2", methods, "training objective (see pretrain/methods)"),
         **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
-        "METHOD.DENSE_WEIGHT": (0.0, SHARE, "weight w of the dense loss (DenseCL: 0.5); 0 means no dense head"),
+        "METHOD.DENSE_WEIGHT": (0.0, FRACTION, "weight w of the dense loss (DenseCL: 0.5); 0 means no dense head"),
         "METHOD.DENSE_WARMUP_STEPS": (0, _COUNT, "optimizer steps before the dense loss is used"),
         "MODEL.ARCH": ("resnet50", _ARCHS, "the backbone"),
         "MODEL.STEM": ("imagenet", _STEMS, "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool"),
@@ -60,14 +60,14 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
         "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "embedding dimension D"),
         "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1, "K, negatives in the queue"),
-        "MODEL.EMA_MOMENTUM": (0.999, SHARE, "momentum m of the key encoder"),
+        "MODEL.EMA_MOMENTUM": (0.999, FRACTION, "momentum m of the key encoder"),
         "MODEL.EMA_SCHEDULE": ("constant", Choice(("constant", "cosine")), "cosine: m rises to 1"),
         "MODEL.EMA_UPDATE": ("before_keys", _UPDATES, "before_keys: MoCo, JCL; after_step: SCE's pseudo-code"),
         "MODEL.BN_GROUPS": (0, Range(high=1 << 20), _BN_GROUPS_MEANING),
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
-        "VIEWS.MEAN": (IMAGENET_MEAN, SHARE, "mean of the RGB channels, from 0 to 1"),
+        "VIEWS.MEAN": (IMAGENET_MEAN, FRACTION, "mean of the RGB channels, from 0 to 1"),
         "VIEWS.STD": (IMAGENET_STD, Range(0.001, 1), "standard deviation of the RGB channels"),
         "DATA.ROOT": ("datasets", None, "folder of the named data sets"),
         "DATA.TRAIN": ("imagenet", None, _TRAIN_MEANING),
@@ -79,7 +79,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars")), "adamw and lars do not decay biases and norms"),
         "SOLVER.BASE_LR": (0.03, AT_LEAST_0, "learning rate, for a batch of REFERENCE_BATCH images if that is set"),
         "SOLVER.REFERENCE_BATCH": (0, _COUNT, "learning rate = BASE_LR x IMS_PER_BATCH / this; 0 means BASE_LR"),
-        "SOLVER.MOMENTUM": (0.9, SHARE, "momentum of sgd and lars"),
+        "SOLVER.MOMENTUM": (0.9, FRACTION, "momentum of sgd and lars"),
         "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "weight decay"),
         "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is lr x eta |w| / |g|"),
         "SOLVER.LARS_CLIP": (False, None, "lars: a layer's rate is min(eta |w| / |g|, lr), as in LARC and solo-learn"),
@@ -112,7 +112,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.LR_SCHEDULE": ("step", _SCHEDULES, _SCHEDULE_MEANING),
         "LINEAR.STEPS": ([60, 80], AT_LEAST_0, "step: epochs at which the learning rate falls"),
         "LINEAR.GAMMA": (0.1, AT_LEAST_0, "factor of step decay"),
-        "LINEAR.MOMENTUM": (0.9, SHARE, "momentum of SGD"),
+        "LINEAR.MOMENTUM": (0.9, FRACTION, "momentum of SGD"),
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "weight decay of the classifier"),
         "LINEAR.AUGMENT": ("crop_flip", recipes, "augmentation; none: as in evaluation, features are computed once"),
         "LINEAR.LRS": ([], AT_LEAST_0, _LRS_MEANING),

@@ -28,7 +28,7 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     for name in filter(None, names):
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
-    if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
+    if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
         existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
 
 

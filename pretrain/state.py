@@ -87,7 +87,7 @@ def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
     return step
 
 
-def load_latest_checkpoint(cfg: CfgNode, folder: Path) -> tuple[Path | None, dict[str, Any]]:
+def load_checkpoint_to_resume(cfg: CfgNode, folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """Load the newest undamaged checkpoint on every rank; rank 0 chooses it.
 
     Returns:

@@ -39,7 +39,7 @@ from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
-from .state import build_checkpoint, build_train_state, load_latest_checkpoint, restore_checkpoint
+from .state import build_checkpoint, build_train_state, load_checkpoint_to_resume, restore_checkpoint
 from .steps import TrainState, training_step
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         set_float32_precision(cfg.FLOAT32_PRECISION)
         log.info(describe(device))
         on_every_rank(check_modules_unchanged, cfg)
-        checkpoint_path, saved = load_latest_checkpoint(cfg, folder)
+        checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
         loader = _build_loader(cfg, data, device)
         state = build_train_state(cfg, device, len(loader), read_weights=not saved)
@@ -208,7 +208,7 @@ def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path:
     atomic_write(folder / "config.yaml", cfg.dump())
     remove(folder / "results.json")
     if checkpoint_path is None:
-        for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # of a run without a checkpoint
+        for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint
             remove(path)
         views = view_grid.draw(loader.data, loader.recipes[:_MAX_COLUMNS], loader.size, _ROWS, cfg.SEED)
         view_grid.write(folder / "views.png", views)
@@ -228,7 +228,7 @@ def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]
     if run.metrics is None:
         return
     epoch = steps_done / run.steps_per_epoch
-    skipped = run.monitor.skipped.values() if run.state.scaler.is_enabled() else {}
+    skipped = run.monitor.skipped.metrics() if run.state.scaler.is_enabled() else {}
     run.metrics.write(steps_done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
     for line in run.monitor.warnings(steps_done, epoch, means):
         log.warning(line)

@@ -39,7 +39,7 @@ def launch(count: int, run: Callable[..., object], *arguments: Any) -> None:
         ranks: Any = mp.start_processes(_rank_main, (count, port, messages, run, *arguments), count, join=False)
         for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
             signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
-    rank, mistake = None, None  # of the first failure: later errors may be consequences of it
+    rank, mistake = None, None  # the first failure's: later errors may follow from it
     try:
         while not ranks.join(timeout=_POLL_S, grace_period=_GRACE_S):
             if rank is None and not messages.empty():

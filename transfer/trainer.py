@@ -105,7 +105,7 @@ class Trainer:
     def write_metrics(self, iteration: int, values: dict[str, float]) -> None:
         """Write a line of metrics.json if there are any values."""
         if self.writer and values:
-            self.writer.write(iteration, values | (self.skipped.values() if self.scaler.is_enabled() else {}))
+            self.writer.write(iteration, values | (self.skipped.metrics() if self.scaler.is_enabled() else {}))
 
     def summarize(self, iteration: int) -> dict[str, float]:
         """Return medians of the window for metrics.json; log them, the ETA and the fraction of time spent on data.

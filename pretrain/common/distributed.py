@@ -51,18 +51,18 @@ def init(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
     torch.backends.cudnn.benchmark = is_cuda  # sizes do not change, so the search pays off
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
-        place = _meet()
-        place["store"].set_timeout(timeout)
+        rendezvous = _rendezvous()
+        rendezvous["store"].set_timeout(timeout)
         if is_cuda:
-            check_gpu_is_own(device, **place)
+            check_gpu_is_own(device, **rendezvous)
         backend = "nccl" if is_cuda else "gloo"
-        dist.init_process_group(backend, timeout=timeout, device_id=device if is_cuda else None, **place)
+        dist.init_process_group(backend, timeout=timeout, device_id=device if is_cuda else None, **rendezvous)
         check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
 
 
-def _meet() -> dict[str, Any]:
-    """Wait minutes for the other ranks; return the store that all ranks share, this rank and the number of ranks."""
+def _rendezvous() -> dict[str, Any]:
+    """Wait up to RENDEZVOUS_S for the other ranks; return the shared store, this rank and the number of ranks."""
     host = os.environ.get("MASTER_ADDR")
     address = f"{host}:{os.environ.get('MASTER_PORT')}"
     try:

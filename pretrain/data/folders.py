@@ -20,8 +20,8 @@ from .sources import Files
 log = logging.getLogger(__name__)
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 _SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
-NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # of a NAS, disk or archive
-COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # of images
+NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # from a NAS, disk or archive
+COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # goes with images
 IMAGENET_PLACES = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..common.config.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice
+from ..common.config.limits import ABOVE_0, AT_LEAST_0, FRACTION, Choice
 from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 __all__ = ["METHODS", "LossOutput"]
@@ -14,7 +14,7 @@ JCL_LAMBDA = Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the w
 _SCHEDULES = Choice(("constant", "linear"))
 _LINEAR = "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code"
 LAMBDA_SCHEDULE = Hyperparameter("METHOD.LAMBDA_SCHEDULE", "constant", _SCHEDULES, _LINEAR)
-SCE_LAMBDA = Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE, "lambda: 1 is MoCo, 0 is ReSSL")
+SCE_LAMBDA = Hyperparameter("METHOD.SCE_LAMBDA", 0.5, FRACTION, "lambda: 1 is MoCo, 0 is ReSSL")
 _MASK = "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)"
 MASK_POSITIVE = Hyperparameter("METHOD.MASK_POSITIVE", False, Choice((False, True)), _MASK)
 K1 = Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0, "weight of the positives' term")

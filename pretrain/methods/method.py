@@ -41,8 +41,8 @@ class Method:
 
     Attributes:
         function: the pure function, or where it is in this package, as in ``jcl:jcl``.
-        kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
-            ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
+        kind: ``queue``: function(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
+            ``batch``: function(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
             every view goes through one encoder, and there is no queue and no momentum encoder.
         hyper: keyword of the objective -> the hyperparameter that supplies it.
         many_keys: The method takes METHOD.NUM_KEYS positive keys; others take one.
@@ -59,7 +59,7 @@ class Method:
     schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
 
     @property
-    def objective(self) -> Callable[..., LossOutput]:
+    def loss_function(self) -> Callable[..., LossOutput]:
         """The pure function; its module, which imports torch, is loaded when it is first needed."""
         if callable(self.function):
             return self.function

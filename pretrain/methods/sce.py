@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.config.limits import ABOVE_0, SHARE
+from ..common.config.limits import ABOVE_0, FRACTION
 from .method import LossOutput
 from .ops import check_queue_inputs, info_nce, queue_logsumexp_and_target, queue_metrics
 
@@ -50,7 +50,7 @@ def sce(
     """
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
-    SHARE.check("lambda", lambda_)
+    FRACTION.check("lambda", lambda_)
     q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0]
 

@@ -42,14 +42,14 @@ class MomentumEncoderPair(nn.Module):
         self.dense_negatives = dense_negatives
 
     @torch.no_grad()
-    def update_keys(self, momentum: float) -> None:
+    def update_key_encoder(self, momentum: float) -> None:
         """Update theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2).
 
         Only parameters are averaged: batch norm has its own running average.
         """
-        keys: list[Tensor] = list(self.encoder_k.parameters())
-        queries: list[Tensor] = list(self.encoder_q.parameters())
-        torch._foreach_lerp_(keys, queries, 1 - momentum)
+        key_parameters: list[Tensor] = list(self.encoder_k.parameters())
+        query_parameters: list[Tensor] = list(self.encoder_q.parameters())
+        torch._foreach_lerp_(key_parameters, query_parameters, 1 - momentum)
 
 
 class BatchShuffle:
@@ -67,11 +67,11 @@ class BatchShuffle:
     def __init__(self, order: Tensor, num_keys: int) -> None:
         ranks = distributed.world_size()
         this_rank = distributed.rank()
-        total = len(order) // num_keys
-        n = total // ranks
+        num_images = len(order) // num_keys
+        n = num_images // ranks
         # For each position, grouped by the rank that gets it: the rank that has its row, and the row's index there.
-        owner_RP = (order % total // n).view(ranks, -1)
-        index_RP = (order // total * n + order % n).view(ranks, -1)
+        owner_RP = (order % num_images // n).view(ranks, -1)
+        index_RP = (order // num_images * n + order % n).view(ranks, -1)
         is_ours_RP = owner_RP == this_rank
         self._send = index_RP[is_ours_RP]
         self._send_sizes = is_ours_RP.sum(1).tolist()
@@ -117,8 +117,8 @@ def embed(
     """Embed uint8 images (n, 3, H, W) as unit-norm float32 vectors (n, D), with the features of a dense head if any.
 
     Args:
-        mean: as in `views.normalize`, like ``std``.
-        amp: as in `autocast`.
+        mean, std: statistics of the RGB channels; see `views.normalize`.
+        amp: half-precision type or ``none``; see `autocast`.
 
     Raises:
         UserError: batch norm gets a single value per channel, which has no statistics.

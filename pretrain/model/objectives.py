@@ -65,7 +65,7 @@ class Objective:
         hyper = self.hyper
         if self.method.schedule:
             hyper = self.method.schedule(step // self.steps_per_epoch, self.epochs, hyper)
-        return self.method.objective(*tensors, **hyper)
+        return self.method.loss_function(*tensors, **hyper)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class QueueObjective(Objective):
     def update_key_encoder(self, step: int) -> None:
         """Move the key encoder toward the query encoder."""
         progress = step / (self.steps_per_epoch * self.epochs)
-        self.model.update_keys(schedule.ema_momentum(progress, self.momentum, self.momentum_schedule))
+        self.model.update_key_encoder(schedule.ema_momentum(progress, self.momentum, self.momentum_schedule))
 
     @torch.no_grad()
     def encode_keys(self, images_MnCHW: Tensor, step: int) -> tuple[Tensor, DenseFeatures | None]:

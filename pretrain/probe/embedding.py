@@ -49,7 +49,7 @@ def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    warnings.filterwarnings("ignore", "Glyph")  # one for each character of another script than the font's
+    warnings.filterwarnings("ignore", "Glyph")  # one warning per character that the font lacks
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     axis = figure.subplots()
     colors = colormaps["tab20" if len(classes) > 10 else "tab10"]

@@ -1,4 +1,4 @@
-"""Maps of validation features (`launch.py embedding`): a panel per branch of a pipeline, kNN accuracy below each."""
+"""The figure of feature maps (`launch.py embedding`): one panel per pipeline branch, with kNN accuracy below it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_CLASSES = 20  # with more, colors repeat and there is no legend
 
 
 class FeatureMap(NamedTuple):
-    """Positions of the validation images of one branch, the names of their classes, and kNN's top-1 (None: not run)."""
+    """Positions of the validation images of one branch, the names of their classes, and kNN's top-1 or None."""
 
     x: list[float]
     y: list[float]
@@ -79,7 +79,7 @@ def _draw(maps: Mapping[str, FeatureMap]) -> Any:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    warnings.filterwarnings("ignore", "Glyph")  # one for each character of another script than the font's
+    warnings.filterwarnings("ignore", "Glyph")  # one warning per character that the font lacks
     classes = sorted({label for feature_map in maps.values() for label in feature_map.labels})
     palette = colormaps["tab20" if len(classes) > 10 else "tab10"]
     colors = {label: palette(number % palette.N) for number, label in enumerate(classes)}

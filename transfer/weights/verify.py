@@ -20,7 +20,7 @@ from pretrain.common.weights.backbone import BackboneFile
 from pretrain.common.weights.resnet_names import DEPTHS, PREFIX, is_bottleneck, to_detectron2
 
 STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
-TOLERANCE = 1e-4  # of the largest absolute value of a stage
+TOLERANCE = 1e-4  # relative to the largest absolute value of a stage
 
 
 def verify(

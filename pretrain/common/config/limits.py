@@ -50,4 +50,4 @@ class Choice:
 
 AT_LEAST_0 = Range()
 ABOVE_0 = Range(above=True)
-SHARE = Range(high=1)
+FRACTION = Range(high=1)

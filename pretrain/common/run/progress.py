@@ -26,7 +26,7 @@ class Progress:
 
     Args:
         total_steps: optimizer steps of the whole run.
-        start_step: steps completed before this start of the run.
+        start_step: steps completed before the run was resumed.
         images_per_step: images in the global batch.
     """
 

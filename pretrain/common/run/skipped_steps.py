@@ -35,7 +35,7 @@ class SkippedSteps:
         """Return the total including the last step, which left this ``scale``."""
         return self.total + (self.scale is not None and scale < self.scale)
 
-    def values(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the numbers for metrics.json."""
         scale = {} if self.scale is None else {"loss_scale": self.scale}
         return {"skipped_steps": self.total, **scale}

@@ -57,7 +57,7 @@ class SignalSafeDataLoader(DataLoader):
 
     Args:
         batch_sampler: an iterable of batches of items, perhaps without end.
-        kwargs: of torch's DataLoader, with a ``collate_fn``.
+        kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
     """
 
     def __init__(self, dataset: Any, batch_sampler: Any, num_workers: int, **kwargs: Any) -> None:

@@ -61,16 +61,16 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def load_first_undamaged(
-    output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Content]
+    output_dir: str | Path, paths: Sequence[Path], read_file: Callable[[Path], Content]
 ) -> tuple[Path, Content] | None:
-    """Load the first of a run folder's ``paths`` that ``read`` does not find damaged; return None without paths.
+    """Load the first of a run folder's ``paths`` that ``read_file`` does not find damaged; return None without paths.
 
     Raises:
         UserError: every one is damaged, or one cannot be read for another reason than damage.
     """
     for path in paths:
         try:
-            return path, read(path)
+            return path, read_file(path)
         except Damaged as error:
             log.warning(f"{error}; trying the checkpoint before it")
     if paths:
@@ -84,7 +84,7 @@ def load_latest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def load_latest_checkpoint(
-    output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Content]
+    output_dir: str | Path, paths: Sequence[Path], read_file: Callable[[Path], Content]
 ) -> tuple[Path, Content] | None:
     """Load the newest undamaged checkpoint on every rank; rank 0 chooses it, and reads it only once.
 
@@ -92,24 +92,24 @@ def load_latest_checkpoint(
         paths: the checkpoints in ``output_dir``, newest first; what ranks other than 0 list need not be complete.
 
     Returns:
-        Its path and what ``read`` returns; None if there is no checkpoint.
+        Its path and what ``read_file`` returns; None if there is no checkpoint.
 
     Raises:
         UserError: every checkpoint is damaged, or a rank cannot read the chosen one, or sees one although rank 0 sees
             none.
     """
-    read = functools.cache(read)
-    name = on_first_rank(_choose, output_dir, paths, read)
+    read_once = functools.cache(read_file)  # rank 0 has already read the checkpoint that it chose
+    name = on_first_rank(_choose_name, output_dir, paths, read_once)
     if not name:
         # A machine may list a shared folder late, or have its own disk.
         check_agreement(bool(paths), f"whether {output_dir} contains a checkpoint")
         return None
     path = Path(output_dir) / name
-    return path, on_every_rank(read, path)
+    return path, on_every_rank(read_once, path)
 
 
-def _choose(output_dir: str | Path, paths: Sequence[Path], read: Callable[[Path], Any]) -> str:
-    newest = load_first_undamaged(output_dir, paths, read)
+def _choose_name(output_dir: str | Path, paths: Sequence[Path], read_file: Callable[[Path], Any]) -> str:
+    newest = load_first_undamaged(output_dir, paths, read_file)
     return newest[0].name if newest else ""
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from ..errors import UserError, first_line, shorten_list
 from ..files import empty_or_text, existing_file, read_json, sha256
 
-COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
+COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
 FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # parts of names to drop
 # What the networks of MSRA and the detectors of Detectron2's model zoo were trained with, under Detectron2's keys.
 MSRA_KEYS = {
     "INPUT.FORMAT": "BGR",
@@ -124,7 +124,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
             command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle{FOR_PRETRAINING}"
             what = f"{path} contains more than dense tensors, arrays and plain types"
             raise UserError(f"{what}; if you trust its source, convert it first: {command}") from error
-        is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # of an impossible offset in the file
+        is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
         reason = _describe_other(path) or first_line(error)

@@ -24,7 +24,7 @@ from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
 
 PREFIX = "tar:"
 _MAX_OPEN = 64  # tars that a process keeps open
-_descriptors: dict[str, int] = {}  # of this process's open tars, the one opened last at the end
+_descriptors: dict[str, int] = {}  # path of each open tar -> its file descriptor, least recently used first
 
 
 class TarImages:
@@ -63,10 +63,10 @@ class TarImages:
 
 
 def find_tars(pattern: str) -> list[str]:
-    """List the tars that ``/data/*.tar`` or ``/data/{000..146}.tar`` stands for, sorted.
+    """List, sorted, the tars that match a pattern such as ``/data/*.tar`` or ``/data/{000..146}.tar``.
 
     Raises:
-        UserError: there is none, or one of a range is missing.
+        UserError: no tar matches, or a tar of the range is missing.
     """
     pattern = os.path.expanduser(os.path.expandvars(pattern.strip()))
     number = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
@@ -97,7 +97,7 @@ def load_tars(pattern: str) -> ImageData:
     Labels are those of .cls members, or else the first folder in the names, as in a folder of class folders.
 
     Raises:
-        UserError: no tar, a compressed or damaged one, or none with images.
+        UserError: no tar matches, a tar is compressed or damaged, or no tar contains images.
     """
     tars = find_tars(pattern)
     tar_N, entries = _join([open_index(tar) for tar in tars])
@@ -172,7 +172,7 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
 
 
 def _read_val_classes(devkit: Path) -> list[str]:
-    """Return the class of each validation image, in the order of their numbers, by torchvision's parser."""
+    """Return the class of each validation image in the order of image numbers, as torchvision parses the devkit."""
     from torchvision.datasets import imagenet  # slow to import
 
     if not devkit.is_file():

@@ -38,13 +38,13 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\x
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Members of one tar or several, M in all.
+    """Image members of one or more tars, M in total.
 
     Attributes:
-        names: their names in UTF-8 (or the tar's own bytes), one after the other; uint8.
-        ends: (M,) int64, where each name ends.
-        offsets: (M,) int64, where their bytes begin in the tar.
-        sizes: (M,) int64, the number of their bytes.
+        names: the concatenated member names, as the tar's own bytes; uint8.
+        ends: (M,) int64, the end of each name in ``names``.
+        offsets: (M,) int64, the byte offset of each member's content in the tar.
+        sizes: (M,) int64, the size of each member in bytes.
         labels: (M,) int64, the class in the sample's .cls member, -1 if there is none.
     """
 
@@ -76,10 +76,10 @@ class Entries:
 
 
 def open_index(tar: str) -> Entries:
-    """Read the index of a tar, or build and write it if there is none for the tar as it is now.
+    """Read the index of a tar; if it is missing or outdated, build and write it.
 
     Raises:
-        UserError: the tar cannot be read, is compressed, damaged or cut.
+        UserError: the tar cannot be read, or is compressed, damaged or truncated.
     """
     size, time = read_version(tar)
     version = np.array((_FORMAT, len(SUFFIXES), size, time), np.int64)
@@ -125,9 +125,7 @@ def _write_index(tar: str, size: int, version: np.ndarray, places: Sequence[Path
             continue
         log.info(f"{tar}: {len(entries)} images; index in {place}")
         return entries
-    log.warning(
-        f"{tar}: the index cannot be written, neither to {places[0]} nor to {places[1]}; it will be built again"
-    )
+    log.warning(f"{tar}: the index cannot be written to {places[0]} or {places[1]}, so the next run rebuilds it")
     return entries
 
 
@@ -196,7 +194,7 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
     """Yield the members of the tar from ``start`` to ``end``, and of tars in it, with their names.
 
     Raises:
-        UserError: it is no tar, compressed, damaged, or cut.
+        UserError: it is not a tar, or is compressed, damaged or truncated.
     """
     file.seek(start)
     signature = file.read(6)
@@ -215,7 +213,7 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
                 if (
                     not member.sparse and member.offset_data + member.size > end
                 ):  # a sparse one states its expanded size
-                    raise UserError(f"{tar} is cut in {name}; copy it again")
+                    raise UserError(f"{tar} is truncated in {name}; copy it again")
                 if member.isreg() and name.lower().endswith(".tar"):
                     inner_end = member.offset_data + member.size
                     inner = _list_members(file, f"{tar}/{name}", inner_end, member.offset_data)
@@ -224,7 +222,7 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
                     yield name, member
             _check_end(file, tar, archive.offset, end)
     except tarfile.TarError as error:
-        raise UserError(f"{tar} is no tar, or is damaged or cut ({error}); copy it again") from error
+        raise UserError(f"{tar} is not a tar, or is damaged or truncated ({error}); copy it again") from error
     except OSError as error:
         raise UserError(f"cannot read {tar}: {error.strerror or error}") from error
 
@@ -234,7 +232,7 @@ def _check_end(file: BinaryIO, tar: str, start: int, end: int) -> None:
     file.seek(start)
     rest = file.read(min(end - start, _MAX_PADDING + 1))
     if rest[: tarfile.BLOCKSIZE] != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise UserError(f"{tar} is damaged or cut at byte {start}: its end mark is missing; copy it again")
+        raise UserError(f"{tar} is damaged or truncated at byte {start}: its end mark is missing; copy it again")
     if len(rest) > _MAX_PADDING or rest.strip(tarfile.NUL):
         remedy = "copy it again, or, if it is several tars in one file, write each to its own file"
         raise UserError(f"{tar} has data after its end mark at byte {start}; {remedy}")

@@ -119,10 +119,10 @@ def test_damaged_tars_are_refused(tmp_path: Path):
         load(f"tar:{tmp_path}/y.tar", "train")
 
     refused(lambda: load_changed(gzip.compress(content)), "y.tar", "compressed (gzip)")
-    refused(lambda: load_changed(content[: third + 600]), "cut in n01/d.png")
-    refused(lambda: load_changed(content[:third]), "y.tar", "damaged or cut")
+    refused(lambda: load_changed(content[: third + 600]), "truncated in n01/d.png")
+    refused(lambda: load_changed(content[:third]), "y.tar", "damaged or truncated")
     refused(lambda: load_changed(content[:third] + b"?" * 9 + content[third + 9 :]), "y.tar", "damaged")
-    refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "is no tar")
+    refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "is not a tar")
     refused(lambda: load_changed(b""), "y.tar")
     refused(lambda: load_changed(content + content), "y.tar", "data after its end mark")
     refused(lambda: load_changed(content + bytes(1 << 21)), "y.tar", "data after its end mark")  # a download's space

@@ -33,7 +33,7 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
     query, keys, queue = unit(n, L, D, seed=1).requires_grad_(), unit(num_keys, n, L, D, seed=2), unit(K, D, seed=3).T
     query_map, key_maps = unit(n, L, C, seed=4), unit(num_keys, n, L, C, seed=5)
     hyper = {"temperature": 0.2, "lambda_": 0.5, "key_temperature": 0.05, "mask_positive": False}
-    objective, keywords = METHODS[name].objective, METHODS[name].hyper.keys() & hyper.keys()
+    objective, keywords = METHODS[name].loss_function, METHODS[name].hyper.keys() & hyper.keys()
     method = functools.partial(objective, **{keyword: hyper[keyword] for keyword in keywords})
     total = torch.zeros((), dtype=torch.float64)
     for i, s in itertools.product(range(n), range(L)):

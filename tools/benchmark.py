@@ -1,4 +1,4 @@
-"""Measure each fast form compared with the naive form of the same computation.
+"""Compare the speed and memory of each optimized computation with those of a naive version.
 
 python tools/benchmark.py all --output docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536

@@ -1,4 +1,4 @@
-"""Converts a checkpoint's backbone to Detectron2 weights, verifies the result, and records its origin.
+"""Convert a checkpoint's backbone to Detectron2 weights, verify the result, and record its origin.
 
 python tools/convert_to_d2.py runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
 python tools/convert_to_d2.py moco_v2_200ep_pretrain.pth.tar weights/mocov2_R50_IN1k_200ep.pth
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         text = f"{name} of the pixels in the pretraining, from 0 to 255, if the file does not record it"
         add(f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"), help=text)
     add("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
-    add("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
+    add("--unsafe-pickle", action="store_true", help="unpickle arbitrary objects; use only for files that you trust")
     add("--overwrite", action="store_true", help="replace an output that differs")
 
 

@@ -173,11 +173,11 @@ def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: s
 
 def _add_drawn_kinds(kinds: Any) -> None:
     digits = _add_kind(kinds, "digits", "scikit-learn's handwritten digits: FOLDER/images and FOLDER/coco")
-    _add_number(digits, "--images", 1300, "training images of the image folder")
-    _add_number(digits, "--val-images", 400, "validation images of the image folder")
+    _add_number(digits, "--images", 1300, "number of training images in the image folder")
+    _add_number(digits, "--val-images", 400, "number of validation images in the image folder")
     _add_number(digits, "--size", 32, "image size of the image folder in pixels")
-    _add_number(digits, "--scenes", 100, "training images of the COCO data set")
-    _add_number(digits, "--val-scenes", 100, "validation images of the COCO data set")
+    _add_number(digits, "--scenes", 100, "number of training images in the COCO data set")
+    _add_number(digits, "--val-scenes", 100, "number of validation images in the COCO data set")
     trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: FOLDER/images and FOLDER/coco")
     text = "region held out for validation (default: 0)"
     trees.add_argument("--test-region", type=int, default=0, choices=range(5), help=text)

@@ -1,4 +1,4 @@
-"""Runs a detector on images and writes figures of its predictions, and files in COCO's format.
+"""Run a detector on images; write images with its predictions, and files in COCO's format.
 
 python tools/predict.py /data/new_photos --run runs/photos_faster --output predictions
 python tools/predict.py a.jpg b.jpg --config-file CONFIG.yaml --output predictions MODEL.WEIGHTS detector.pth
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for name in products:
         if (output / name).exists():
-            raise UserError(f"--output {output} holds {name} already; choose another folder, or remove it")
+            raise UserError(f"--output {output} already contains {name}; choose another folder, or remove it")
     check_writable(output / "predictions.json")
     detector = load_detector(args.run or args.config_file, engine=args.engine, opts=args.opts)
     print(predict_files(detector, images, output, None if args.no_pictures else args.threshold))

@@ -1,4 +1,4 @@
-"""Fine-tunes a detector on COCO with Detectron2 or with the torchvision engine; the arguments are Detectron2's.
+"""Fine-tune a detector on COCO with Detectron2 or with the torchvision engine; the arguments are Detectron2's.
 
     python transfer/train_net.py --config-file configs/coco_R50_FPN_1x_jcl.yaml --num-gpus 4
     python transfer/train_net.py --config-file ... --resume

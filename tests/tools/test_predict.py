@@ -81,10 +81,10 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) 
     content = json.loads((tmp_path / "predictions" / "images.json").read_text())
     assert content["categories"] == [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]
     assert len(content["images"]) == 6
-    refused(lambda: predict.main([*words, str(tmp_path / "predictions")]), "predictions holds predictions.json")
+    refused(lambda: predict.main([*words, str(tmp_path / "predictions")]), "already contains predictions.json")
     for name in ("images.json", "pictures"):
         (tmp_path / f"other_{name}" / name).mkdir(parents=True)
-        refused(lambda name=name: predict.main([*words, str(tmp_path / f"other_{name}")]), f"holds {name} already")
+        refused(lambda name=name: predict.main([*words, str(tmp_path / f"other_{name}")]), f"already contains {name}")
     for path in photos.glob("*.png"):
         path.write_bytes(b"not an image")
     refused(lambda: predict.main([*words, str(tmp_path / "none")]), "none of the 6 images can be read")
@@ -109,7 +109,7 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
     [
         (["data", "--run", "data"], "data is not the run folder of a detector"),
         (["data", "--config-file", "empty.yaml"], "MODEL.WEIGHTS is empty"),
-        (["data", "--config-file", "empty.yaml", "MODEL.WEIGHTS", "no.pth"], "no file of MODEL.WEIGHTS at no.pth"),
+        (["data", "--config-file", "empty.yaml", "MODEL.WEIGHTS", "no.pth"], "no weights file (MODEL.WEIGHTS)"),
         (["--config-file", "empty.yaml", "data", "SOLVER.BASE_LRR", "1"], "SOLVER.BASE_LR"),
         (["no.jpg", "--run", "data"], "no image or folder at no.jpg"),
         (["empty", "--run", "data"], "no images in empty"),

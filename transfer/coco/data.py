@@ -223,6 +223,9 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tupl
     problems = check.find_problems(content, folder, check.Rules(model.MASK_ON and strict, keypoints, strict, decode))
     texts = [problem.text for problem in problems]
     if problems and not data_set.skip_bad:
+        bad_images = [problem.text for problem in problems if problem.section == "images"]
+        if bad_images and len(bad_images) == len(content["images"]):
+            raise UserError(f"{path}: no image can be used; is {folder} the folder of its images? {bad_images[0]}")
         raise UserError(
             f"{path}: {shorten_list(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip them"
         )

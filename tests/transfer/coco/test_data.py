@@ -88,6 +88,7 @@ def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -
         name.unlink()
     for check in (data.prepare, data.check_early):
         refused(lambda check=check: check(cfg, [good, f"{lost}:skip_bad"]), lost.split(":")[1], "no images", "1.png")
+        refused(lambda check=check: check(cfg, [good, lost]), f"is {tmp_path}/lost the folder of its images?", "1.png")
     tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
     refused(lambda: data.prepare(cfg, [f"{lost}:skip_bad"]), "no images")
 

@@ -29,7 +29,7 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
-        existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+        existing_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:

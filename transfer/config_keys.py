@@ -95,7 +95,8 @@ def check_training(cfg: CfgNode) -> None:
 
 def check_batch_division(cfg: CfgNode, world: int) -> None:
     """Raise UserError unless the batch divides evenly among the processes and their micro-batches."""
-    batch, accumulate = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.ACCUMULATE
+    batch = cfg.SOLVER.IMS_PER_BATCH
+    accumulate = cfg.SOLVER.ACCUMULATE
     divisor = world * accumulate
     if batch % divisor:
         below = batch // divisor * divisor

@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     overrides.add_usage(parser)
     args, args.opts = overrides.parse(parser, argv)
     if args.num_gpus < 1:
-        raise UserError(f"--num-gpus is {args.num_gpus}; give at least 1")
+        raise UserError(f"--num-gpus is {args.num_gpus}; set it to at least 1")
     return args
 
 
@@ -121,7 +121,8 @@ def fine_tune(
     """
     args = argparse.Namespace(config_file=config_file, engine=engine, resume=resume, eval_only=eval_only)
     args.opts = [word for pair in (overrides or {}).items() for word in pair]
-    args.visualize, args.num_gpus = 0, 1
+    args.visualize = 0
+    args.num_gpus = 1
     with interrupt.handle_signals():
         try:
             name, cfg = resolve_config(args)

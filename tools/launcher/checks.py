@@ -148,7 +148,7 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
         check_divisible(cfg, spec.stage, world_size)
         names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
         if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
-            existing_file(cfg.MODEL.WEIGHTS, "file of MODEL.WEIGHTS")
+            existing_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
         check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
     if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
         return warnings

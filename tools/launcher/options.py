@@ -270,7 +270,8 @@ def _check_machine(options: Options) -> None:
     if isinstance(options.gpus, str):
         raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
     if options.gpus and options.gpus > len(visible_gpus()):
-        raise UserError(f"--gpus {options.gpus}, but only {len(visible_gpus())} are visible; request at most that many")
+        remedy = f"request at most {len(visible_gpus())}" if visible_gpus() else "omit --gpus to run on CPUs"
+        raise UserError(f"--gpus {options.gpus}, but this machine shows {len(visible_gpus())} GPUs; {remedy}")
 
 
 def parse_minutes(text: str) -> int:

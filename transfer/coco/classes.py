@@ -25,8 +25,8 @@ def check_same_categories(classes: Classes, remedy: str = "give both the same ca
     """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
     if not classes:
         return
-    (first, expected), *others = classes.items()
-    for name, labels in others:
+    (first, expected), *later_sets = classes.items()
+    for name, labels in later_sets:
         if len(labels) != len(expected):
             (small, few), (large, many) = sorted([(first, expected), (name, labels)], key=lambda item: len(item[1]))
             extra = shorten_list([repr(label) for label in many if label not in few])

@@ -221,7 +221,8 @@ def load_weights(
     random = [name for name in target if name not in loaded and not name.endswith(COUNTER)]
     for name in random:
         if name in required:
-            expected, actual = tuple(target[name].shape), tuple(state[name].shape)
+            expected = tuple(target[name].shape)
+            actual = tuple(state[name].shape)
             hint = " (transposed?)" if sorted(expected) == sorted(actual) else ""
             raise UserError(f"{path}: {name} has shape {actual}, the detector needs {expected}{hint}; {remedy}")
     with torch.no_grad():

@@ -35,7 +35,8 @@ def verify(
     Raises:
         UserError: a stage differs.
     """
-    image, arch = sample_image(), backbone.arch
+    image = sample_image()
+    arch = backbone.arch
     if to_torchvision:
         source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image, stride_in_1x1)
         return compare(source, torchvision_stages(written, arch, image, stride_in_1x1))
@@ -96,7 +97,8 @@ def plain_stages(
 def _convolve(state: Mapping[str, Tensor], x: Tensor, name: str, stride: int = 1) -> Tensor:
     weight = state[f"{name}.weight"]
     x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-    mean, var = state[f"{name}.norm.running_mean"], state[f"{name}.norm.running_var"]
+    mean = state[f"{name}.norm.running_mean"]
+    var = state[f"{name}.norm.running_var"]
     return F.batch_norm(x, mean, var, state[f"{name}.norm.weight"], state[f"{name}.norm.bias"])
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
     cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
-    wandb.is_enabled()
+    wandb.check_logger()
     if os.environ.get("RANK", "0") == "0":
         folder = output_dir(cfg)
         preflight.check_data_exists(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))

@@ -272,7 +272,7 @@ def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:
 
 
 def _start(graph: Graph, resources: Options, args: argparse.Namespace) -> int:
-    wandb.is_enabled()
+    wandb.check_logger()
     if args.dry_run or args.test:
         return show_graph(graph, resources, args.check_data, ask_slurm=args.test)
     return start_graph(graph, resources, args.check_data)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     args = parse(argv)
     extensions.add(args.extensions)
-    wandb.is_enabled()
+    wandb.check_logger()
     engine, cfg = resolve_config(args)
     _check_inputs(args, cfg)
     if "WORLD_SIZE" not in os.environ and args.num_gpus > 1:

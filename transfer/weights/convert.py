@@ -101,9 +101,10 @@ def convert(
 
     file = open_source(source, unsafe_pickle)
     path = file.path
+    if os.path.exists(output) and os.path.samefile(output, path):
+        raise UserError(f"OUTPUT {output} is the source itself; name another file")
     is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
-    is_checkpoint = is_in_run and output.name.startswith(("checkpoint_", "model_"))
-    if is_checkpoint or (os.path.exists(output) and os.path.samefile(output, path)):
+    if is_in_run and output.name.startswith(("checkpoint_", "model_")):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)

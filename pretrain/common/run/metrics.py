@@ -23,7 +23,8 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         lines = read_metrics(output_dir)
-        earlier = [line for line in lines if line["iteration"] < start_iteration - ("knn_top1" in line)]
+        end = {True: start_iteration - 1, False: start_iteration}  # for lines with kNN's result, and for others
+        earlier = [line for line in lines if line["iteration"] < end["knn_top1" in line]]
         atomic_write(path, "".join(json_text(line) + "\n" for line in earlier))
 
 

@@ -20,14 +20,13 @@ VARIABLE = "P2T_LOGGERS"
 RECORD = "wandb_id.txt"  # in the run folder
 
 
-def is_enabled() -> bool:
-    """Return whether P2T_LOGGERS is ``wandb``; raise UserError if it is another word, or wandb is not installed."""
+def check_logger() -> None:
+    """Raise UserError if P2T_LOGGERS names another logger than wandb, or wandb is not installed."""
     name = os.environ.get(VARIABLE, "").strip()
     if name not in ("", "wandb"):
         raise UserError(f"{VARIABLE} is {name!r}; the only logger is wandb")
     if name and importlib.util.find_spec(name) is None:
         raise UserError(f"{VARIABLE} names wandb, which is not installed; run: pip install wandb")
-    return bool(name)
 
 
 def start(output_dir: str | Path) -> Callable[[], Any]:
@@ -35,7 +34,8 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
 
     If that fails, the run continues without it, with a warning.
     """
-    if not is_enabled():
+    check_logger()
+    if not os.environ.get(VARIABLE, "").strip():
         return lambda: None
     folder = Path(output_dir).absolute()
     record = folder / RECORD

@@ -50,4 +50,4 @@ def test_what_fails_costs_one_warning(wandb_offline: None, tmp_path: Path, monke
 def test_a_name_that_cannot_log_is_refused(value: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(wandb.VARIABLE, value)
     monkeypatch.setattr(wandb.importlib.util, "find_spec", lambda name: None)
-    refused(wandb.is_enabled, names)
+    refused(wandb.check_logger, names)

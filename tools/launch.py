@@ -51,7 +51,11 @@ _GROUPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args, key_values = _parser().parse_known_args(argv)
+    parser = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return 2
+    args, key_values = parser.parse_known_args(argv)
     extensions.add(getattr(args, "extensions", []))
     overrides.check_options(key_values, args.parser, args.command)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own

@@ -218,3 +218,8 @@ def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
     assert "65.45 top-1" in capsys.readouterr().out
     with pytest.raises(UserError, match="mentions 'cifar1000'"):
         launch.main(["recipes", "cifar1000"])
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]):
+    assert launch.main([]) == 2
+    assert "many runs:" in capsys.readouterr().out

@@ -195,7 +195,8 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
         script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
-    print(f"\n# {len(plan.missing)} of {len(graph.nodes)} stages to run; {errors} invalid")
+    invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
+    print(f"\n# {len(plan.missing)} of {len(graph.nodes)} stages to run{invalid}")
     print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
     for warning in dict.fromkeys(plan.warnings):
         print(f"# warning: {warning}")

@@ -131,7 +131,7 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
     assert show_graph(graph_of(tmp_path, *nodes), SLURM) == 2
     shown = capsys.readouterr().out
     assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
-    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run; 1 invalid" in shown
+    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, of which 1 is invalid" in shown
     assert show_graph(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
 
 

@@ -162,7 +162,7 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
     assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process on this machine" in shown
-    assert "stages to run; 0 invalid" in shown
+    assert "stages to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert launch.main([*words, "folder:gone"]) == 2
     assert "invalid  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
@@ -180,7 +180,7 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "stages to run; 0 invalid" in shown and "# warning: https://example.org/a.pth is not checked" in shown
+    assert "stages to run\n" in shown and "# warning: https://example.org/a.pth is not checked" in shown
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 

@@ -31,6 +31,7 @@ _LESS_MEMORY = {  # by stage
 }
 P = ParamSpec("P")
 T = TypeVar("T")
+_WORKER_EXIT_S = 5.0  # from the end of a worker's connection to that of its process, at most
 _WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
 
 
@@ -78,6 +79,11 @@ def translate_torch_errors(name: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
         text = first_line(error)
+        if isinstance(error, ConnectionResetError):
+            with contextlib.suppress(
+                RuntimeError
+            ):  # torch's handler of SIGCHLD raises once; not while failures are written
+                time.sleep(_WORKER_EXIT_S)
         if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
             memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
             larger = "enlarge it (docker run --shm-size 16g or --ipc=host)"

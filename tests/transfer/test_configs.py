@@ -104,7 +104,7 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
     cfg.merge_from_file(str(CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"))
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (), "OUTPUT_DIR": str(tmp_path)}
     cfg.merge_from_list(tiny_coco.words(SMOKE | data | {"MODEL.WEIGHTS": str(tmp_path / "w.pkl")}))
-    trainer = DefaultTrainer(cfg)
+    trainer: Any = DefaultTrainer(cfg)
     trainer.resume_or_load(False)
     loaded = trainer.model.backbone.bottom_up.state_dict()["res4.0.shortcut.norm.running_var"]
     assert torch.equal(loaded, torch.load(tmp_path / "s.pth")["layer3.0.downsample.1.running_var"])

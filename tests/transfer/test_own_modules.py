@@ -110,6 +110,7 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
 
     class Sum(HookBase):
         total = 0.0
+        trainer: Any
 
         def after_step(self) -> None:
             self.total += self.trainer.model.roi_heads.box_predictor.cls_score.weight.detach().sum().item()
@@ -121,7 +122,7 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
             self.total = state["total"]
 
     def noisy(cfg: Any, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        mapper = DatasetMapper(cfg, is_train)
+        mapper: Any = DatasetMapper(cfg, is_train)
 
         def add_noise(record: dict[str, Any]) -> dict[str, Any]:
             record = mapper(record)

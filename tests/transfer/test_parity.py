@@ -86,7 +86,7 @@ def batch_of(ours, theirs, indices, seed=3):
     their_batch = []
     for record in our_batch:
         target = record["target"]
-        instances = Instances(record["image"].shape[-2:], gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
+        instances = Instances(tuple(record["image"].shape[-2:]), gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
         if "masks" in target:
             kind = PolygonMasks if isinstance(target["masks"], list) else BitMasks
             instances.gt_masks = kind(copy.deepcopy(target["masks"]))
@@ -189,7 +189,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     ours, theirs = both(tmp_path, kind, INPUT__FORMAT="BGR", INPUT__MASK_FORMAT=masks)
     theirs.MODEL.MASK_ON = True
     monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
-    dicts = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
+    dicts: Any = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
     records, flips = data.load_training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):

@@ -86,7 +86,8 @@ def batch_of(ours, theirs, indices, seed=3):
     their_batch = []
     for record in our_batch:
         target = record["target"]
-        instances = Instances(tuple(record["image"].shape[-2:]), gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
+        size: Any = record["image"].shape[-2:]
+        instances = Instances(size, gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
         if "masks" in target:
             kind = PolygonMasks if isinstance(target["masks"], list) else BitMasks
             instances.gt_masks = kind(copy.deepcopy(target["masks"]))

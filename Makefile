@@ -18,7 +18,7 @@ DETECTRON2_WHEEL := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pretrain-to-transfer/
 EXTRAS ?= dev,docs
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
 LOCKED ?=
-# Of the demo: detectron2 or torchvision, each in its own run folder; empty: the file's, in runs/demo.
+# The demo's engine: detectron2 or torchvision, each in its own run folder. If empty, the engine that the file names, in runs/demo.
 ENGINE ?=
 # The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3

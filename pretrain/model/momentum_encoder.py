@@ -91,7 +91,7 @@ class BatchShuffle:
         return received[to_device(self._arrange, rows.device)]
 
     def unshuffle(self, results: Tensor) -> Tensor:
-        """Exchange the results of this rank's positions for those of its own rows: the inverse of `shuffle`."""
+        """Return the results to the ranks that their rows came from; the inverse of `shuffle`."""
         if not self._is_alone:
             grouped = results[to_device(torch.argsort(self._arrange), results.device)].contiguous()
             results = grouped.new_empty(sum(self._send_sizes), *results.shape[1:])

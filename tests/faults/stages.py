@@ -115,11 +115,14 @@ def newest(folder: Path) -> tuple[int, str]:
     run = folder / "run"
     if (run / "results.json").exists():  # complete
         return sys.maxsize, ""
-    if found := checkpoint.load_latest(run):
-        name = f"from {found[0].name} " if "steps_per_epoch" in found[1] else ""
-        return found[1]["step"], f"resumed {name}at step {found[1]['step']} of "
-    if found := checkpoints.load_newest_on_all_ranks(run):
-        return found[1]["iteration"] + 1, f"resuming from {found[0]}\n"
+    pretrained = checkpoint.load_latest(run)
+    if pretrained:
+        path, saved = pretrained
+        name = f"from {path.name} " if "steps_per_epoch" in saved else ""
+        return saved["step"], f"resumed {name}at step {saved['step']} of "
+    fine_tuned = checkpoints.load_newest_on_all_ranks(run)
+    if fine_tuned:
+        return fine_tuned[1]["iteration"] + 1, f"resuming from {fine_tuned[0]}\n"
     return 0, ""
 
 

@@ -52,9 +52,7 @@ class TarImages:
     def _read_bytes(self, index: int) -> bytes:
         number = int(self.tar_N[index])
         tar = self.tars[number]
-        descriptor = _open_tar(tar)
-        if read_version(descriptor) != self.versions[number]:
-            raise UserError(f"{tar} has changed since this run opened it; run the command again")
+        descriptor = _open_tar(tar, self.versions[number])
         try:
             return os.pread(descriptor, int(self.entries.sizes[index]), int(self.entries.offsets[index]))
         except OSError:
@@ -201,11 +199,18 @@ def _join(parts: Sequence[Entries]) -> tuple[np.ndarray, Entries]:
     return tar_N, Entries(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
 
 
-def _open_tar(tar: str) -> int:
-    """Return a file descriptor of the tar, which this process keeps open."""
+def _open_tar(tar: str, version: tuple[int, int]) -> int:
+    """Return a file descriptor of the tar, which this process keeps open.
+
+    Raises:
+        UserError: the tar has another `read_version` than ``version``, for which its index was read.
+    """
     descriptor = _descriptors.pop(tar, None)
     if descriptor is None:
         descriptor = os.open(tar, os.O_RDONLY)
+        if read_version(descriptor) != version:
+            os.close(descriptor)
+            raise UserError(f"{tar} has changed since this run read its index; run the command again")
     _descriptors[tar] = descriptor
     if len(_descriptors) > _MAX_OPEN:
         oldest = next(iter(_descriptors))

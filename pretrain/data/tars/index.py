@@ -230,10 +230,10 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
 def _check_end(file: BinaryIO, tar: str, start: int, end: int) -> None:
     """Raise UserError unless the end mark of the tar is at ``start``, with nothing but padding up to ``end``."""
     file.seek(start)
-    rest = file.read(min(end - start, _MAX_PADDING + 1))
-    if rest[: tarfile.BLOCKSIZE] != tarfile.NUL * tarfile.BLOCKSIZE:
+    tail = file.read(min(end - start, _MAX_PADDING + 1))
+    if tail[: tarfile.BLOCKSIZE] != tarfile.NUL * tarfile.BLOCKSIZE:
         raise UserError(f"{tar} is damaged or truncated at byte {start}: its end mark is missing; copy it again")
-    if len(rest) > _MAX_PADDING or rest.strip(tarfile.NUL):
+    if len(tail) > _MAX_PADDING or tail.strip(tarfile.NUL):
         remedy = "copy it again, or, if it is several tars in one file, write each to its own file"
         raise UserError(f"{tar} has data after its end mark at byte {start}; {remedy}")
 

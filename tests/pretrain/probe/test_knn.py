@@ -83,16 +83,16 @@ def test_equally_similar_images_vote_in_the_order_of_the_data():
     for k in (1, 7, 50, 101):
         nearest, labels = knn._find_nearest(similarity, train.labels_N, k)
         for q, row in enumerate(similarity.tolist()):
-            wanted = sorted(range(101), key=lambda t, row=row: (-row[t], t))[:k]
-            assert nearest[q].tolist() == [row[t] for t in wanted]
-            assert labels[q].tolist() == train.labels_N[wanted].tolist()
+            expected_order = sorted(range(101), key=lambda t, row=row: (-row[t], t))[:k]
+            assert nearest[q].tolist() == [row[t] for t in expected_order]
+            assert labels[q].tolist() == train.labels_N[expected_order].tolist()
 
 
-def _classify_a_part(wanted: dict[int, dict[str, float]]) -> None:
+def _classify_a_part(expected_order: dict[int, dict[str, float]]) -> None:
     train, val = _draw_with_ties()
     uneven = slice(101) if distributed.rank() else slice(0)
     for part in (distributed.rank_slice(101), uneven):
-        for k, scores in wanted.items():
+        for k, scores in expected_order.items():
             ours = Features(train.features_NF[part].clone(), train.labels_N[part], 4)
             assert classify(ours, val, k=k, temperature=0.5, chunk=16) == scores
             assert classify(ours, val, k=k, temperature=0.5) == scores
@@ -101,12 +101,12 @@ def _classify_a_part(wanted: dict[int, dict[str, float]]) -> None:
 def test_ranks_with_a_part_of_the_images_each_find_the_neighbors_of_one_process():
     """With fewer images per rank than neighbors, or none, too."""
     train, val = _draw_with_ties()
-    wanted = {}
+    expected_order = {}
     for k in (1, 7, 60, 200):
         ours = Features(train.features_NF.clone(), train.labels_N, 4)
-        wanted[k] = classify(ours, val, k=k, temperature=0.5)
-    assert len({scores["top1"] for scores in wanted.values()}) > 1 and wanted[7]["train_images"] == 101
-    run_ranks(_classify_a_part, 2, wanted)
+        expected_order[k] = classify(ours, val, k=k, temperature=0.5)
+    assert len({scores["top1"] for scores in expected_order.values()}) > 1 and expected_order[7]["train_images"] == 101
+    run_ranks(_classify_a_part, 2, expected_order)
 
 
 @pytest.fixture(scope="module")

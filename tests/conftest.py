@@ -53,10 +53,23 @@ def _nothing_is_left_of_an_earlier_test() -> None:
     interrupt.clear()
     for name in ("pretrain", "transfer", "tools", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)
+        logger.setLevel(logging.NOTSET)
         logger.propagate = True
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
             handler.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _precision_of_a_module_ends_with_it() -> Iterator[None]:
+    """Restore torch's switches of TF32, which stages and benchmarks that run in this process set."""
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    is_tf32_allowed = torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = is_tf32_allowed
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -50,7 +50,7 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch):
     assert (
         state == "bad"
         and "numpy>=2.0 is required, and 1.2 is installed" in text
-        and "timm>=1.0.26 is required, and none" in text
+        and "timm>=1.0.31 is required, and none" in text
     )
 
 

@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = {name: f"{name[:-3].lower()}.md" for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
-_ABOVE |= {"README.md": "index.md", "studies/README.md": "studies/index.md"}
+_ABOVE |= {"README.md": "index.md", "studies/README.md": "studies/index.md", "studies/plan.md": "studies/plan.md"}
 for _path in ROOT.glob("studies/*/README.md"):
     _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
 _SOURCES = {page: path for path, page in _ABOVE.items()}

@@ -16,18 +16,20 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = {name: f"{name[:-3].lower()}.md" for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
-_ABOVE |= {"README.md": "index.md", "studies/README.md": "studies/index.md"}
+_ABOVE |= {"README.md": "index.md", "studies/README.md": "studies/index.md", "studies/plan.md": "studies/plan.md"}
 for _path in ROOT.glob("studies/*/README.md"):
     _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Adds the pages from above docs/, and a page for every other file that some page links to."""
     for name, page in _ABOVE.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+        header = _NOT_SEARCHED if name.startswith("studies/") else ""
+        files.append(File.generated(config, page, content=header + (ROOT / name).read_text(encoding="utf-8")))
     pages = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
     linked = {_in_repository(page, link) for page, text in pages for link in _LINK.findall(text)}
     for path in sorted(path for path in linked if _on_site(path).startswith("source/")):
@@ -62,4 +64,4 @@ def _on_site(path: str) -> str:
 
 def _shown(path: str) -> str:
     text, language = (ROOT / path).read_text(encoding="utf-8"), _LANGUAGES.get(Path(path).suffix, "text")
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n~~~~~{language}\n{text.rstrip()}\n~~~~~\n"
+    return f"{_NOT_SEARCHED}# {path}\n\n~~~~~{language}\n{text.rstrip()}\n~~~~~\n"

@@ -1,8 +1,10 @@
 """The documentation is true: its commands and snippets run, and every named test exists (`make site` checks links).
 
-In the pages, a snippet is a fenced block. Snippets run page by page, in order and in a folder of the page's own, on as
-little data and with as little training as possible. One whose first line is a comment ``# Needs ...`` (GPUs, SLURM,
-data, internet) is only parsed, and so is a command that other tests run.
+In the pages, a snippet is a fenced block. Snippets run page by page, in order and in a folder of the page's own, with
+as little training as possible. Their data are those of the page: an earlier command makes them, with fewer images, or
+from small drawings where it would download photographs. A snippet whose first line is a comment ``# Needs ...`` (GPUs,
+SLURM, data, internet) is only parsed, and so is a command that other tests run. README's commands for your own images
+are the exception: a test makes these images.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import glob
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -23,8 +26,12 @@ import pytest
 import torch
 import yaml
 
+import pretrain
 from pretrain.config import load_config
 from tests.resnets import resnet_state
+from tests.tools.test_make_trees import write_wheel
+from tools import make_data
+from tools.data import trees
 from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
 
@@ -38,17 +45,15 @@ RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",
 }
-DIGITS = "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4"
+# What is appended to the commands of the pages. No key of DATA or DATASETS: those are the pages' own.
+FEWER_IMAGES = "--images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
-    "DATA.TRAIN folder:datasets/digits/images SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 "
-    "VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 LINEAR.EPOCHS 1 LINEAR.IMS_PER_BATCH 16"
+    "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
+    "LINEAR.EPOCHS 1 LINEAR.IMS_PER_BATCH 16"
 )
-COCO = "datasets/digits/coco"
 FINE_TUNING = (
-    f"""DATASETS.TRAIN "('coco:{COCO}/annotations/instances_train.json:{COCO}/train',)" """
-    f"""DATASETS.TEST "('coco:{COCO}/annotations/instances_val.json:{COCO}/val',)" """
-    "MODEL.ROI_HEADS.NUM_CLASSES 10 SOLVER.MAX_ITER 2 SOLVER.STEPS () SOLVER.IMS_PER_BATCH 2 "
-    "TEST.PRECISE_BN.NUM_ITER 1 DATALOADER.NUM_WORKERS 0 INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TEST 64"
+    "SOLVER.MAX_ITER 2 SOLVER.STEPS () SOLVER.IMS_PER_BATCH 2 TEST.PRECISE_BN.NUM_ITER 1 DATALOADER.NUM_WORKERS 0 "
+    "INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TEST 64"
 )
 
 
@@ -174,16 +179,68 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(trees, "_download", lambda folder: write_wheel(folder / "trees.whl", monkeypatch))
     Path("weights").mkdir()
     torch.save(resnet_state("resnet18"), "weights/start.pth")
     for block in runnable(page):
-        if block.language == "bash":
-            for line in block.lines():
-                run_line(line)
-        elif block.language == "python":
-            run_apart("-c", block.text)
-        else:
-            check_yaml(block.text)
+        run(block)
+
+
+def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs both blocks of README that need your own images, on drawn scenes in place of /data."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    write_own_images(Path("data"))
+    train, keys = pretrain.pretrain, PRETRAINING.split()
+    fewer_steps = dict(zip(keys[::2], map(yaml.safe_load, keys[1::2]), strict=True))
+    monkeypatch.setattr(pretrain, "pretrain", lambda file, overrides: train(file, overrides | fewer_steps))
+    blocks = [block for block in snippets("bash", "python") if "your own images" in block.needs]
+    shell, python = (block._replace(text=block.text.replace("/data/", "data/")) for block in blocks if is_readme(block))
+    for line in shell.lines():
+        run_line(line)
+    assert len(list(Path("predictions/pictures").iterdir())) == 4
+    variables: dict[str, Any] = {}
+    exec(python.text, variables)
+    assert variables["resnet"](torch.zeros(2, 3, 64, 64)).shape == (2, 512)
+
+
+def is_readme(block: Snippet) -> bool:
+    return block.page == ROOT / "README.md"
+
+
+def write_own_images(folder: Path) -> None:
+    """Write scenes of two classes, even and odd digits, and their boxes as `make_data.py split` writes them."""
+    make_data.main(["digits", "--output", "drawn", "--images", "70", "--scenes", "20", "--val-scenes", "4"])
+    annotations = Path("drawn/coco/annotations/instances_train.json")
+    content = json.loads(annotations.read_text())
+    content["categories"] = [{"id": 1, "name": "even"}, {"id": 2, "name": "odd"}]
+    for record in content["annotations"]:
+        record["category_id"] = 1 + record["category_id"] % 2
+    annotations.write_text(json.dumps(content))
+    make_data.main(["split", str(annotations), "--output", str(folder), "--val", "0.2"])
+    (folder / "photos").symlink_to(Path("drawn/coco/train").absolute())
+    (folder / "new_photos").symlink_to(Path("drawn/coco/val").absolute())
+
+
+def test_only_these_commands_are_changed() -> None:
+    """Counts the commands that do not run as written; none of them gets other data than its page names."""
+    lines = [line for page in PAGES for block in runnable(page) if block.language == "bash" for line in block.lines()]
+    programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
+    data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
+    assert sorted(data_sets) == ["digits"] * 5 + ["trees"]  # fewer images; no download
+    assert sum(is_training(program, words) for program, words in programs) == 9  # fewer steps on smaller images
+    added = [*PRETRAINING.split(), *shlex.split(FINE_TUNING)]
+    assert not [word for word in added if word.startswith(("DATA.", "DATASETS.", "MODEL.ROI_HEADS"))]
+
+
+def run(block: Snippet) -> None:
+    if block.language == "bash":
+        for line in block.lines():
+            run_line(line)
+    elif block.language == "python":
+        run_apart("-c", block.text)
+    else:
+        check_yaml(block.text)
 
 
 def run_line(line: str) -> None:
@@ -218,29 +275,39 @@ def run_apart(*words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def is_training(program: str, words: Sequence[str]) -> bool:
+    """Whether a command trains, or extracts features, and is not only a dry run."""
+    stages_that_train = ("pretrain", "linear", "knn", "embedding", "distributions", "pipeline")
+    is_stage = program == "tools/launch.py" and words[0] in stages_that_train
+    return (is_stage or program == "transfer/train_net.py") and not {"--dry-run", "--help-keys"} & set(words)
+
+
 def small(program: str, words: Sequence[str]) -> list[str]:
-    """The same command with hardly any training, in this process."""
-    if program == "tools/make_data.py" and words[0] in ("digits", "trees"):  # trees are a download
-        if words[0] == "trees":
-            Path("datasets").mkdir()
-            Path(words[-1]).symlink_to("digits")
-            return [*shlex.split(DIGITS), "--output", "datasets/digits"]
-        return [*shlex.split(DIGITS), "--output", words[-1]]
-    if program == "transfer/train_net.py" and "--help-keys" not in words:
-        return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
-    if program != "tools/launch.py" or {"--dry-run", "--help-keys"} & set(words):
+    """The same command with fewer images, or with hardly any training and on this machine."""
+    if program == "tools/make_data.py" and words[0] == "digits":
+        return [*words, *FEWER_IMAGES.split()]
+    if not is_training(program, words):
         return list(words)
-    more = ["--cluster", "local", "--gpus", "0"]
-    if words[0] in ("pretrain", "linear", "knn", "embedding", "distributions"):
-        return [*words, *more, *PRETRAINING.split()]
+    if program == "transfer/train_net.py":
+        return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
+    here = ["--cluster", "local", "--gpus", "0"]
     if words[0] == "pipeline":
-        plan = yaml.safe_load(Path(words[1]).read_text())
-        plan |= {"DATA": f"{DIGITS} datasets/digits", "OVERRIDES": PRETRAINING, "TRANSFER_OVERRIDES": FINE_TUNING}
-        seeds = plan.get("SEEDS", [])[: 2 if "BASELINE" in plan else 1]
-        plan |= {"SEEDS": seeds, "LINEAR": [one for one in plan.get("LINEAR", []) if one == "own"]}
-        Path("small.yaml").write_text(yaml.safe_dump({**plan, "ENGINE": "torchvision"}))
-        return ["pipeline", "small.yaml", *words[2:], *more]
-    return list(words)
+        Path("small.yaml").write_text(yaml.safe_dump(small_plan(pipeline.read_plan(words[1]))))
+        return ["pipeline", "small.yaml", *words[2:], *here]
+    return [*words, *here, *PRETRAINING.split()]
+
+
+def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """A pipeline with fewer images, as above, hardly any training and at most two seeds."""
+    if plan["DATA"]:
+        kind, *rest = pipeline.split_words(plan["DATA"])
+        plan["DATA"] = [kind, *rest[:-1], *FEWER_IMAGES.split(), rest[-1]]
+    plan["OVERRIDES"] = [*pipeline.split_words(plan["OVERRIDES"]), *PRETRAINING.split()]
+    plan["TRANSFER_OVERRIDES"] = [*pipeline.split_words(plan["TRANSFER_OVERRIDES"]), *shlex.split(FINE_TUNING)]
+    plan["SEEDS"] = plan["SEEDS"][: 2 if plan["BASELINE"] else 1]
+    plan["LINEAR"] = [config for config in plan["LINEAR"] if config == "own"]
+    plan["ENGINE"] = "torchvision"
+    return {key: value for key, value in plan.items() if value}
 
 
 def check_yaml(text: str) -> None:

@@ -92,6 +92,6 @@ def test_the_configs_and_links_of_the_studies_hold(monkeypatch: pytest.MonkeyPat
     load_config("studies/people/jcl.yaml")
     load_config("studies/dense/densecl.yaml")
     load_detector_config("studies/people/keypoint.yaml")
-    for page in (*PAGES, ROOT / "studies/README.md", ROOT / "studies/lightly/README.md"):
+    for page in (*PAGES, *(ROOT / "studies").glob("*.md"), ROOT / "studies/lightly/README.md"):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), (page, link)

@@ -33,6 +33,11 @@ def voc(*boxes: tuple[int, int, int, int]) -> str:
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return write_wheel(tmp_path / "deepforest.whl", monkeypatch)
+
+
+def write_wheel(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a wheel of five small regions and three plots, which `make_data.py trees` then takes for the real one."""
     tile = np.zeros((400, 400, 3), np.uint8)
     for number, (y, x) in enumerate(((0, 0), (0, 200), (200, 0), (200, 200))):
         tile[y : y + 200, x : x + 200] = COLORS[number]
@@ -44,7 +49,6 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "SOAP_061": (np.full((128, 128, 3), 90, np.uint8), voc((5, 5, 24, 24))),
         "SOAP_031": (np.full((128, 128, 3), 90, np.uint8), ""),
     }
-    path = tmp_path / "deepforest.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, (pixels, boxes) in content.items():
             archive.writestr(f"deepforest/data/{name}.png", png(pixels))

@@ -120,7 +120,7 @@ def _inspect_slurm() -> Finding:
     partitions = _read_output(["sinfo", "--noheader", "--format=%P"]).split()
     if partitions:
         return "SLURM", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}"
-    return "SLURM", "note", "sbatch is installed, but sinfo shows no cluster; add --cluster local or --cluster slurm"
+    return "SLURM", "note", "sbatch is installed, but sinfo shows no cluster; start jobs with --cluster local or slurm"
 
 
 def _inspect_data(root: Path) -> Finding:

@@ -192,9 +192,7 @@ def _add_engine(sub: argparse.ArgumentParser, default: str) -> None:
 
 
 def _add_resources(
-    sub: argparse.ArgumentParser,
-    keys: Callable[[], list[overrides.Key]] | None = None,
-    skip: Collection[str] = (),
+    sub: argparse.ArgumentParser, keys: Callable[[], list[overrides.Key]] | None = None, skip: Collection[str] = ()
 ) -> None:
     """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     _add_modes(sub)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import update_state
 
 from .gpus import visible_gpus
@@ -34,10 +35,6 @@ _NEXT = {
     "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
     "transfer": "next: python tools/launch.py report {folder}",
 }
-
-
-class Interrupted(Exception):
-    """Raised when the user has stopped the running stages; its text says how each ended."""
 
 
 class LocalRun:
@@ -61,7 +58,7 @@ class LocalRun:
         """Run the stages; return the exit status.
 
         Raises:
-            Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
+            Stopped: a signal or `cancel` stopped the run; its text says how each running stage ended.
         """
         with handle_signals(self._forward, CANCEL, CANCEL_NOW):
             self._start_ready()
@@ -71,7 +68,7 @@ class LocalRun:
         if self._signals and self._waiting and not self._interruptions:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
         if self._interruptions:
-            raise Interrupted("\n".join(self._interruptions))
+            raise Stopped("\n".join(self._interruptions))
         return self._status
 
     def _forward(self, number: int, _frame: Any) -> None:
@@ -81,7 +78,7 @@ class LocalRun:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
         for job in self._running.values():
-            job.kill() if self._is_killing else job.ask_to_stop()
+            job.stop(now=self._is_killing)
 
     def _start_ready(self) -> None:
         while not (self._signals or self._interruptions):
@@ -124,7 +121,7 @@ class LocalRun:
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._signals:  # while it was being started
-            job.kill() if self._is_killing else job.ask_to_stop()
+            job.stop(now=self._is_killing)
 
     def _wait(self) -> tuple[str, LocalJob]:
         """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""

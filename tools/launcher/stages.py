@@ -37,7 +37,6 @@ _RECIPE_OVERRIDES = {
     "OUTPUT_DIR runs/ressl_R18_cifar10_200ep",
     "supcon": "METHOD.NAME supcon METHOD.K1 1.0 OUTPUT_DIR runs/supcon_R50_cifar10_100ep",
 }
-_ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
 
 def recipe_of(method: str) -> Path:
@@ -139,8 +138,9 @@ def transfer(
     Args:
         engine: if it is empty or auto, Detectron2 where it is installed.
     """
-    if engine not in ("", *_ENGINES):
-        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{did_you_mean(engine, _ENGINES)}")
+    engines = train_net.ENGINES
+    if engine not in ("", *engines):
+        raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{did_you_mean(engine, engines)}")
     if engine in ("", "auto"):
         engine = _installed_engine()
     cfg = fine_tuning.load_config(config_file, overrides)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
+from tools.launcher import slurm
 from tools.launcher.options import Options, resolve
 
 
@@ -18,6 +19,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
     monkeypatch.chdir(tmp_path)
+    slurm.max_cores.cache_clear()
 
 
 @pytest.fixture

@@ -58,15 +58,15 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     ("text", "message"),
     [
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
-        ("gpus: four\n", r"gpus in .* is 'four'; it must be a whole number"),
-        ("max-timeouts: -1\n", "max_timeouts in .* is '-1'; it must be a whole number"),
+        ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER"),
+        ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),
+        ("max-timeouts: -1\n", "--max-timeouts is -1; it must be at least 0"),
         ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be text"),
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
         ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, in lines 1 and 2"),
         ("- a\n", "must contain 'option: value' lines"),
-        ("gpus: a100\n", "gpus in .* is 'a100'; it must be a whole number, or TYPE:NUMBER"),
         ("cpu: {time: [5]}\n", "cpu in .* must be 'option: value' lines"),
     ],
 )

@@ -177,7 +177,7 @@ def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, ca
     nodes = [Node(key, replace(fake(tmp_path / key), gpu=key != "c"), ("a",) * (key == "b")) for key in "abc"]
     assert show_graph(graph_of(tmp_path / "p", *nodes), OPTIONS, ask_slurm=True) == 2
     shown = capsys.readouterr().out
-    assert "# a: --test-only: Job 7 to start now\n" in shown and "# c: sbatch would refuse it: --test-only" in shown
+    assert "# a: --test-only: Job 7 to start now\n" in shown and "# c: sbatch --test-only: --test-only" in shown
     assert "# b: " not in shown  # it asks for the same as a
     assert scripts(cluster) == []
 

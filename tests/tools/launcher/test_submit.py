@@ -128,7 +128,7 @@ def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
             raise OSError(errno.EDQUOT, "Disk quota exceeded", target)
         return real(source, target, **more)
 
-    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, copy, False, False))
+    monkeypatch.setattr(shutil, "copy2", copy)
     graph = build_single(fake(tmp_path / "full"))
     if what == "pipeline":
         graph = build_graph(str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))

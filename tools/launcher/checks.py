@@ -125,7 +125,8 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
     warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
-        cfg = _load_detector_config(spec)
+        with config_file(spec.config) as file:
+            cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
         eval_only = _is_evaluation(spec)
         words = spec.args[0]
         check_engine(cfg, pick_engine(words[words.index("--engine") + 1]), eval_only=eval_only)
@@ -133,13 +134,10 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
             check_batch_division(scale_to_world(cfg, world_size), world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
-        if reads_weights and is_address:
-            if not download:
-                warnings.append(
-                    f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started"
-                )
-            else:
-                find_weights(cfg.MODEL.WEIGHTS)
+        if reads_weights and is_address and download:
+            find_weights(cfg.MODEL.WEIGHTS)
+        elif reads_weights and is_address:
+            warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
         check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
@@ -194,11 +192,6 @@ def check_may_continue(spec: StageSpec) -> None:
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")
-
-
-def _load_detector_config(spec: StageSpec) -> CfgNode:
-    with config_file(spec.config) as file:
-        return load_config(file, ["OUTPUT_DIR", spec.folder])
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -81,18 +81,11 @@ class LocalRun:
             job.stop(now=self._is_killing)
 
     def _start_ready(self) -> None:
-        while not (self._signals or self._interruptions):
-            node = self._find_ready()
-            if node is None:
-                break
-            self._start(node)
-
-    def _find_ready(self) -> Node | None:
-        """Return a stage that can start now; remove complete stages, and those that depend on a failed one."""
-        free = len(self._free_gpus)
+        """Start what can start now; skip complete stages, and those that depend on a failed one."""
+        is_gpu_awaited = False  # by a stage; then only stages that need none may start before it
         for node in list(self._waiting.values()):
-            if len(self._running) == self._parallel:
-                break
+            if self._signals or self._interruptions or len(self._running) == self._parallel:
+                return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
                 print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
@@ -102,10 +95,11 @@ class LocalRun:
                 print(f"{self._head(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                if self._options.for_stage(node.spec).gpus_per_node <= free or not self._running:
-                    return node
-                free = 0  # it waits for GPUs; only stages that need none may start before it
-        return None
+                gpus = self._options.for_stage(node.spec).gpus_per_node
+                if gpus <= (0 if is_gpu_awaited else len(self._free_gpus)) or not self._running:
+                    self._start(node)
+                else:
+                    is_gpu_awaited = True
 
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)

@@ -120,7 +120,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
 
 
-WORDS = {"qos": "a100", "mem": "400G", "gres": "gpu:a100:8,scratch:9", "gpu-bind": "closest", "mail-type": "FAIL"}
+WORDS = "sbatch: {qos: a100, mem: 400G, gres: 'gpu:a100:8,scratch:9', gpu-bind: closest, mail-type: FAIL}\n"
 SITE = """\
 partition: gpu
 account: 'abc@a100'
@@ -128,42 +128,28 @@ time: 20:00:00
 sbatch: {qos: long, constraint: a100}
 cpu: {partition: prepost, time: '2:00:00', account: 'abc@cpu', qos: short, gres: none}
 """
+# The site file, and minutes, account, partition and further options of a stage without a GPU.
+CPU_STAGES = {
+    "the same nodes": (
+        f"time: 2-03:04:05\npartition: gpu\naccount: abc\n{WORDS}",
+        (30, "abc", "gpu", {"qos": "a100", "mem": "400G", "mail-type": "FAIL"}),
+    ),
+    "nodes of their own": (
+        f"cpu: {{partition: cpu}}\naccount: abc\n{WORDS}",
+        (30, "abc", "cpu", {"mail-type": "FAIL"}),
+    ),
+    "a short limit": ("time: 10\nsignal-delay: 500\n", (10, "", "", {})),
+    "a block": (SITE, (120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"})),
+}
 
 
-@pytest.mark.parametrize(
-    ("asked", "minutes", "account", "partition", "sbatch"),
-    [
-        (
-            Options(time="2-03:04:05", partition="gpu", account="abc", sbatch=WORDS),
-            30,
-            "abc",
-            "gpu",
-            {"qos": "a100", "mem": "400G", "mail-type": "FAIL"},
-        ),
-        (
-            Options(partition="gpu", cpu={"partition": "cpu"}, account="abc", sbatch=WORDS),
-            30,
-            "abc",
-            "cpu",
-            {"mail-type": "FAIL"},
-        ),
-        (Options(time="10", signal_delay=500), 10, "", "", {}),
-        (SITE, 120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"}),
-    ],
-    ids=["the same nodes", "nodes of their own", "a short limit", "a block in the site file"],
-)
-def test_stages_without_a_gpu_inherit_only_what_fits_them(
-    asked: Options | str, minutes: int, account: str, partition: str, sbatch: dict[str, str]
-):
-    asked = from_site(asked) if isinstance(asked, str) else replace(asked, cluster="slurm", gpus=0)
+@pytest.mark.parametrize("case", CPU_STAGES)
+def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
+    site, expected = CPU_STAGES[case]
+    asked = from_site(site, gpus=0)
     convert = asked.for_stage(CONVERT)
-    assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == (
-        minutes,
-        account,
-        partition,
-        sbatch,
-    )
-    assert convert.signal_delay < 60 * minutes and convert.gpus_per_node == 0
+    assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
+    assert convert.signal_delay < 60 * convert.minutes and convert.gpus_per_node == 0
     assert convert.for_stage(CONVERT) == convert  # as `resume` has it
     assert asked.for_stage(spec("pretrain")) == replace(asked, cpus_per_task=1)
 

@@ -170,16 +170,14 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        reason = ""
+        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
         state = "queued" if node.key in plan.queued else "complete"
-        if node.key in plan.missing:
+        if reason:
+            state = "invalid"
+        elif node.key in plan.missing:
             state = "to run"
             if all(key in startable or key not in plan.missing for key in node.parents):
                 startable[node.key] = node
-        if node.key in plan.errors:
-            startable.pop(node.key, None)
-            state = "invalid"
-            reason = f"\n         {plan.errors[node.key]}"
         print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
     if graph.report:
         print(f"to run   report  after everything  -> {short(graph.report.produces)}")

@@ -17,7 +17,7 @@ from typing import Any
 from pretrain.common.errors import UserError
 
 from . import slurm
-from .gpus import asks_for_gpus, visible_gpus
+from .gpus import visible_gpus
 from .site_file import read_site_file
 from .spec import StageSpec
 
@@ -143,7 +143,7 @@ class Options:
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
         sbatch = {
-            key: value for key, value in self.sbatch.items() if key not in unfit and not asks_for_gpus(key, value)
+            key: value for key, value in self.sbatch.items() if key not in unfit and not slurm.asks_for_gpus(key, value)
         }
         sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
         return replace(
@@ -241,9 +241,9 @@ def _check(options: Options) -> None:
     if not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus or 0)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
-        if key in SET_BY_LAUNCHER or (key == "gres" and asks_for_gpus(key, value) and options.gpus_per_node):
+        if key in SET_BY_LAUNCHER or (key == "gres" and slurm.asks_for_gpus(key, value) and options.gpus_per_node):
             hint = "see launch.py pretrain --help for its own options"
-            if asks_for_gpus(key, value):
+            if slurm.asks_for_gpus(key, value):
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
     if options.signal_delay >= options.minutes * 60:

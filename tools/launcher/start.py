@@ -9,6 +9,7 @@ import contextlib
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Set
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from pretrain.common.run.lock import claim
 
 from . import slurm
 from .checks import Plan, check_graph
-from .cost import describe_cost
 from .graph import Graph, Node, write_graph
 from .local_graph import LocalRun, short
 from .options import Options
@@ -215,6 +215,27 @@ def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
             errors += 1
         print(f"# {batch[0].key}: {answer}")
     return errors
+
+
+def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
+    """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
+    requests: Counter[tuple[str, int, float]] = Counter()
+    for spec in specs:
+        of_stage = options.for_stage(spec)
+        requests[spec.stage, of_stage.nodes * of_stage.gpus_per_node, of_stage.minutes / 60] += 1
+    attempts = options.max_timeouts + 1
+    lines = []
+    total = 0.0
+    for (stage, gpus, hours), jobs in requests.items():
+        cost = jobs * gpus * hours * attempts
+        total += cost
+        if gpus:
+            each = f"{gpus} GPU{'s' * (gpus > 1)} x {hours:.4g} h x {attempts} attempt{'s' * (attempts > 1)}"
+            lines.append(f"# {stage}: {jobs} job{'s' * (jobs > 1)}, each at most {each} = {cost:,.0f} GPU-hours")
+    if not total:
+        return "# no GPU-hours: no stage asks for GPUs"
+    remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
+    return "\n".join([*lines, f"# in sum at most {total:,.0f} GPU-hours ({remark})"])
 
 
 def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:

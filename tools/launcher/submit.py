@@ -22,7 +22,7 @@ from pretrain.common.run.folder import git_state
 from tools import ROOT
 
 from . import slurm
-from .gpus import asks_for_gpus, visible_gpus
+from .gpus import visible_gpus
 from .options import SET_BY_LAUNCHER, Options
 from .rank_main import SlurmJob
 from .records import new_log_folder, record_job
@@ -188,7 +188,7 @@ def _list_variables(options: Options) -> dict[str, str]:
     variables: dict[str, str] = {}
     for name, value in os.environ.items():
         key = name.removeprefix("SBATCH_").lower().replace("_", "-")
-        if name.startswith("SBATCH_") and key not in hidden and not asks_for_gpus(key, value):
+        if name.startswith("SBATCH_") and key not in hidden and not slurm.asks_for_gpus(key, value):
             variables[name] = value
     return variables
 

@@ -18,10 +18,9 @@ from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
 from tools.launcher import submit
-from tools.launcher.cost import describe_cost
 from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
-from tools.launcher.start import show_graph, start_graph
+from tools.launcher.start import describe_cost, show_graph, start_graph
 
 OPTIONS = Options(cluster="slurm", gpus=0)
 

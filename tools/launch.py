@@ -32,7 +32,7 @@ from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, jobs, options, recipes, stages
-from tools.launcher.graph import RECORD, Graph, build_single, read_graph
+from tools.launcher.graph import Graph, build_single, find_record, read_graph
 from tools.launcher.options import Options, from_arguments
 from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.pipeline import load_pipeline
@@ -244,19 +244,19 @@ def paper(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Resume the run or pipeline that the launch record in the folder describes."""
-    records = [path for path in (args.folder / RECORD, args.folder / "launch" / "launch.json") if path.exists()]
-    if not records:
+    record = find_record(args.folder)
+    if record is None:
         raise UserError(
             f"no launcher jobs in {args.folder}; name the folder of a stage or of a pipeline (a run of "
             "transfer/train_net.py continues by its own command with --resume)"
         )
-    owner = records[0].stat().st_uid
+    owner = record.stat().st_uid
     if owner != os.getuid():  # its set-up lines and modules would run as this user
         raise UserError(
-            f"{records[0]} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
+            f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "the original command instead, in a folder that you can write to"
         )
-    return _start(*read_graph(records[0], partition=args.partition, time=args.time), args)
+    return _start(*read_graph(record, partition=args.partition, time=args.time), args)
 
 
 def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:

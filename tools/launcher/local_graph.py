@@ -42,7 +42,6 @@ class LocalRun:
 
     def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
         self._graph, self._options, self._missing = graph, options, missing
-        self._is_alone = graph.report is None
         self._parallel = options.parallel or 1
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
@@ -103,7 +102,7 @@ class LocalRun:
 
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)
-        if not self._is_alone:
+        if not self._graph.is_single:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
         options = self._options.for_stage(node.spec)
         gpus = self._free_gpus[: options.gpus_per_node]
@@ -153,7 +152,7 @@ class LocalRun:
             self._fail(key, f"{trace}{where}: {failure['error']}", 1)
 
     def _report_success(self, key: str, job: LocalJob) -> None:
-        if not self._is_alone:
+        if not self._graph.is_single:
             print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
         elif job.spec.stage in _NEXT:
             folder = os.path.relpath(job.spec.folder)
@@ -162,7 +161,7 @@ class LocalRun:
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
         self._status = self._status or status
-        after = "" if self._is_alone else f"\n{self._head(key)}: failed; the other branches continue"
+        after = "" if self._graph.is_single else f"\n{self._head(key)}: failed; the other branches continue"
         print(f"{text}{after}", file=sys.stderr, flush=True)
 
     def _head(self, key: str) -> str:

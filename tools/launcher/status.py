@@ -20,7 +20,7 @@ from pretrain.common.run import metrics
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import holder
 
-from .graph import RECORD
+from .graph import RECORD, find_record
 from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
 from .records import files_below, launch_files, read_outcome, resume_command
 
@@ -51,7 +51,7 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         counts = Counter(entry["state"] for entry in everything)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
-        if any((folder / record).exists() for record in ("launch/launch.json", RECORD)) and lines[1:]:
+        if lines[1:] and find_record(folder):
             lines.append(f"to continue: {resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]

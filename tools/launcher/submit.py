@@ -88,9 +88,8 @@ def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency
 def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
     """Build the script of sbatch; ``options`` are the stage's own."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
-    srun_args = ["--kill-on-bad-exit=1", "--export=ALL"]
-    if options.cpus_per_task:  # in SLURM 22.05 and later, srun does not take it from sbatch
-        srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
+    # In SLURM 22.05 and later, srun does not take the cores from sbatch.
+    srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={options.cpus_per_task}"]
     srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
     # A child of a failed parent would wait forever.
     more: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}

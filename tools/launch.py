@@ -65,8 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     usage = "launch.py COMMAND ..."
     parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
-    naming = {"title": "commands", "metavar": "COMMAND", "prog": "launch.py"}
-    commands = parser.add_subparsers(dest="command", required=True, **naming)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, prog="launch.py"
+    )
     _add_stages(commands)
     _add_many_runs(commands)
     _add_inspection(commands)

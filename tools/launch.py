@@ -32,7 +32,7 @@ from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, jobs, options, recipes, stages
-from tools.launcher.graph import RECORD, Graph, build_single, read_graph
+from tools.launcher.graph import Graph, build_single, find_record, read_graph
 from tools.launcher.options import Options, from_arguments
 from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.pipeline import load_pipeline
@@ -41,13 +41,6 @@ from tools.launcher.start import show_graph, start_graph
 from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
-
-_GROUPS = {
-    "stages": "pretrain linear knn embedding distributions convert transfer",
-    "many runs": "pipeline paper",
-    "inspect": "status logs report compare recipes doctor",
-    "control": "resume cancel",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,15 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     usage = "launch.py COMMAND ..."
     parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, prog="launch.py"
+    )
     _add_stages(commands)
     _add_many_runs(commands)
     _add_inspection(commands)
     _add_control(commands)
-    lines = []
-    for title, names in _GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<15}{commands.choices[name].description}" for name in names.split()), ""]
-    parser.epilog = "\n".join(lines)
     return parser
 
 
@@ -182,7 +173,7 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
 def _add_command(
     commands: argparse._SubParsersAction, name: str, text: str, run: Callable[[argparse.Namespace], int | None]
 ) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub
 
@@ -192,9 +183,7 @@ def _add_engine(sub: argparse.ArgumentParser, default: str) -> None:
 
 
 def _add_resources(
-    sub: argparse.ArgumentParser,
-    keys: Callable[[], list[overrides.Key]] | None = None,
-    skip: Collection[str] = (),
+    sub: argparse.ArgumentParser, keys: Callable[[], list[overrides.Key]] | None = None, skip: Collection[str] = ()
 ) -> None:
     """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     _add_modes(sub)
@@ -256,19 +245,19 @@ def paper(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Resume the run or pipeline that the launch record in the folder describes."""
-    records = [path for path in (args.folder / RECORD, args.folder / "launch" / "launch.json") if path.exists()]
-    if not records:
+    record = find_record(args.folder)
+    if record is None:
         raise UserError(
             f"no launcher jobs in {args.folder}; name the folder of a stage or of a pipeline (a run of "
             "transfer/train_net.py continues by its own command with --resume)"
         )
-    owner = records[0].stat().st_uid
+    owner = record.stat().st_uid
     if owner != os.getuid():  # its set-up lines and modules would run as this user
         raise UserError(
-            f"{records[0]} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
+            f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "the original command instead, in a folder that you can write to"
         )
-    return _start(*read_graph(records[0], partition=args.partition, time=args.time), args)
+    return _start(*read_graph(record, partition=args.partition, time=args.time), args)
 
 
 def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:

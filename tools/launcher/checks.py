@@ -12,7 +12,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file, read_json
+from pretrain.common.files import existing_file
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
@@ -25,7 +25,7 @@ from transfer.weights.files import find_weights
 
 from . import slurm
 from .graph import RECORD, Graph, Node
-from .jobs import check_not_running, job_states
+from .jobs import check_not_running, read_last_jobs
 from .options import Options
 from .spec import StageSpec
 from .stages import config_file, pretrain_config
@@ -72,22 +72,20 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
     if graph.report:
         folders["report"] = Path(graph.report.folder)
-    files = {key: folder / "launch" / "launch.json" for key, folder in folders.items()}
-    last_jobs = {key: read_json(file)["jobs"][-1] for key, file in files.items() if os.path.exists(file)}
-    states = dict(zip(last_jobs, job_states(list(last_jobs.values())), strict=True))
-    cores: dict[str, int] = {}
+    last_jobs = read_last_jobs(folders.values())
     for key, folder in folders.items():
         try:
-            if job := last_jobs.get(key):
-                is_queued = job["cluster"] == "slurm" and states[key].split()[0] in ("PENDING", "RUNNING")
+            if folder in last_jobs:
+                job, state = last_jobs[folder]
+                is_queued = job["cluster"] == "slurm" and state.split()[0] in ("PENDING", "RUNNING")
                 if is_queued and options.cluster == "slurm" and not graph.is_single:
                     plan.queued[key] = job["id"]
                     plan.missing.pop(key, None)
                 else:
-                    check_not_running(folder, job, states[key])
+                    check_not_running(folder, job, state)
             if key in plan.missing:
                 _check_parents(key, graph, plan)
-                plan.warnings += _check_stage(plan.missing[key], options, cores, download, check_data)
+                plan.warnings += _check_stage(plan.missing[key], options, download, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
     return plan
@@ -109,8 +107,8 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
         plan.warnings.append(f"{key} is missing and runs again, although all that builds on it is complete")
 
 
-def _check_stage(node: Node, options: Options, cores: dict[str, int], download: bool, check_data: bool) -> list[str]:
-    """Refuse what the stage would refuse on its devices; return warnings. ``cores`` of partitions are remembered."""
+def _check_stage(node: Node, options: Options, download: bool, check_data: bool) -> list[str]:
+    """Refuse what the stage would refuse on its devices; return warnings."""
     spec = node.spec
     is_slurm = options.cluster == "slurm"
     if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
@@ -119,7 +117,7 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
     check_may_continue(spec)
     options = options.for_stage(spec)
     if is_slurm:
-        _check_cores(options, cores)
+        _check_cores(options)
     if not spec.config:
         return []
     reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
@@ -127,7 +125,8 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
     warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
-        cfg = _load_detector_config(spec)
+        with config_file(spec.config) as file:
+            cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
         eval_only = _is_evaluation(spec)
         words = spec.args[0]
         check_engine(cfg, pick_engine(words[words.index("--engine") + 1]), eval_only=eval_only)
@@ -135,13 +134,10 @@ def _check_stage(node: Node, options: Options, cores: dict[str, int], download: 
             check_batch_division(scale_to_world(cfg, world_size), world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
-        if reads_weights and is_address:
-            if not download:
-                warnings.append(
-                    f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started"
-                )
-            else:
-                find_weights(cfg.MODEL.WEIGHTS)
+        if reads_weights and is_address and download:
+            find_weights(cfg.MODEL.WEIGHTS)
+        elif reads_weights and is_address:
+            warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
         check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
@@ -169,15 +165,14 @@ def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool,
     return []
 
 
-def _check_cores(options: Options, cores: dict[str, int]) -> None:
-    if options.partition not in cores:
-        cores[options.partition] = slurm.max_cores(options.partition, options.slurm_cluster)
+def _check_cores(options: Options) -> None:
+    cores = slurm.max_cores(options.partition, options.slurm_cluster)
     needed = options.tasks_per_node * (options.cpus_per_task or 1)
-    if 0 < cores[options.partition] < needed:
+    if 0 < cores < needed:
         raise UserError(
             f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores per "
             f"node, but no node{f' of {options.partition}' * bool(options.partition)} has more than "
-            f"{cores[options.partition]}; give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
+            f"{cores}; give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
         )
 
 
@@ -197,11 +192,6 @@ def check_may_continue(spec: StageSpec) -> None:
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")
-
-
-def _load_detector_config(spec: StageSpec) -> CfgNode:
-    with config_file(spec.config) as file:
-        return load_config(file, ["OUTPUT_DIR", spec.folder])
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from tabulate import tabulate
 
 from pretrain.common.errors import first_line
 from pretrain.common.run.folder import usable_cores
@@ -34,9 +34,8 @@ def examine(output: Path, data_root: Path) -> int:
         data_root: DATA.ROOT, the folder of the named data sets.
     """
     findings = list(inspect_machine(output, data_root))
-    width = max(len(subject) for subject, _, _ in findings)
-    for subject, state, text in findings:
-        print(f"{state:<4}  {subject:<{width}}  {text}")
+    rows = [(state, subject, text) for subject, state, text in findings]
+    print(tabulate(rows, tablefmt="plain", disable_numparse=True))
     return int(any(state == "bad" for _, state, _ in findings))
 
 
@@ -81,25 +80,13 @@ def _inspect_gpus() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB"
-        capability = f"{properties.major}.{properties.minor}"
-        architectures = [name for name in torch.cuda.get_arch_list() if name.startswith("sm_")]  # AMD's are gfx
-        oldest = min(architectures, key=_parse_capability, default="")
-        if _parse_capability(oldest) > (properties.major, properties.minor):
-            what = f"compute capability {capability}, but torch {torch.__version__} has kernels from {oldest} on"
-            yield f"GPU {index}", "bad", f"{text}: {what}; install its build for CUDA 12.6 (pytorch.org)"
-            continue
         try:
             torch.ones(8, device=f"cuda:{index}").sum().item()
         except RuntimeError as error:
-            yield f"GPU {index}", "bad", f"{text}: {first_line(error)}; see nvidia-smi"
+            remedy = "see nvidia-smi; if the GPU is old, install torch's build for CUDA 12.6 (pytorch.org)"
+            yield f"GPU {index}", "bad", f"{text}: {first_line(error)}; {remedy}"
         else:
             yield f"GPU {index}", "ok", f"{text}; torch {torch.__version__} computes on it"
-
-
-def _parse_capability(architecture: str) -> tuple[int, int]:
-    """Return the compute capability of an architecture such as ``sm_75`` or ``sm_100a``; (0, 0) of an empty one."""
-    digits = re.sub(r"\D", "", architecture) or "0"
-    return divmod(int(digits), 10)
 
 
 def _inspect_detectron2() -> Finding:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which options of sbatch ask for GPUs."""
+"""The GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,3 @@ def _device_count() -> int:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
         raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
-
-
-def asks_for_gpus(key: str, value: str) -> bool:
-    """Return whether an option of sbatch is for GPUs."""
-    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)

@@ -123,6 +123,11 @@ def write_graph(graph: Graph, options: Options) -> None:
     write_json(Path(graph.output) / RECORD, record)
 
 
+def find_record(folder: Path) -> Path | None:
+    """Return the record of the pipeline or of the single stage in ``folder``."""
+    return next((folder / name for name in (RECORD, "launch/launch.json") if (folder / name).exists()), None)
+
+
 def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
     """Read the graph of a launch.json, or of a file of `write_graph`, and its options, with ``changes``."""
     record = read_json(path)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
         else local_job.read_job_state(job)
         for job in jobs
     ]
+
+
+def read_last_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], str]]:
+    """Read the last job of each run folder in which the launcher has started one, and its state (see `job_states`)."""
+    files = {folder: folder / "launch" / "launch.json" for folder in folders}
+    jobs = {folder: read_json(file)["jobs"][-1] for folder, file in files.items() if os.path.isfile(file)}
+    return dict(zip(jobs, zip(jobs.values(), job_states(list(jobs.values())), strict=True), strict=True))
 
 
 def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
@@ -118,14 +126,10 @@ def cancel(folder: Path, now: bool = False) -> None:
         UserError: a job cannot be ended from this machine, or SLURM refuses; the other jobs are still ended.
     """
     problems: list[str] = []
-    jobs: list[tuple[Path, dict[str, Any], bool]] = []  # run folder, job, whether it is the folder's last job
-    for file in launch_files(folder):
-        listed = read_json(file)["jobs"]
-        jobs += [(file.parents[1], job, job is listed[-1]) for job in listed]
     signaled: set[int] = set()
     has_stopped = False
-    for (stage, job, is_last), state in zip(jobs, job_states([job for _, job, _ in jobs]), strict=True):
-        if state == "UNKNOWN" and is_last and not is_finished(stage, job):
+    for stage, (job, state) in read_last_jobs(file.parents[1] for file in launch_files(folder)).items():
+        if state == "UNKNOWN" and not is_finished(stage, job):
             problems.append(f"job {job['id']} of {stage} may still be running ({explain_unknown(job)})")
         # The launcher of a pipeline may be between two stages.
         is_next = job["cluster"] == "local" and stage != folder and local_job.launcher_of(job)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import update_state
 
 from .gpus import visible_gpus
@@ -36,16 +37,11 @@ _NEXT = {
 }
 
 
-class Interrupted(Exception):
-    """Raised when the user has stopped the running stages; its text says how each ended."""
-
-
 class LocalRun:
     """A run of a graph's ``missing`` stages, at most `Options.parallel` of them at once."""
 
     def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
         self._graph, self._options, self._missing = graph, options, missing
-        self._is_alone = graph.report is None
         self._parallel = options.parallel or 1
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
@@ -61,7 +57,7 @@ class LocalRun:
         """Run the stages; return the exit status.
 
         Raises:
-            Interrupted: a signal or `cancel` stopped the run; every running stage has ended, and no other was started.
+            Stopped: a signal or `cancel` stopped the run; its text says how each running stage ended.
         """
         with handle_signals(self._forward, CANCEL, CANCEL_NOW):
             self._start_ready()
@@ -71,7 +67,7 @@ class LocalRun:
         if self._signals and self._waiting and not self._interruptions:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
         if self._interruptions:
-            raise Interrupted("\n".join(self._interruptions))
+            raise Stopped("\n".join(self._interruptions))
         return self._status
 
     def _forward(self, number: int, _frame: Any) -> None:
@@ -81,21 +77,14 @@ class LocalRun:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
         for job in self._running.values():
-            job.kill() if self._is_killing else job.ask_to_stop()
+            job.stop(now=self._is_killing)
 
     def _start_ready(self) -> None:
-        while not (self._signals or self._interruptions):
-            node = self._find_ready()
-            if node is None:
-                break
-            self._start(node)
-
-    def _find_ready(self) -> Node | None:
-        """Return a stage that can start now; remove complete stages, and those that depend on a failed one."""
-        free = len(self._free_gpus)
+        """Start what can start now; skip complete stages, and those that depend on a failed one."""
+        is_gpu_awaited = False  # by a stage; then only stages that need none may start before it
         for node in list(self._waiting.values()):
-            if len(self._running) == self._parallel:
-                break
+            if self._signals or self._interruptions or len(self._running) == self._parallel:
+                return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
                 print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
@@ -105,14 +94,15 @@ class LocalRun:
                 print(f"{self._head(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                if self._options.for_stage(node.spec).gpus_per_node <= free or not self._running:
-                    return node
-                free = 0  # it waits for GPUs; only stages that need none may start before it
-        return None
+                gpus = self._options.for_stage(node.spec).gpus_per_node
+                if gpus <= (0 if is_gpu_awaited else len(self._free_gpus)) or not self._running:
+                    self._start(node)
+                else:
+                    is_gpu_awaited = True
 
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)
-        if not self._is_alone:
+        if not self._graph.is_single:
             print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
         options = self._options.for_stage(node.spec)
         gpus = self._free_gpus[: options.gpus_per_node]
@@ -124,7 +114,7 @@ class LocalRun:
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._signals:  # while it was being started
-            job.kill() if self._is_killing else job.ask_to_stop()
+            job.stop(now=self._is_killing)
 
     def _wait(self) -> tuple[str, LocalJob]:
         """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
@@ -162,7 +152,7 @@ class LocalRun:
             self._fail(key, f"{trace}{where}: {failure['error']}", 1)
 
     def _report_success(self, key: str, job: LocalJob) -> None:
-        if not self._is_alone:
+        if not self._graph.is_single:
             print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
         elif job.spec.stage in _NEXT:
             folder = os.path.relpath(job.spec.folder)
@@ -171,7 +161,7 @@ class LocalRun:
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
         self._status = self._status or status
-        after = "" if self._is_alone else f"\n{self._head(key)}: failed; the other branches continue"
+        after = "" if self._graph.is_single else f"\n{self._head(key)}: failed; the other branches continue"
         print(f"{text}{after}", file=sys.stderr, flush=True)
 
     def _head(self, key: str) -> str:

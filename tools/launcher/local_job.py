@@ -30,7 +30,6 @@ from .records import new_log_folder, record_failure, record_job
 from .spec import StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
-_END_S = 10.0  # for killed processes to free their memory and their devices
 CANCEL, CANCEL_NOW = signal.SIGUSR1, signal.SIGUSR2  # from `launch.py cancel` to a launcher
 _OUTER = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
 
@@ -73,9 +72,9 @@ class LocalJob:
             raise UserError(f"cannot start the ranks of {spec.stage}: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-        self._processes = {str(process.pid): start_of(process.pid) for process in self._ranks}
+        processes = {str(process.pid): start_of(process.pid) for process in self._ranks}
         launcher = {str(os.getpid()): start_of(os.getpid())}
-        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=self._processes, launcher=launcher)
+        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
 
     def has_ended(self) -> bool:
         """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
@@ -91,7 +90,7 @@ class LocalJob:
                     record_failure(self.folder, rank, error, self.logs.name)
                 break
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
-            kill(self._processes)
+            self.stop(now=True)
         return None not in codes
 
     def show_output(self) -> None:
@@ -106,16 +105,11 @@ class LocalJob:
                 for line in lines.decode(errors="replace").splitlines():
                     print(f"{self._prefix}{strip_control(line)}", file=stream, flush=True)
 
-    def ask_to_stop(self) -> None:
-        """Ask every rank to stop after the current step and its checkpoint."""
+    def stop(self, now: bool = False) -> None:
+        """Ask every rank to stop after the current step and its checkpoint; with ``now``, kill every rank."""
         self._is_stopping = True
         for process in self._ranks:
-            process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill every rank."""
-        self._is_stopping = True
-        kill(self._processes)
+            process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
 
 
 def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
@@ -172,16 +166,6 @@ def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
             signaled.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def kill(processes: Mapping[str, str]) -> None:
-    """Kill ranks without giving them time for a checkpoint."""
-    for pid in _alive(processes):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _END_S
-    while _alive(processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _alive(processes: Mapping[str, str]) -> list[int]:

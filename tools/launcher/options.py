@@ -17,8 +17,8 @@ from typing import Any
 from pretrain.common.errors import UserError
 
 from . import slurm
-from .gpus import asks_for_gpus, visible_gpus
-from .site_file import GPUS, read_site_file
+from .gpus import visible_gpus
+from .site_file import read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
@@ -40,9 +40,8 @@ _SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAG
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
     """Return a field of `Options` that is an option of the command line, too; a ``minimum`` makes it a number."""
-    if minimum is not None:
-        argument = {"type": int, **argument}
-    return field(default=default, metadata={"minimum": minimum, "argument": {"help": text, **argument}})
+    argument = {"help": text, "type": str if minimum is None else int, **argument}
+    return field(default=default, metadata={"minimum": minimum, "type": argument["type"], "argument": argument})
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,7 @@ class Options:
     """
 
     cluster: str = _option(
-        "auto",
-        "where to run (default: auto, which is SLURM if it is available, unless already inside a SLURM job)",
-        choices=CLUSTERS,
+        "auto", "where to run (default: auto, which is SLURM if available, except inside a SLURM job)", choices=CLUSTERS
     )
     nodes: int = _option(1, "nodes per job; more than one need SLURM (default: 1)", 1)
     gpus: int | str | None = _option(
@@ -89,7 +86,7 @@ class Options:
     )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
-    signal_delay: int = field(default=120, metadata={"minimum": 1})
+    signal_delay: int = field(default=120, metadata={"minimum": 1, "type": int})
 
     @property
     def gpus_per_node(self) -> int:
@@ -146,7 +143,7 @@ class Options:
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
         sbatch = {
-            key: value for key, value in self.sbatch.items() if key not in unfit and not asks_for_gpus(key, value)
+            key: value for key, value in self.sbatch.items() if key not in unfit and not slurm.asks_for_gpus(key, value)
         }
         sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
         return replace(
@@ -241,12 +238,12 @@ def _check(options: Options) -> None:
         minimum = option.metadata.get("minimum")
         if minimum is not None and isinstance(value, int) and value < minimum:
             raise UserError(f"{flag(option.name)} is {value!r}; it must be at least {minimum}")
-    if not re.fullmatch(GPUS, str(options.gpus or 0)):
+    if not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus or 0)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
-        if key in SET_BY_LAUNCHER or (key == "gres" and asks_for_gpus(key, value) and options.gpus_per_node):
+        if key in SET_BY_LAUNCHER or (key == "gres" and slurm.asks_for_gpus(key, value) and options.gpus_per_node):
             hint = "see launch.py pretrain --help for its own options"
-            if asks_for_gpus(key, value):
+            if slurm.asks_for_gpus(key, value):
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
     if options.signal_delay >= options.minutes * 60:

@@ -121,10 +121,9 @@ def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
     branches: list[_Branch] = []
     for name, (seed, seed_plan) in itertools.product(plan["BRANCHES"], plans.items()):
         branches.append(_read_branch(name, seed, seed_plan, folder, path))
-    trained = [branch for branch in branches if branch.pretrain]
     for branch in branches:
         # A branch without a pretraining is probed with the data and architecture of the first one of its seed.
-        bases = [branch, *(other for other in trained if other.seed == branch.seed)]
+        bases = [branch, *(other for other in branches if other.seed == branch.seed)]
         base = next((other.pretrain.config for other in bases if other.pretrain), "")
         nodes += _build_branch(branch, base, tuple(data_sets))
     return nodes

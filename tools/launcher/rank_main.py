@@ -196,15 +196,12 @@ class PreemptionHandler:
             if isinstance(error, OSError) or not _has_ended(self._env):
                 warn(f"warning: {one_line(error)}; the job is requeued again")
                 time.sleep(_REQUEUE_AGAIN_S)
-                self._requeue_again()
+                try:
+                    slurm.requeue(self._env.job_id)
+                except UserError as refusal:
+                    self._give_up(f"SLURM does not requeue the job ({refusal})")
         except UncompletedJobError:
             self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
-
-    def _requeue_again(self) -> None:
-        try:
-            slurm.requeue(self._env.job_id)
-        except UserError as error:
-            self._give_up(f"SLURM does not requeue the job ({error})")
 
     def _give_up(self, reason: str) -> NoReturn:
         error = UserError(f"{reason}; the checkpoint is written, to continue: {resume_command(self._root)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, did_you_mean, one_line
 from pretrain.common.files import existing_file
 
-GPUS = r"([\w.-]+:)?\d+"  # a number, or with a type: a100:8
 _LINES = "'option: value' lines"
 
 
 def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Read the values of a site file; the ``metadata`` of each option say which are numbers."""
+    """Read the values of a site file; the ``metadata`` of each option have its type."""
     existing_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
@@ -31,25 +29,23 @@ def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dic
     for name, value in site.items():
         if name not in metadata:
             raise UserError(f"unknown option {name} in {path}{did_you_mean(name, metadata)}")
-        site[name] = _parse(f"{name} in {path}", name, value, is_number=metadata[name].get("minimum") is not None)
+        site[name] = _parse(f"{name} in {path}", name, value, metadata[name].get("type", str))
     return site
 
 
-def _parse(what: str, name: str, value: Any, is_number: bool) -> Any:
-    if is_number:
-        if not re.fullmatch(GPUS if name == "gpus" else r"\d+", str(value)):
-            form = ", or TYPE:NUMBER, such as a100:8" if name == "gpus" else ""
-            raise UserError(f"{what} is {value!r}; it must be a whole number{form}")
-        return int(value) if value.isdecimal() else value
+def _parse(what: str, name: str, value: Any, kind: Callable[[str], Any]) -> Any:
+    if name in ("sbatch", "srun", "cpu"):
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise UserError(f"{what} is {value!r}; it must be {_LINES}")
+        return value
     if name == "setup":
         lines = value.splitlines() if isinstance(value, str) else value
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise UserError(f"{what} is {value!r}; it must be shell lines")
         return tuple(lines)
-    if name in ("sbatch", "srun", "cpu"):
-        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise UserError(f"{what} is {value!r}; it must be {_LINES}")
-        return {key.replace("_", "-"): text for key, text in value.items()}
     if not isinstance(value, str):
         raise UserError(f"{what} is {value!r}; it must be text")
-    return value
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise UserError(f"{what} is {value!r}; it must be a whole number") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -51,12 +52,12 @@ def cluster_here() -> str:
     if shutil.which("sbatch") is None:
         return "local"
     try:
-        _ask(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), 20).check_returncode()
+        _ask(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), timeout=20)
         return "slurm"
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = " ".join(str(getattr(error, "stderr", "") or error).split())
-    if "Could not establish a configuration source" not in reason:
-        raise UserError(f"sbatch is installed, but SLURM does not answer ({reason}); try again, or {_CHOOSE}")
+    except UserError as error:
+        if "Could not establish a configuration source" not in str(error):
+            what = f"sbatch is installed, but SLURM does not answer ({error})"
+            raise UserError(f"{what}; try again, or {_CHOOSE}") from error
     print("sbatch is installed, but no cluster is configured here; running on this machine", file=sys.stderr)
     return "local"
 
@@ -107,23 +108,23 @@ def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -
 
 def test(script: str, environment: dict[str, str]) -> str:
     """Ask sbatch when it would start a script, without submitting it; raise UserError if it would refuse it."""
-    command = ["sbatch", "--test-only"]
     try:
-        asked = subprocess.run(
-            command, env=environment, input=script, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"sbatch --test-only failed: {error}") from error
-    answer = " ".join((asked.stderr or asked.stdout).split())
-    if asked.returncode:
-        raise UserError(f"sbatch would refuse it: {answer}")
-    return answer
+        asked = _ask(["sbatch", "--test-only"], env=environment, input=script)
+    except UserError as error:
+        raise UserError(f"sbatch --test-only: {error}") from error
+    return " ".join((asked.stderr or asked.stdout).split())
 
 
+@functools.cache
 def max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
-    listed = _run(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
+    listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
     return max(map(int, re.findall(r"\d+", listed or "")), default=0)
+
+
+def asks_for_gpus(key: str, value: str) -> bool:
+    """Return whether an option of sbatch is for GPUs."""
+    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
 
 
 def _find_job(script: Path, cluster: str) -> str | None:
@@ -131,7 +132,7 @@ def _find_job(script: Path, cluster: str) -> str | None:
     command = ["squeue", "-h", "--states=all", "-u", str(os.getuid()), "-o", "%F|%o"]
     for _ in range(_RETRIES):
         time.sleep(_RETRY_S)
-        listed = _run(command, cluster)
+        listed = _try(command, cluster)
         if listed is not None:
             return next((line.partition("|")[0] for line in listed.splitlines() if line.endswith(f"|{script}")), "")
     return None
@@ -160,31 +161,26 @@ def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str
 
 def has_ended(job_id: str) -> bool:
     """Return whether SLURM is ending this process's job for good; scontrol, which requeues too, answers in a job."""
-    state = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
+    state = re.search(r"\bJobState=(\w+)", _try(["scontrol", "show", "job", "-o", job_id]) or "")
     return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
 def requeue(job_id: str) -> None:
     """Send a running job back to the queue; raise UserError with SLURM's words if it refuses."""
-    try:
-        _ask(["scontrol", "requeue", job_id], "").check_returncode()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(" ".join(str(getattr(error, "stderr", "") or error).split())) from error
+    _ask(["scontrol", "requeue", job_id])
 
 
 def cancel(job: Mapping[str, Any], now: bool = False) -> None:
     """Cancel a job of launch.json; UserError if scancel fails, is missing or does not answer."""
     try:
-        command = ["scancel", *(["--signal=KILL"] if now else []), job["id"]]
-        _ask(command, job.get("slurm_cluster", "")).check_returncode()
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", "") or str(error)
-        raise UserError(f"scancel {job['id']} failed: {' '.join(str(reason).split())}; try again") from error
+        _ask(["scancel", *(["--signal=KILL"] if now else []), job["id"]], job.get("slurm_cluster", ""))
+    except UserError as error:
+        raise UserError(f"scancel {job['id']} failed: {error}; try again") from error
 
 
 def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | None:
     """Return states by id and name; None if the program is missing, does not answer, fails, or prints garbage."""
-    text = _run(command, cluster)
+    text = _try(command, cluster)
     if text is None:
         return None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
@@ -198,17 +194,20 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     return job_states if job_states or not lines else None
 
 
-def _run(command: list[str], cluster: str = "", timeout: float = _TIMEOUT_S) -> str | None:
+def _try(command: list[str], cluster: str = "") -> str | None:
+    """Return what one of SLURM's programs prints, or None if it does not answer."""
     try:
-        asked = _ask(command, cluster, timeout)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if asked.returncode and "Invalid job id" not in asked.stderr:  # also an answer: the job ended long ago
-        return None
-    return asked.stdout
+        return _ask(command, cluster).stdout
+    except UserError as error:
+        is_answer = "Invalid job id" in str(error)  # that job ended long ago
+        return getattr(error.__cause__, "stdout", "") if is_answer else None
 
 
-def _ask(command: list[str], cluster: str, timeout: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    command = [*command[:1], *(["-M", cluster] if cluster else []), *command[1:]]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, env=environment)
+def _ask(command: list[str], cluster: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run one of SLURM's programs; raise UserError with its words if it is missing, fails or does not answer."""
+    visible = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": _TIMEOUT_S, "env": visible, **more}
+    try:
+        return subprocess.run([command[0], *(["-M", cluster] if cluster else []), *command[1:]], check=True, **options)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(" ".join(str(getattr(error, "stderr", "") or error).split())) from error

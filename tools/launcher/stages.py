@@ -37,7 +37,6 @@ _RECIPE_OVERRIDES = {
     "OUTPUT_DIR runs/ressl_R18_cifar10_200ep",
     "supcon": "METHOD.NAME supcon METHOD.K1 1.0 OUTPUT_DIR runs/supcon_R50_cifar10_100ep",
 }
-_ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
 
 def recipe_of(method: str) -> Path:
@@ -105,16 +104,8 @@ def convert(source: str, output: str, folder: str = "", options: Mapping[str, An
     changed = {name: value for name, value in (options or {}).items() if value != defaults.get(name, value)}
     source = _absolute(source)
     target = _absolute(output)
-    return StageSpec(
-        "convert",
-        _absolute(folder or f"{target}.run"),
-        ENTRIES["convert"],
-        args=([source, target], changed) if changed else ([source, target],),
-        produces=target,
-        one_process=True,
-        gpu=False,
-        inputs={source: ""},
-    )
+    args = ([source, target], changed) if changed else ([source, target],)
+    return _build_tool("convert", folder or f"{target}.run", args, target, {source: ""})
 
 
 def run_conversion(words: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
@@ -139,8 +130,9 @@ def transfer(
     Args:
         engine: if it is empty or auto, Detectron2 where it is installed.
     """
-    if engine not in ("", *_ENGINES):
-        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{did_you_mean(engine, _ENGINES)}")
+    engines = train_net.ENGINES
+    if engine not in ("", *engines):
+        raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{did_you_mean(engine, engines)}")
     if engine in ("", "auto"):
         engine = _installed_engine()
     cfg = fine_tuning.load_config(config_file, overrides)
@@ -174,24 +166,27 @@ def config_file(text: str) -> Iterator[str]:
 
 def make_data(words: Sequence[str], folder: str) -> StageSpec:
     """Build the stage that runs tools/make_data.py; the last of its ``words`` is the folder of the data."""
-    return _build_tool("data", folder, [*words[:-1], "--output", words[-1]], words[-1])
+    return _build_tool("data", folder, ([*words[:-1], "--output", words[-1]],), words[-1])
 
 
 def report(folder: Path) -> StageSpec:
     """Build the stage that writes report.md and report.html of the pipeline in ``folder``."""
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
-    return _build_tool("report", str(folder / "report"), words, str(folder / "report.md"))
+    return _build_tool("report", str(folder / "report"), (words,), str(folder / "report.md"))
 
 
-def _build_tool(stage: str, folder: str, words: Sequence[str], product: str) -> StageSpec:
+def _build_tool(
+    stage: str, folder: str, args: tuple[Any, ...], product: str, inputs: dict[str, str] | None = None
+) -> StageSpec:
     return StageSpec(
         stage,
         _absolute(folder),
         ENTRIES[stage],
-        args=(list(words),),
+        args=args,
         produces=_absolute(product),
         one_process=True,
         gpu=False,
+        inputs=inputs or {},
     )
 
 

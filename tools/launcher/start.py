@@ -9,6 +9,7 @@ import contextlib
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Set
 from pathlib import Path
 
@@ -18,14 +19,13 @@ from pretrain.common.run.lock import claim
 
 from . import slurm
 from .checks import Plan, check_graph
-from .cost import describe_cost
 from .graph import Graph, Node, write_graph
-from .local_graph import Interrupted, LocalRun, short
+from .local_graph import LocalRun, short
 from .options import Options
 from .rank_main import handle_signals
 from .records import resume_command, warn
 from .spec import StageSpec
-from .submit import copy_code, find_code, preview, remove_folder, submit, test
+from .submit import build_environment, copy_code, find_code, preview, remove_folder, submit
 
 
 def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int:
@@ -55,7 +55,7 @@ def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
         if graph.report:
             graph.report.run()
         return status
-    except (Interrupted, interrupt.Stopped) as stop:
+    except interrupt.Stopped as stop:
         print(f"{stop}\nto continue: {resume_command(graph.output)}", file=sys.stderr)
         return 130
 
@@ -117,24 +117,19 @@ class Submission:
             dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
             self._submit(["report"], [self._graph.report], code, dependency)
 
-    def _submit_batch(self, batch: list[Node], code: Path) -> None:
-        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before."""
-        parts = [batch]
-        previous = ""
-        while parts:
-            part = parts.pop(0)
-            parents = [self._jobs[key] for node in part for key in node.parents if key in self._jobs]
-            dependency = _depend("afterok", parents) or previous
-            try:
-                self._submit([node.key for node in part], [node.spec for node in part], code, dependency)
-            except slurm.TooManyJobs as error:
-                if len(part) == 1:
-                    raise
-                warn(f"{error}; trying smaller arrays")
-                middle = len(part) // 2
-                parts[:0] = [part[:middle], part[middle:]]
-                continue
-            previous = _depend("afterany", [self._submitted[-1].partition("_")[0]])
+    def _submit_batch(self, batch: list[Node], code: Path, previous: str = "") -> None:
+        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
+        parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
+        dependency = _depend("afterok", parents) or _depend("afterany", [previous])
+        try:
+            self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
+        except slurm.TooManyJobs as error:
+            if len(batch) == 1:
+                raise
+            warn(f"{error}; trying smaller arrays")
+            middle = len(batch) // 2
+            self._submit_batch(batch[:middle], code, previous)
+            self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
 
     def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
         ids = submit(specs, self._options, code, dependency)
@@ -175,16 +170,14 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        reason = ""
+        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
         state = "queued" if node.key in plan.queued else "complete"
-        if node.key in plan.missing:
+        if reason:
+            state = "invalid"
+        elif node.key in plan.missing:
             state = "to run"
             if all(key in startable or key not in plan.missing for key in node.parents):
                 startable[node.key] = node
-        if node.key in plan.errors:
-            startable.pop(node.key, None)
-            state = "invalid"
-            reason = f"\n         {plan.errors[node.key]}"
         print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
     if graph.report:
         print(f"to run   report  after everything  -> {short(graph.report.produces)}")
@@ -215,12 +208,34 @@ def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
         kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
     for batch in kinds.values():
         try:
-            answer = test([node.spec for node in batch], options, code)
+            script = preview([node.spec for node in batch], options, code, "")
+            answer = slurm.test(script, build_environment(options.for_stage(batch[0].spec)))
         except UserError as error:
             answer = str(error)
             errors += 1
         print(f"# {batch[0].key}: {answer}")
     return errors
+
+
+def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
+    """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
+    requests: Counter[tuple[str, int, float]] = Counter()
+    for spec in specs:
+        of_stage = options.for_stage(spec)
+        requests[spec.stage, of_stage.nodes * of_stage.gpus_per_node, of_stage.minutes / 60] += 1
+    attempts = options.max_timeouts + 1
+    lines = []
+    total = 0.0
+    for (stage, gpus, hours), jobs in requests.items():
+        cost = jobs * gpus * hours * attempts
+        total += cost
+        if gpus:
+            each = f"{gpus} GPU{'s' * (gpus > 1)} x {hours:.4g} h x {attempts} attempt{'s' * (attempts > 1)}"
+            lines.append(f"# {stage}: {jobs} job{'s' * (jobs > 1)}, each at most {each} = {cost:,.0f} GPU-hours")
+    if not total:
+        return "# no GPU-hours: no stage asks for GPUs"
+    remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
+    return "\n".join([*lines, f"# in sum at most {total:,.0f} GPU-hours ({remark})"])
 
 
 def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:

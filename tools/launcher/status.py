@@ -20,8 +20,8 @@ from pretrain.common.run import metrics
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import holder
 
-from .graph import RECORD
-from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, job_states
+from .graph import RECORD, find_record
+from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
 from .records import files_below, launch_files, read_outcome, resume_command
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
@@ -51,7 +51,7 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         counts = Counter(entry["state"] for entry in everything)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
-        if any((folder / record).exists() for record in ("launch/launch.json", RECORD)) and lines[1:]:
+        if lines[1:] and find_record(folder):
             lines.append(f"to continue: {resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
@@ -97,15 +97,14 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             launched[file.parents[1]] = read_json(file)
         else:
             launched.setdefault(file.parent, {})
-    jobs = {place: record["jobs"][-1] for place, record in launched.items() if record}
-    states = dict(zip(jobs, job_states(list(jobs.values())), strict=True))
+    jobs = read_last_jobs(launched)
     entries = []
     for place in dict.fromkeys([*plans, *launched]):
         plan = plans.get(place, {})
         stage = launched.get(place, {}).get("spec", plan).get("stage") or stage_of(place)
         key = plan.get("key", os.path.relpath(place, folder))
         entry = {"key": key, "stage": stage, "folder": place, "waits_for": plan.get("parents", [])}
-        entry |= _describe_state(place, jobs.get(place, {}), states.get(place, ""))
+        entry |= _describe_state(place, *jobs.get(place, ({}, "")))
         entry["progress"] = _describe_progress(place, is_running=entry["state"] == "running")
         entries.append(entry)
     complete = {entry["key"] for entry in entries if entry["state"] == "complete"}

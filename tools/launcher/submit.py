@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import shlex
@@ -23,7 +22,7 @@ from pretrain.common.run.folder import git_state
 from tools import ROOT
 
 from . import slurm
-from .gpus import asks_for_gpus, visible_gpus
+from .gpus import visible_gpus
 from .options import SET_BY_LAUNCHER, Options
 from .rank_main import SlurmJob
 from .records import new_log_folder, record_job
@@ -64,8 +63,8 @@ def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency:
             job = DelayedSubmission(SlurmJob(spec, patience))
             job.set_timeout(options.minutes, options.max_timeouts)
             job.dump(log_folder / f"{index}.pkl")
-        atomic_write(script, build_script(specs, options, code, dependency, log_folder))
-        job_id = slurm.submit(script, name_job(specs), _build_environment(options), options.slurm_cluster)
+        atomic_write(script, _build_script(specs, options, code, dependency, log_folder))
+        job_id = slurm.submit(script, name_job(specs), build_environment(options), options.slurm_cluster)
     ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
     for spec, listed_id in zip(specs, ids, strict=True):
         record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
@@ -77,7 +76,7 @@ def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency
     options = options.for_stage(specs[0])
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
     if options.cluster == "slurm":
-        script = build_script(specs, options, code, dependency, log_folder)
+        script = _build_script(specs, options, code, dependency, log_folder)
         variables = ", ".join(f"{name}={value}" for name, value in _list_variables(options).items())
         return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
     processes = f"{options.tasks_per_node} process{'es' if options.tasks_per_node > 1 else ''}"
@@ -86,19 +85,11 @@ def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency
     return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 
-def test(specs: Sequence[StageSpec], options: Options, code: Path) -> str:
-    """Ask sbatch when it would start a job, without submitting it; raise UserError if it would refuse it."""
-    options = options.for_stage(specs[0])
-    script = build_script(specs, options, code, "", Path(specs[0].folder, "launch", "DRY-RUN"))
-    return slurm.test(script, _build_environment(options))
-
-
-def build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
+def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
     """Build the script of sbatch; ``options`` are the stage's own."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
-    srun_args = ["--kill-on-bad-exit=1", "--export=ALL"]
-    if options.cpus_per_task:  # in SLURM 22.05 and later, srun does not take it from sbatch
-        srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
+    # In SLURM 22.05 and later, srun does not take the cores from sbatch.
+    srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={options.cpus_per_task}"]
     srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
     # A child of a failed parent would wait forever.
     more: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
@@ -146,10 +137,11 @@ def copy_code(folder: str | Path) -> Path:
     """Copy the code once per version, so that later edits do not change a queued or requeued job."""
     target = find_code(folder)
     if target.name != f"code-{_digest(target)}":  # new, or purged in part
-        ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
         with clean_up(target):
-            for name in _CODE:
-                shutil.copytree(ROOT / name, target / name, ignore=ignore, dirs_exist_ok=True)
+            for file in _list_code(ROOT):
+                copy = target / file.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, copy)
             atomic_write(target / "GIT_STATE", git_state() + "\n")
     return target
 
@@ -157,10 +149,14 @@ def copy_code(folder: str | Path) -> Path:
 def _digest(root: Path) -> str:
     """Return 12 hexadecimal digits of the code in a folder."""
     digest = hashlib.sha256()
-    for file in sorted(path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()):
-        if file.suffix != ".pyc":
-            digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    for file in _list_code(root):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _list_code(root: Path) -> list[Path]:
+    files = [path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()]
+    return sorted(file for file in files if file.suffix != ".pyc")
 
 
 @contextlib.contextmanager
@@ -172,9 +168,6 @@ def clean_up(folder: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         remove_folder(folder)
-        if isinstance(error, shutil.Error):  # (from, to, "[Errno 28] ...") of each file
-            number = int(error.args[0][0][2].partition("[Errno ")[2].partition("]")[0] or errno.EIO)
-            error = OSError(number, os.strerror(number))
         if isinstance(error, OSError):
             raise write_error(folder, error) from error
         raise
@@ -194,12 +187,12 @@ def _list_variables(options: Options) -> dict[str, str]:
     variables: dict[str, str] = {}
     for name, value in os.environ.items():
         key = name.removeprefix("SBATCH_").lower().replace("_", "-")
-        if name.startswith("SBATCH_") and key not in hidden and not asks_for_gpus(key, value):
+        if name.startswith("SBATCH_") and key not in hidden and not slurm.asks_for_gpus(key, value):
             variables[name] = value
     return variables
 
 
-def _build_environment(options: Options) -> dict[str, str]:
+def build_environment(options: Options) -> dict[str, str]:
     """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
     inner = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER) and name not in _RANK}
     kept = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}

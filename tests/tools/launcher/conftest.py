@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.launcher.helpers import ROOT
+from tests.tools.launcher.helpers import ROOT, programs
+from tools.launcher import slurm, submit
 from tools.launcher.options import Options, resolve
 
 
@@ -18,6 +19,31 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
     monkeypatch.chdir(tmp_path)
+    slurm.max_cores.cache_clear()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs in the place of SLURM's; jobs count from 100.
+
+    Returns the folder with the accepted scripts, the environment of the last one, the queue, a line per question and
+    the cancelled jobs. ``before`` and ``after`` are shell lines that sbatch runs before and after it accepts a script.
+    """
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name in ("before", "after", "queue", "cancelled"):
+        (folder / name).touch()
+    sbatch = (
+        f". {folder}/before\nenv > {folder}/env\n"
+        f"number=$((100 + $(ls {folder} | grep -c script)))\ncp $1 {folder}/$number.script\n"
+        f'echo "$number|$1" >> {folder}/queue\n. {folder}/after\necho Submitted batch job $number'
+    )
+    squeue = f"echo >> {folder}/asked; cat {folder}/queue"
+    scancel = f"for id; do :; done; echo $id >> {folder}/cancelled"
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=sbatch, squeue=squeue, sacct="", scancel=scancel)
+    monkeypatch.setattr(slurm, "_RETRY_S", 0)
+    monkeypatch.setattr(submit, "_CODE", ("tools",))  # is copied fast
+    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pretrain.common.run.state import read_record, update_state
-from tools.launcher.graph import build_single
+from tools.launcher.graph import Graph, Node, build_graph, build_single
 from tools.launcher.options import Options
 from tools.launcher.records import read_outcome
 from tools.launcher.spec import StageSpec
@@ -29,6 +29,10 @@ def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpe
     """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
     given = args or ((1,) if function == "count" else ())
     return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
+
+
+def graph_of(folder: Path, *nodes: Node) -> Graph:
+    return build_graph(str(folder), nodes, fake(folder / "report"))
 
 
 def job_of(folder: Path | str) -> dict[str, Any]:

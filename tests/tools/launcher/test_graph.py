@@ -15,9 +15,9 @@ from pretrain.common.files import write_json
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, complete, fake, job_of, programs
+from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of
 from tools.launcher import graph as module
-from tools.launcher.graph import Graph, Node, build_graph, build_single
+from tools.launcher.graph import Graph, Node, build_single
 from tools.launcher.options import Options
 from tools.launcher.rank_main import run_stage
 from tools.launcher.spec import StageSpec
@@ -26,32 +26,9 @@ from tools.launcher.start import show_graph, start_graph
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
 
-def graph_of(folder: Path, *nodes: Node) -> Graph:
-    return build_graph(str(folder), nodes, fake(folder / "report"))
-
-
 def chain(folder: Path, extra: str = "") -> Graph:
     a, b = (fake(folder / name, "count", 1, 0.0, extra) for name in ("a", "b"))
     return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs in the place of SLURM's: jobs count from 100, the job ``refused`` is refused, the queue is a file.
-
-    Returns the folder with the submitted scripts, the questions, and the cancelled jobs.
-    """
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    sbatch = (
-        "grep -q job-name=.*:refused $1 && { echo invalid partition >&2; exit 1; }\n"
-        f"number=$((100 + $(ls {folder} | grep -c script)))\n"
-        f"cp $1 {folder}/$number.script\necho Submitted batch job $number"
-    )
-    squeue, scancel = f"echo >> {folder}/asked; cat {folder}/queue", f"echo $1 >> {folder}/cancelled"
-    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=sbatch, srun="", squeue=squeue, sacct="", scancel=scancel)
-    (folder / "queue").touch()
-    return folder
 
 
 def queue(cluster: Path, folder: Path, job_id: str) -> None:
@@ -76,6 +53,7 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, ca
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):
+    (cluster / "before").write_text("! grep -q job-name=.*:refused $1 || { echo invalid partition >&2; exit 1; }")
     parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
     nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
     with pytest.raises(UserError, match="invalid partition"):
@@ -115,12 +93,6 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     }
     assert len(list(tmp_path.glob("launch/code-*/tools"))) == len(list(tmp_path.glob("**/code-*/tools"))) == 1
     assert (cluster / "asked").read_text() == "\n"
-
-
-def test_a_dry_run_shows_an_array_as_it_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture):
-    show_graph(graph_of(tmp_path, *(Node(f"{i}", fake(tmp_path / str(i))) for i in range(3))), SLURM)
-    shown = capsys.readouterr().out
-    assert shown.count("#SBATCH --array=0-2%2\n") == shown.count("#!/bin/bash") == 1
 
 
 def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, capsys: pytest.CaptureFixture):

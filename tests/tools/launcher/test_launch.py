@@ -16,30 +16,22 @@ from tools.launcher import stages
 
 COCO = f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"
 HERE = ["--cluster", "local", "--gpus", "0"]
+JCL = ["pretrain", "--method", "jcl"]
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["pretrain", "--method", "jlc"], ("--method jlc", "did you mean 'jcl'")),
-        (["pretrain", "--method", "jcl", "--dry-ru"], ("--dry-ru",)),  # no abbreviations
+        ([*JCL, "--dry-ru"], ("--dry-ru",)),  # no abbreviations
         (["report", "x", "y", "--cluster", "local"], ("report does not know '--cluster'",)),
+        ([*JCL, "--parallel", "2"], ("pretrain does not know '--parallel'",)),  # nor does a stage what it would not use
+        (["convert", "a", "b.pth", "--gpus", "1"], ("convert does not know '--gpus'",)),
+        (["distributions", "random", "--nodes", "2"], ("distributions does not know '--nodes'",)),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
     refused(lambda: launch.main(words), *named)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["pretrain", "--method", "jcl", "--parallel", "2"],
-        ["convert", "a", "b.pth", "--gpus", "1"],
-        ["distributions", "random", "--nodes", "2"],
-    ],
-)
-def test_resources_that_a_stage_would_not_use_are_unknown(words: list[str]):
-    refused(lambda: launch.main([*words, "--dry-run"]), f"{words[0]} does not know '{words[-2]}'")
 
 
 @pytest.mark.parametrize("words", [["pretrain", "--method", "jcl"], ["pipeline", "x.yaml"], ["resume", "runs/x"]])
@@ -74,7 +66,6 @@ def test_a_conversion_has_the_options_of_its_script():
 
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]
 TRUTH = ["DATASETS.TRAIN", "('coco:a.json:here',)", "DATASETS.TEST", "('coco:a.json:here',)"]
-JCL = ["pretrain", "--method", "jcl"]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +104,6 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
     monkeypatch.setattr("tools.launcher.start.LocalRun.run", lambda run: 0)
     words = ["DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "48", "MODEL.WEIGHTS", "run"]
     assert launch.main(["pretrain", "--method", "jcl", *HERE, *words]) == 0
-
-
-def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.start.submit", lambda *given: ["7"])
-    assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 
 def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
@@ -222,4 +208,4 @@ def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
 
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]):
     assert launch.main([]) == 2
-    assert "many runs:" in capsys.readouterr().out
+    assert re.search("^ +pipeline +run the stages that a file describes", capsys.readouterr().out, re.MULTILINE)

@@ -16,9 +16,9 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import read_record, read_state
-from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
+from tests.tools.launcher.helpers import ROOT, fake, graph_of, job_of, programs, run_alone, steps, wait_for
 from tools.launcher import gpus, jobs, local_job, status
-from tools.launcher.graph import Graph, Node, build_graph
+from tools.launcher.graph import Node
 from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
 from tools.launcher.start import start_graph
@@ -38,15 +38,6 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
     assert "counting from 0" in capfd.readouterr().out
 
 
-def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_alone(fake(tmp_path / "bug", "fail", 1), here(2)) == 1
-    printed = capfd.readouterr().err
-    assert "RuntimeError: rank 1 cannot go on" in printed and "failed on rank 1" in printed
-    assert read_state(tmp_path / "bug")["state"] == "running"  # rank 0 was killed
-    assert run_alone(fake(tmp_path / "mistake", "fail", 0, True), here()) == 2
-    assert capfd.readouterr().err.splitlines()[-1] == "error: the value is 3; it must be 2"
-
-
 def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture):
     def kill() -> None:
         wait_for(lambda: [path.read_text() != "" for path in tmp_path.glob("pid.*")] == [True, True])
@@ -57,21 +48,25 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
 
 
-def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+FAILURES = {  # function and arguments of the stage, the exit status, and what is shown
+    "a bug": (("fail", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
+    "a mistake": (("fail", 0, True), 2, ("error: the value is 3; it must be 2",)),
+    "hangs": (("fail_and_hang", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
+    "full": (("fail_on_full_disk", 1), 1, ("cannot write results.json: No space left on device", "not be recorded")),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_the_first_failing_rank_is_shown_and_the_others_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, case: str
 ):
+    """The rank may hang at its exit, or be unable to record its error."""
+    stage, exit_status, shown = FAILURES[case]
     monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
-    assert run_alone(fake(tmp_path, "fail_and_hang", 1), here(2)) == 1
+    assert run_alone(fake(tmp_path, *stage), here(2)) == exit_status
     printed = capfd.readouterr().err
-    assert "failed on rank 1" in printed and "rank 1 cannot go on" in printed and "SIGKILL" not in printed
-    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
-
-
-def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
-    """Rank 0 waits for rank 1, which cannot write to the folder of records."""
-    assert run_alone(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
-    printed = capfd.readouterr().err
-    assert "cannot write results.json: No space left on device" in printed and "out of memory" not in printed
+    assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
+    assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
@@ -192,10 +187,6 @@ def test_a_job_is_told_which_gpus_it_has(
 def pair(folder: Path) -> list[Node]:
     """Two stages, each of which fails unless the other one runs at the same time."""
     return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
-
-
-def graph_of(folder: Path, *nodes: Node) -> Graph:
-    return build_graph(str(folder), nodes, fake(folder / "report"))
 
 
 def two(gpus: int = 0, **values: object) -> Options:

@@ -58,15 +58,15 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     ("text", "message"),
     [
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
-        ("gpus: four\n", r"gpus in .* is 'four'; it must be a whole number"),
-        ("max-timeouts: -1\n", "max_timeouts in .* is '-1'; it must be a whole number"),
+        ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER"),
+        ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),
+        ("max-timeouts: -1\n", "--max-timeouts is -1; it must be at least 0"),
         ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be text"),
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
         ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, in lines 1 and 2"),
         ("- a\n", "must contain 'option: value' lines"),
-        ("gpus: a100\n", "gpus in .* is 'a100'; it must be a whole number, or TYPE:NUMBER"),
         ("cpu: {time: [5]}\n", "cpu in .* must be 'option: value' lines"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
 
 
-WORDS = {"qos": "a100", "mem": "400G", "gres": "gpu:a100:8,scratch:9", "gpu-bind": "closest", "mail-type": "FAIL"}
+WORDS = "sbatch: {qos: a100, mem: 400G, gres: 'gpu:a100:8,scratch:9', gpu-bind: closest, mail-type: FAIL}\n"
 SITE = """\
 partition: gpu
 account: 'abc@a100'
@@ -128,42 +128,28 @@ time: 20:00:00
 sbatch: {qos: long, constraint: a100}
 cpu: {partition: prepost, time: '2:00:00', account: 'abc@cpu', qos: short, gres: none}
 """
+# The site file, and minutes, account, partition and further options of a stage without a GPU.
+CPU_STAGES = {
+    "the same nodes": (
+        f"time: 2-03:04:05\npartition: gpu\naccount: abc\n{WORDS}",
+        (30, "abc", "gpu", {"qos": "a100", "mem": "400G", "mail-type": "FAIL"}),
+    ),
+    "nodes of their own": (
+        f"cpu: {{partition: cpu}}\naccount: abc\n{WORDS}",
+        (30, "abc", "cpu", {"mail-type": "FAIL"}),
+    ),
+    "a short limit": ("time: 10\nsignal-delay: 500\n", (10, "", "", {})),
+    "a block": (SITE, (120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"})),
+}
 
 
-@pytest.mark.parametrize(
-    ("asked", "minutes", "account", "partition", "sbatch"),
-    [
-        (
-            Options(time="2-03:04:05", partition="gpu", account="abc", sbatch=WORDS),
-            30,
-            "abc",
-            "gpu",
-            {"qos": "a100", "mem": "400G", "mail-type": "FAIL"},
-        ),
-        (
-            Options(partition="gpu", cpu={"partition": "cpu"}, account="abc", sbatch=WORDS),
-            30,
-            "abc",
-            "cpu",
-            {"mail-type": "FAIL"},
-        ),
-        (Options(time="10", signal_delay=500), 10, "", "", {}),
-        (SITE, 120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"}),
-    ],
-    ids=["the same nodes", "nodes of their own", "a short limit", "a block in the site file"],
-)
-def test_stages_without_a_gpu_inherit_only_what_fits_them(
-    asked: Options | str, minutes: int, account: str, partition: str, sbatch: dict[str, str]
-):
-    asked = from_site(asked) if isinstance(asked, str) else replace(asked, cluster="slurm", gpus=0)
+@pytest.mark.parametrize("case", CPU_STAGES)
+def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
+    site, expected = CPU_STAGES[case]
+    asked = from_site(site, gpus=0)
     convert = asked.for_stage(CONVERT)
-    assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == (
-        minutes,
-        account,
-        partition,
-        sbatch,
-    )
-    assert convert.signal_delay < 60 * minutes and convert.gpus_per_node == 0
+    assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
+    assert convert.signal_delay < 60 * convert.minutes and convert.gpus_per_node == 0
     assert convert.for_stage(CONVERT) == convert  # as `resume` has it
     assert asked.for_stage(spec("pretrain")) == replace(asked, cpus_per_task=1)
 

@@ -48,49 +48,27 @@ AGAIN = 'echo JobState=RUNNING; [ "$1" != requeue ] || echo $2 > again'
 SILENT = "echo Unable to contact slurm controller >&2; exit 1"
 
 
-@pytest.mark.parametrize(
-    ("received", "scontrol", "error", "requeues", "state"),
-    [
-        (signal.SIGTERM, "echo JobId=7 JobName=a JobState=CANCELLED Reason=None", None, [], "stopped"),
-        (signal.SIGTERM, "echo JobId=7 JobState=RUNNING", None, ["submitit"], "requeued"),  # preempted
-        (signal.SIGTERM, SILENT, None, ["submitit"], "requeued"),
-        (signal.SIGUSR2, "echo JobState=COMPLETING", subprocess.TimeoutExpired("s", 60), ["submitit"], "requeued"),
-        (signal.SIGUSR2, AGAIN, subprocess.CalledProcessError(1, "s"), ["submitit", "again"], "requeued"),
-        (signal.SIGUSR2, AGAIN, OSError(errno.ENOSPC, "full"), ["submitit", "again"], "requeued"),
-        (
-            signal.SIGUSR2,
-            SILENT,
-            subprocess.CalledProcessError(1, "s"),
-            ["submitit"],
-            "SLURM does not requeue .*Unable",
-        ),
-        (signal.SIGUSR2, "", UncompletedJobError("too many"), ["submitit"], "used all its attempts"),
-    ],
-    ids=[
-        "cancelled",
-        "preempted",
-        "silent",
-        "slow, but it worked",
-        "controller restarts",
-        "full disk",
-        "refused",
-        "too often",
-    ],
-)
-def test_what_a_job_does_with_a_signal(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    received: signal.Signals,
-    scontrol: str,
-    error: Exception | None,
-    requeues: list[str],
-    state: str,
-):
+# Signal, what scontrol answers, the error of submitit's requeue, the requeues, and the state or the error.
+CASES = {
+    "cancelled": (signal.SIGTERM, "echo JobId=7 JobName=a JobState=CANCELLED Reason=None", None, [], "stopped"),
+    "preempted": (signal.SIGTERM, "echo JobId=7 JobState=RUNNING", None, ["submitit"], "requeued"),
+    "silent": (signal.SIGTERM, SILENT, None, ["submitit"], "requeued"),
+    "slow": (signal.SIGUSR2, "echo JobState=COMPLETING", subprocess.TimeoutExpired("s", 60), ["submitit"], "requeued"),
+    "restarts": (signal.SIGUSR2, AGAIN, subprocess.CalledProcessError(1, "s"), ["submitit", "again"], "requeued"),
+    "full disk": (signal.SIGUSR2, AGAIN, OSError(errno.ENOSPC, "full"), ["submitit", "again"], "requeued"),
+    "refused": (signal.SIGUSR2, SILENT, subprocess.CalledProcessError(1, "s"), ["submitit"], "not requeue .*Unable"),
+    "too often": (signal.SIGUSR2, "", UncompletedJobError("too many"), ["submitit"], "used all its attempts"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_job_does_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
     def requeue(_number: int, _frame: Any) -> None:
         env.requeues.append("submitit")
         if error:
             raise error
 
+    received, scontrol, error, requeues, state = CASES[case]
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=scontrol)
     monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()

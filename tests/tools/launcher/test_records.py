@@ -11,7 +11,7 @@ from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import write_failure
 from tests.tools.launcher.helpers import end
 from tools.launcher import records
-from tools.launcher.records import read_outcome, record_failure
+from tools.launcher.records import read_outcome
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
@@ -40,13 +40,6 @@ def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
     write_failure(tmp_path, 0, "rank 0: it was killed by SIGKILL")
     write_failure(tmp_path, 2, RuntimeError("later"))
     assert read_outcome(tmp_path)["failure"]["error"] == "rank 0: it was killed by SIGKILL"
-
-
-def test_a_failure_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "failed.1.json").mkdir()
-    record_failure(tmp_path, 1, UserError("no space left"))
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: no space left (of rank 1; it could not be recorded: cannot write ")
 
 
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):

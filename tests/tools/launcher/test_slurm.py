@@ -33,15 +33,6 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     assert shown(tmp_path)["state"] == "complete"
 
 
-@pytest.mark.slow
-def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
-    (job,) = submit_jobs([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
-    slurm_cluster.wait_state(job, "FAILED")
-    status.print_status(tmp_path)
-    printed = capsys.readouterr().out
-    assert "rank 1 on" in printed and "RuntimeError: rank 1 cannot go on" in printed
-
-
 def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     folder = tmp_path / "a folder; touch hacked $(touch hacked)"
     comment = 'it\'s "50 %" of $HOME; `id`'

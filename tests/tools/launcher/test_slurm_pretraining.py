@@ -123,28 +123,3 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     tables = [Path(name, "report.md").read_text().partition("## Cost")[0] for name in ("whole", "cut")]
     tables = [re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables]  # files' hashes depend on their folder
     assert tables[0] == tables[1]
-
-
-@pytest.mark.slow
-def test_a_sweep_on_slurm_ends_in_a_table(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-):
-    Path("linear.yaml").write_text("LINEAR: {BASE_LR: 1.0, EPOCHS: 1, IMS_PER_BATCH: 16}\n")
-    plan = {
-        "PRETRAIN": str(RECIPE),
-        "GRID": {"METHOD.JCL_LAMBDA": [1, 4]},
-        "LINEAR": "linear.yaml",
-        "OVERRIDES": overrides(images, tmp_path, "SOLVER.MAX_STEPS", "2"),
-    }
-    Path("sweep.yaml").write_text(yaml.safe_dump(plan))
-    graph = pipeline.load_pipeline("sweep.yaml", "out")
-    assert start_graph(graph, replace(slurm_options, parallel=1)) == 0
-    slurm_cluster.wait_state(job_of("out/report")["id"], "COMPLETED", seconds=300)
-    table = Path("out/report.md").read_text()
-    assert all(f"\n| jcl_lambda={value} " in table.split("## out\n")[1] for value in (1, 4))
-    assert "Incomplete runs" not in table
-    assert Path("out/report_scores.png").exists()
-    capsys.readouterr()
-    assert start_graph(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
-    printed = capsys.readouterr().out
-    assert "array" not in printed and table in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,13 +81,25 @@ def _inspect_gpus() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB"
+        capability = f"{properties.major}.{properties.minor}"
+        architectures = [name for name in torch.cuda.get_arch_list() if name.startswith("sm_")]  # AMD's are gfx
+        oldest = min(architectures, key=_parse_capability, default="")
+        if _parse_capability(oldest) > (properties.major, properties.minor):
+            what = f"compute capability {capability}, but torch {torch.__version__} has kernels from {oldest} on"
+            yield f"GPU {index}", "bad", f"{text}: {what}; install its build for CUDA 12.6 (pytorch.org)"
+            continue
         try:
             torch.ones(8, device=f"cuda:{index}").sum().item()
         except RuntimeError as error:
-            remedy = "see nvidia-smi; if the GPU is old, install torch's build for CUDA 12.6 (pytorch.org)"
-            yield f"GPU {index}", "bad", f"{text}: {first_line(error)}; {remedy}"
+            yield f"GPU {index}", "bad", f"{text}: {first_line(error)}; see nvidia-smi"
         else:
             yield f"GPU {index}", "ok", f"{text}; torch {torch.__version__} computes on it"
+
+
+def _parse_capability(architecture: str) -> tuple[int, int]:
+    """Return the compute capability of an architecture such as ``sm_75`` or ``sm_100a``; (0, 0) of an empty one."""
+    digits = re.sub(r"\D", "", architecture) or "0"
+    return divmod(int(digits), 10)
 
 
 def _inspect_detectron2() -> Finding:

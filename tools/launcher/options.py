@@ -200,7 +200,10 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     if cluster == "slurm" and clusters:  # recorded, so that status and cancel ask the same cluster
         words["sbatch"].setdefault("clusters", clusters)
     options = Options(**{**site, **arguments, **words, "cluster": cluster})
-    _check(options)
+    try:
+        _check(options)
+    except UserError as error:
+        raise UserError(f"{error} (the site file is {path})" if site else str(error)) from None
     return options
 
 

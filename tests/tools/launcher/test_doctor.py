@@ -63,17 +63,14 @@ def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_gpu_older_than_torchs_kernels_is_named(monkeypatch: pytest.MonkeyPatch):
-    def ones(_size: int, device: str) -> torch.Tensor:
-        raise RuntimeError("CUDA error: no kernel image is available\nCUDA kernel errors might be reported later")
-
-    gpu = SimpleNamespace(name="Tesla V100", total_memory=32 * 2**30)
+    gpu = SimpleNamespace(name="Tesla V100", total_memory=32 * 2**30, major=7, minor=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_75", "sm_80", "sm_120a"])
     ((subject, state, text),) = doctor._inspect_gpus()
     assert (subject, state) == ("GPU 0", "bad")
-    assert text.startswith("Tesla V100, 32 GiB: CUDA error: no kernel image is available; ") and "CUDA 12.6" in text
+    assert "compute capability 7.0" in text and "from sm_75 on" in text and "CUDA 12.6" in text
 
 
 def test_shared_memory_for_the_workers_of_eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

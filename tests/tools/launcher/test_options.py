@@ -58,7 +58,7 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     ("text", "message"),
     [
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
-        ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER"),
+        ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER.* \(the site file is .*cluster.yaml\)"),
         ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),
         ("max-timeouts: -1\n", "--max-timeouts is -1; it must be at least 0"),
         ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be text"),

@@ -42,7 +42,6 @@ from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_batch_division, check_ranges, check_training, describe_keys
 
 if TYPE_CHECKING:
-    from transfer.coco.results import Results
     from transfer.weights.load import Weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
@@ -103,7 +102,7 @@ def fine_tune(
     engine: str = "auto",
     resume: bool = False,
     eval_only: bool = False,
-) -> Results:
+) -> dict[str, Any]:
     """Fine-tune or evaluate a detector in this process, and return the content of results.json.
 
     Ctrl-C (in a notebook: interrupting the cell) stops after the current step and writes a checkpoint.
@@ -185,7 +184,7 @@ def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
     preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # a resumed run does not need them
 
 
-def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
+def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, Any]:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:

@@ -42,8 +42,6 @@ def check_classes(cfg: CfgNode, classes: Classes) -> None:
     Raises:
         UserError: two data sets differ, or the number of classes does.
     """
-    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
-        return
     check_same_categories(classes)
     key = classes_key(cfg)
     for name, labels in classes.items():

@@ -195,14 +195,6 @@ def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
         atomic_write(checked_copy(name, cfg.OUTPUT_DIR), json.dumps(content))
     for note in notes:
         log.info(f"{path}: {note}")
-    min_size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-    fraction = check.compute_fraction_of_small_boxes(content, min_size, max_size)
-    if fraction >= 0.01:
-        log.info(
-            f"{path}: {fraction:.0%} of its boxes are narrower than {check.SMALL} pixels at INPUT.MIN_SIZE_TEST "
-            f"{min_size} and MAX_SIZE_TEST {max_size}, so the detector will miss them; raise INPUT.MIN_SIZE_* and "
-            "MAX_SIZE_*"
-        )
     return content
 
 

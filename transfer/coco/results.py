@@ -44,21 +44,6 @@ class Detection(TypedDict):
     keypoints: NotRequired[list[float]]
 
 
-class Results(TypedDict):
-    """The content of results.json."""
-
-    stage: str
-    engine: dict[str, str]
-    metrics: Metrics  # of the first data set
-    datasets: dict[str, Metrics]
-    predictions: dict[str, str]  # data set -> file, relative to the run folder
-    iteration: int | None
-    protocol: dict[str, Any]
-    schedule: dict[str, Any]
-    weights: dict[str, Any]
-    config: str
-
-
 def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
@@ -152,7 +137,7 @@ def write_results(
     engine: str,
     weights: Mapping[str, Any],
     iteration: int | None,
-) -> Results:
+) -> dict[str, Any]:
     """Write the results.json of a transfer run to ``path``, and return its content.
 
     Args:
@@ -162,7 +147,7 @@ def write_results(
     """
     depth = cfg.MODEL.RESNETS.DEPTH
     predictions = {name: predictions_file(name) for name in metrics}  # relative, since the run folder may be moved
-    content: Results = {
+    content = {
         "stage": "transfer",
         "engine": {"name": engine, "version": metadata.version(engine)},
         "metrics": next(iter(metrics.values()), {}),

@@ -97,7 +97,7 @@ class Detectron2Engine(Engine):
         return records, repeat_factors, build_mapper(self.cfg, True)
 
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
-        records = load_test_records(self.cfg, name)
+        records = load_test_records(name)
         return records, read_category_ids(self.cfg, name)
 
     def build_test_mapper(self) -> Mapper:
@@ -132,8 +132,7 @@ class Detectron2Engine(Engine):
             return super().evaluate_set(model, name, visualize, keep=keep)
         evaluator = build_evaluator(name)
         evaluator.reset()
-        records = load_test_records(self.cfg, name)
-        self.run_on_test_set(model, records, partial(_process, evaluator, model))
+        self.run_on_test_set(model, load_test_records(name), partial(_process, evaluator, model))
         tasks: Any = evaluator.evaluate()
         if not is_main():
             return {}

@@ -171,9 +171,8 @@ def _read_categories(name: str) -> Categories:
         if files:
             return data.read(files.annotations)["categories"]
     with contextlib.suppress(UserError):
-        return [
-            {"id": i, "name": class_name} for i, class_name in enumerate(catalog.read_metadata(name).thing_classes, 1)
-        ]
+        classes = catalog.read_metadata(name).thing_classes
+        return [{"id": number, "name": class_name} for number, class_name in enumerate(classes, 1)]
     return []
 
 

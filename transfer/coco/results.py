@@ -93,9 +93,8 @@ def evaluate(
         iou_type: Any = task  # pycocotools' stubs name the three
         with contextlib.redirect_stdout(io.StringIO()):
             coco_eval: Any = COCOeval(truth, truth.loadRes(records) if records else _index(content, []), iou_type)
-        if len(oks_sigmas):
-            coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
-        with contextlib.redirect_stdout(io.StringIO()):
+            if len(oks_sigmas):
+                coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
             coco_eval.evaluate()
             coco_eval.accumulate()
             coco_eval.summarize()

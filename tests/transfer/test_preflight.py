@@ -13,7 +13,7 @@ from tests.transfer import tiny_coco
 from transfer import preflight
 
 
-def test_networks_that_are_no_detectors_and_files_of_proposals_are_refused() -> None:
+def test_what_the_detectron2_engine_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(**keys: Any) -> None:
         preflight.check_engine(tiny_coco.config(Path("out"), "coco_2017_val", **keys), "detectron2", eval_only=False)
 
@@ -22,14 +22,6 @@ def test_networks_that_are_no_detectors_and_files_of_proposals_are_refused() -> 
         words = (f"MODEL.META_ARCHITECTURE is {architecture}", "GeneralizedRCNN")
         refused(functools.partial(check, MODEL__META_ARCHITECTURE=architecture), *words)
     refused(lambda: check(MODEL__LOAD_PROPOSALS=True), "MODEL.LOAD_PROPOSALS")
-
-
-@pytest.mark.detectron2
-def test_deformable_convolutions_need_compiled_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"MODEL__RESNETS__DEFORM_ON_PER_STAGE": [False, True, True, True]}
-    cfg = tiny_coco.config(Path("out"), "coco_2017_val", **keys)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    preflight.check_engine(cfg, "detectron2", eval_only=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check = lambda: preflight.check_engine(cfg, "detectron2", eval_only=False)  # noqa: E731
-    refused(check, "MODEL.RESNETS.DEFORM_ON_PER_STAGE", "build")
+    deformable = {"MODEL__RESNETS__DEFORM_ON_PER_STAGE": [False, True, True, True]}
+    refused(lambda: check(**deformable), "MODEL.RESNETS.DEFORM_ON_PER_STAGE", "build")

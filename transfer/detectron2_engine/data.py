@@ -99,17 +99,13 @@ def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
         repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
             records, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
         ).tolist()
-    return _pack(records), repeat_factors
+    return DatasetFromList(records, copy=False), repeat_factors
 
 
 def load_test_records(name: str) -> Sequence[Record]:
     """Load the records of a data set in DATASETS.TEST."""
-    return _pack(get_detection_dataset_dicts(name, filter_empty=False))
-
-
-def _pack(records: Any) -> Any:
-    """Return records as one block of bytes, which forked workers share."""
-    return DatasetFromList(records, copy=False)
+    records: Any = get_detection_dataset_dicts(name, filter_empty=False)
+    return DatasetFromList(records, copy=False)  # one block of bytes, which forked workers share
 
 
 def read_category_ids(cfg: CfgNode, name: str) -> list[int]:

@@ -107,14 +107,9 @@ class Engine(ABC):
         records, repeat_factors, mapper = self.load_training_set()
         if not records:
             raise UserError(f"no image of {', '.join(self.cfg.DATASETS.TRAIN)} has annotations to train on")
-        return TrainingData(
-            records,
-            repeat_factors,
-            mapper,
-            batch_size=self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size(),
-            group_by_shape=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING,
-            pin_memory=self.pin_memory,
-        )
+        batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
+        group_by_shape = self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
+        return TrainingData(records, repeat_factors, mapper, batch_size, group_by_shape, self.pin_memory)
 
     def test_images(self, records: Sequence[Record]) -> MappedRecords:
         """Return records as an evaluation gives them to the model."""

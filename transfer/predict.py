@@ -131,11 +131,13 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
 
     from .distributed import join
     from .train import build, load_engine
-    from .weights.load import read_weights
+    from .weights.load import check_config, read_weights
 
     device = join(cfg.MODEL.DEVICE)
     set_float32_precision(cfg.FLOAT32_PRECISION)
-    loaded_engine, model = build(load_engine(engine), cfg, device, read_weights(cfg.MODEL.WEIGHTS))
+    weights = read_weights(cfg.MODEL.WEIGHTS)
+    check_config(weights, cfg)
+    loaded_engine, model = build(load_engine(engine), cfg, device, weights)
     return Detector(loaded_engine, model, device, categories)
 
 

@@ -92,9 +92,10 @@ def run(
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if checkpoint:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
-    assert weights
-    require_heads = eval_only or start > 0
-    engine, model = build(engine_class, cfg, device, weights, check=not checkpoint, require_heads=require_heads)
+    else:
+        assert weights
+        check_config(weights, cfg)
+    engine, model = build(engine_class, cfg, device, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
@@ -115,25 +116,16 @@ def run(
 
 
 def build(
-    engine_class: type[Engine],
-    cfg: CfgNode,
-    device: torch.device,
-    weights: Weights,
-    *,
-    check: bool = True,
-    require_heads: bool = True,
+    engine_class: type[Engine], cfg: CfgNode, device: torch.device, weights: Weights, *, require_heads: bool = True
 ) -> tuple[Engine, nn.Module]:
     """Build the engine, and the model with ``weights``, which are cleared.
 
     Args:
-        check: compare ``cfg`` with what the weights were trained with.
         require_heads: the weights are a detector's, not only a backbone's.
     """
     engine = engine_class(cfg)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(device)
-    if check:
-        check_config(weights, engine.cfg)
     load_weights(model.state_dict, weights, require_heads=require_heads)
     weights.state.clear()  # the model has them now
     return engine, model

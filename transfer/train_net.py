@@ -210,8 +210,7 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
             metrics = train.run(train.load_engine(engine), cfg, device, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
-            file = output_dir / "results.json"
-            return on_first_rank(write_results, file, cfg, metrics, engine, summary, iteration)
+            return on_first_rank(write_results, cfg, metrics, engine, summary, iteration)
 
 
 def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:

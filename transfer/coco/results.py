@@ -130,20 +130,16 @@ def table(metrics: Metrics) -> str:
 
 
 def write_results(
-    path: Path,
-    cfg: CfgNode,
-    metrics: Mapping[str, Metrics],
-    engine: str,
-    weights: Mapping[str, Any],
-    iteration: int | None,
+    cfg: CfgNode, metrics: Mapping[str, Metrics], engine: str, weights: Mapping[str, Any], iteration: int | None
 ) -> dict[str, Any]:
-    """Write the results.json of a transfer run to ``path``, and return its content.
+    """Write the results.json of a transfer run into OUTPUT_DIR, and return its content.
 
     Args:
         metrics: what `evaluate` returned for each data set.
         weights: `Weights.summary()` of the initial weights, or of the detector that was evaluated.
         iteration: optimizer steps done, or None if nothing was trained.
     """
+    output_dir = Path(cfg.OUTPUT_DIR)
     depth = cfg.MODEL.RESNETS.DEPTH
     predictions = {name: predictions_file(name) for name in metrics}  # relative, since the run folder may be moved
     content = {
@@ -151,7 +147,7 @@ def write_results(
         "engine": {"name": engine, "version": metadata.version(engine)},
         "metrics": next(iter(metrics.values()), {}),
         "datasets": dict(metrics),
-        "predictions": {name: file for name, file in predictions.items() if (path.parent / file).is_file()},
+        "predictions": {name: file for name, file in predictions.items() if (output_dir / file).is_file()},
         "iteration": iteration,
         "protocol": {
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
@@ -173,7 +169,7 @@ def write_results(
         "weights": dict(weights),
         "config": dump(cfg),
     }
-    write_json(path, content)
+    write_json(output_dir / "results.json", content)
     return content
 
 

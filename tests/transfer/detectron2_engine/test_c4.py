@@ -12,27 +12,13 @@ from PIL import Image
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from tests.transfer.test_configs import CONFIGS
+from tests.transfer.test_configs import CONFIGS, SMOKE
 from transfer import preflight
 from transfer.coco import catalog
 from transfer.config import load_config
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes
-SMALL = {
-    "MODEL.WEIGHTS": "",
-    "MODEL.DEVICE": "cpu",
-    "INPUT.MIN_SIZE_TRAIN": (64,),
-    "INPUT.MIN_SIZE_TEST": 64,
-    "SOLVER.IMS_PER_BATCH": 2,
-    "SOLVER.MAX_ITER": 2,
-    "SOLVER.STEPS": (),
-    "TEST.PRECISE_BN.NUM_ITER": 1,
-    "DATALOADER.NUM_WORKERS": 0,
-    "SEED": 3,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
-}
+SMALL = {key: value for key, value in SMOKE.items() if "NUM_CLASSES" not in key}  # of a recipe, its own
 
 
 def write_voc(root: Path) -> None:
@@ -59,13 +45,10 @@ def _format(record: dict[str, Any]) -> str:
     return f"<object>{fields}<pose>Frontal</pose><bndbox>{bounds}</bndbox></object>"
 
 
-def command(recipe: str, *flags: str, **more: Any) -> list[str]:
-    keys = SMALL | {key.replace("__", "."): value for key, value in more.items()}
-    return ["--config-file", str(CONFIGS / recipe), "--engine", "detectron2", *flags, *tiny_coco.words(keys)]
-
-
 def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
-    return tiny_coco.fine_tune(command(recipe, *flags, **more))
+    keys = SMALL | {key.replace("__", "."): value for key, value in more.items()}
+    words = ["--config-file", str(CONFIGS / recipe), "--engine", "detectron2", *flags, *tiny_coco.words(keys)]
+    return tiny_coco.fine_tune(words)
 
 
 @pytest.mark.detectron2
@@ -74,7 +57,9 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     write_voc(tmp_path / "datasets")
     tiny_coco.write_backbone(tmp_path, "resnet50")
-    keys = {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
+    keys: dict[str, Any] = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
+    evaluation = {**keys, "MODEL__WEIGHTS": "out/model_final.pth", "OUTPUT_DIR": "eval"}
+    keys |= {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
     results = go("voc_R50_C4_24k.yaml", "--visualize", "2", **keys)
     assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
     protocol = results["protocol"]
@@ -85,12 +70,9 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     lines = [json.loads(line) for line in Path("out/metrics.json").read_text().splitlines()]
     assert "bbox/AP50" in lines[-1]
     saved = torch.load("out/model_final.pth")["model"]
-    assert {
-        "backbone.res4.5.conv3.weight",
-        "roi_heads.res5.2.conv3.weight",
-        "roi_heads.res5.norm.weight",
-    } <= saved.keys()
-    again = go("voc_R50_C4_24k.yaml", "--eval-only", MODEL__WEIGHTS="out/model_final.pth", OUTPUT_DIR="eval")
+    names = {"backbone.res4.5.conv3.weight", "roi_heads.res5.2.conv3.weight", "roi_heads.res5.norm.weight"}
+    assert names <= saved.keys()
+    again = go("voc_R50_C4_24k.yaml", "--eval-only", **evaluation)
     assert again["metrics"] == results["metrics"]
     more = go("voc_R50_C4_24k.yaml", "--resume", SOLVER__MAX_ITER=3, **keys)
     assert more["iteration"] == 3 and "resuming from out/model_final.pth" in Path("out/log.txt").read_text()

@@ -21,15 +21,6 @@ NEEDS_LVIS = pytest.mark.skipif(  # without Detectron2 the tests are skipped for
     reason="needs: pip install --no-deps lvis",
 )
 RECIPE = "lvis_v1_mask_R50_FPN_2x.yaml"
-SMALL = {
-    "MODEL__RESNETS__DEPTH": 18,
-    "MODEL__RESNETS__RES2_OUT_CHANNELS": 64,
-    "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
-    "MODEL__FPN__OUT_CHANNELS": 16,
-    "MODEL__ROI_MASK_HEAD__CONV_DIM": 16,
-    "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
-    "TEST__DETECTIONS_PER_IMAGE": 20,
-}
 
 
 def write_lvis(root: Path, name: str) -> None:
@@ -56,7 +47,7 @@ def write_lvis(root: Path, name: str) -> None:
 def test_the_recipe_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_lvis(tmp_path / "datasets", "lvis_v1")
-    results = go(RECIPE, OUTPUT_DIR="lvis", **SMALL)
+    results = go(RECIPE, OUTPUT_DIR="lvis", MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.0, TEST__DETECTIONS_PER_IMAGE=20)
     assert list(results["metrics"]) == ["bbox", "segm"]
     box = results["metrics"]["bbox"]
     assert {"AP", "APr", "APc", "APf"} <= box.keys() and box["APr"] is None and box["APf"] >= 0

@@ -65,7 +65,7 @@ def load_coco(
     for annotation in content.pop("annotations"):
         by_image[annotation["image_id"]].append(annotation)
     # Annotations are popped, which frees what is packed.
-    records: Iterable[Any] = (
+    records: Iterable[Record] = (
         {
             "file_name": str(data_set.images / image["file_name"]),
             "image_id": image["id"],

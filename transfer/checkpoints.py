@@ -32,11 +32,14 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
     """
     name = first_nonfinite(state["model"])
     if name:
-        raise UserError(
-            f"training diverged: after iteration {state['iteration']} {name} has values that are not finite, so no "
-            "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
-        )
+        when = f"after iteration {state['iteration']}"
+        raise diverged(f": {when} {name} has values that are not finite, so no checkpoint was written")
     checkpoint.save(path, state)
+
+
+def diverged(what: str) -> UserError:
+    """Return the error of a training whose losses or weights are no longer finite."""
+    return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:

@@ -1,7 +1,7 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
 
-keys.yaml contains every key: those that the torchvision engine honors, those that it rejects unless they have their
-default, and this project's own.
+keys.yaml contains every key with its default, limits and meaning: those that the torchvision engine honors, those that
+it rejects unless they have their default, and this project's own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
+from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides
 from pretrain.common.errors import UserError
 
@@ -22,29 +23,8 @@ HONORED: dict[str, Any] = dict(flatten(_TABLES["honored"]))  # key -> default
 REJECTED: dict[str, Any] = dict(flatten(_TABLES["rejected"]))
 OWN: dict[str, Any] = dict(flatten(_TABLES["own"]))
 MEANINGS: dict[str, str] = _TABLES["meanings"]
-_NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
-ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supports only some values
-    "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
-    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
-    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101),
-    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
-    "MODEL.RESNETS.NORM": _NORMS[1:],
-    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
-    "MODEL.FPN.NORM": _NORMS,
-    "MODEL.RPN.IN_FEATURES": (["p2", "p3", "p4", "p5", "p6"],),
-    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads",),
-    "MODEL.ROI_HEADS.IN_FEATURES": (["p2", "p3", "p4", "p5"],),
-    "MODEL.ROI_BOX_HEAD.NAME": ("FastRCNNConvFCHead",),
-    "MODEL.ROI_BOX_HEAD.NORM": _NORMS,
-    "MODEL.ROI_MASK_HEAD.NORM": _NORMS,
-    "INPUT.RANDOM_FLIP": ("horizontal", "none"),
-    "INPUT.FORMAT": ("BGR", "RGB"),
-    "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
-    "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR"),
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
-}
-
+ALLOWED: dict[str, list[Any]] = _TABLES["allowed"]  # honored keys of which the engine supports only some values
+LIMITS = {key: Range(*limits) for key, limits in _TABLES["limits"].items()}
 
 # Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
 FREE_ANYWHERE = ("OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS")

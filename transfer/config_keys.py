@@ -10,34 +10,11 @@ import re
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.limits import Range
 from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
 
-from .config import ALLOWED, MEANINGS, REJECTED, default_config, list_tasks
-
-LIMITS = {
-    "DATALOADER.NUM_WORKERS": Range(),
-    "SEED": Range(-1, 2**31 - 1),
-    "SOLVER.ACCUMULATE": Range(1),
-    "SOLVER.BASE_LR": Range(),
-    "SOLVER.BASE_LR_END": Range(),
-    "SOLVER.CHECKPOINT_KEEP": Range(),
-    "SOLVER.CHECKPOINT_PERIOD": Range(1),
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": Range(),
-    "SOLVER.FROZEN_BN_ITER": Range(),
-    "SOLVER.GAMMA": Range(),
-    "SOLVER.IMS_PER_BATCH": Range(1),
-    "SOLVER.MAX_ITER": Range(1),
-    "SOLVER.MOMENTUM": Range(high=1),
-    "SOLVER.REFERENCE_WORLD_SIZE": Range(),
-    "SOLVER.WARMUP_FACTOR": Range(),
-    "SOLVER.WARMUP_ITERS": Range(),
-    "SOLVER.WEIGHT_DECAY": Range(),
-    "SOLVER.WEIGHT_DECAY_NORM": Range(),
-    "TEST.PRECISE_BN.NUM_ITER": Range(1),
-}
+from .config import ALLOWED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
 
 
 def check_ranges(cfg: CfgNode) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a fine-tuning: their start, their group, agreement on a stop, and inference on several ranks."""
+"""The processes of a fine-tuning: their start, their group, agreement on a stop, and progress."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 
 from pretrain.common import distributed, interrupt
 from pretrain.common.errors import UserError
@@ -104,30 +102,3 @@ def log_progress(batches: Iterable[T], total: int, what: str) -> Iterator[T]:
             rate = done / (now - start)
             log.info(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
         yield batch
-
-
-@torch.no_grad()
-def run_inference(model: nn.Module, batches: Iterable[T], total: int, detect: Callable[[T], list[Any]]) -> list[Any]:
-    """Call ``detect`` on this rank's ``total`` batches with the model in evaluation mode.
-
-    Returns:
-        Every rank's results, in rank order, on rank 0; [] on other ranks.
-
-    Raises:
-        Stopped: a stop was requested on one of the ranks.
-    """
-    was_training = model.training
-    results: list[Any] = []
-    model.eval()
-    for batch in log_progress(batches, total, "evaluation"):
-        if stop_requested():
-            break
-        results += detect(batch)
-    model.train(was_training)
-    raise_if_stopped()
-    world = distributed.world_size()
-    if world == 1:
-        return results
-    gathered: list[Any] | None = [None] * world if distributed.is_main() else None
-    dist.gather_object(results, gathered)
-    return [result for rank_results in gathered or () for result in rank_results]

@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import stop_requested
 
 from .coco.results import Detection, Metrics, score
-from .distributed import run_inference
+from .distributed import log_progress, raise_if_stopped
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
 
 
@@ -105,28 +107,44 @@ class Engine(ABC):
         records, repeat_factors, mapper = self.load_training_set()
         if not records:
             raise UserError(f"no image of {', '.join(self.cfg.DATASETS.TRAIN)} has annotations to train on")
-        return TrainingData(
-            records,
-            repeat_factors,
-            mapper,
-            batch_size=self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size(),
-            group_by_shape=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING,
-            pin_memory=self.pin_memory,
-        )
+        batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
+        group_by_shape = self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
+        return TrainingData(records, repeat_factors, mapper, batch_size, group_by_shape, self.pin_memory)
 
     def test_images(self, records: Sequence[Record]) -> MappedRecords:
         """Return records as an evaluation gives them to the model."""
         return MappedRecords(records, self.build_test_mapper())
 
+    @torch.no_grad()
     def run_on_test_set(
         self, model: nn.Module, records: Sequence[Record], detect: Callable[[list[ModelInput]], list[Any]]
     ) -> list[Any]:
-        """Call ``detect`` on this rank's records, one image at a time; return all results on rank 0, [] elsewhere."""
+        """Call ``detect`` on this rank's records, one image at a time, with the model in evaluation mode.
+
+        Returns:
+            Every rank's results, in rank order, on rank 0; [] on other ranks.
+
+        Raises:
+            Stopped: a stop was requested on one of the ranks.
+        """
         indices = range(len(records))[distributed.rank_slice(len(records))]
         items = [[(index, index)] for index in indices]
         workers = self.cfg.DATALOADER.NUM_WORKERS
         batches = load_batches(self.test_images(records), items, workers, pin_memory=self.pin_memory)
-        return run_inference(model, batches, len(items), detect)
+        results: list[Any] = []
+        was_training = model.training
+        model.eval()
+        for batch in log_progress(batches, len(items), "evaluation"):
+            if stop_requested():
+                break
+            results += detect(batch)
+        model.train(was_training)
+        raise_if_stopped()
+        if distributed.world_size() == 1:
+            return results
+        gathered: list[Any] | None = [None] * distributed.world_size() if distributed.is_main() else None
+        dist.gather_object(results, gathered)
+        return [result for rank_results in gathered or () for result in rank_results]
 
     def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
         """Return the metrics of each set of DATASETS.TEST on rank 0, {} on other ranks.

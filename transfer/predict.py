@@ -131,11 +131,13 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
 
     from .distributed import join
     from .train import build, load_engine
-    from .weights.load import read_weights
+    from .weights.load import check_config, read_weights
 
     device = join(cfg.MODEL.DEVICE)
     set_float32_precision(cfg.FLOAT32_PRECISION)
-    loaded_engine, model = build(load_engine(engine), cfg, device, read_weights(cfg.MODEL.WEIGHTS))
+    weights = read_weights(cfg.MODEL.WEIGHTS)
+    check_config(weights, cfg)
+    loaded_engine, model = build(load_engine(engine), cfg, device, weights)
     return Detector(loaded_engine, model, device, categories)
 
 
@@ -171,9 +173,8 @@ def _read_categories(name: str) -> Categories:
         if files:
             return data.read(files.annotations)["categories"]
     with contextlib.suppress(UserError):
-        return [
-            {"id": i, "name": class_name} for i, class_name in enumerate(catalog.read_metadata(name).thing_classes, 1)
-        ]
+        classes = catalog.read_metadata(name).thing_classes
+        return [{"id": number, "name": class_name} for number, class_name in enumerate(classes, 1)]
     return []
 
 

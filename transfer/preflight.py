@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, did_you_mean
-from pretrain.common.files import existing_file, read_json
+from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, stage_of
 
 from . import HOOKS, MAPPERS
@@ -35,14 +35,12 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         return
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
-    if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or model.LOAD_PROPOSALS or architecture != "GeneralizedRCNN"):
-        raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN, and no keypoints or files of proposals; set it False")
-    reason = f"MODEL.META_ARCHITECTURE is {architecture}"
-    if architecture in ("ProposalNetwork", "SemanticSegmentor") and (eval_only or cfg.DATASETS.TEST):
-        raise UserError(f'{reason}, for which there is no AP; set DATASETS.TEST "()", or choose GeneralizedRCNN')
-    trains_on_objects = not (eval_only or all(map(data.in_catalog, cfg.DATASETS.TRAIN)))
-    if architecture in ("PanopticFPN", "SemanticSegmentor") and trains_on_objects:
-        raise UserError(f"{reason}, but a file of objects in COCO's format labels no pixels; choose GeneralizedRCNN")
+    if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):
+        raise UserError(f"MODEL.META_ARCHITECTURE is {architecture}, no detector; choose GeneralizedRCNN or RetinaNet")
+    if model.LOAD_PROPOSALS:
+        raise UserError("MODEL.LOAD_PROPOSALS is True, but files of proposals are not supported; set it False")
+    if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or architecture != "GeneralizedRCNN"):
+        raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN without keypoints; set it False")
     if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
         raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
@@ -59,12 +57,6 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     names = data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
         data.find(name)
-    for split in ("TRAIN", "TEST")[eval_only:] if cfg.MODEL.LOAD_PROPOSALS else ():
-        files = cfg.DATASETS[f"PROPOSAL_FILES_{split}"]
-        if len(files) != len(cfg.DATASETS[split]):
-            raise UserError(f"DATASETS.PROPOSAL_FILES_{split} is {files}; give a file for each set in DATASETS.{split}")
-        for file in (file for file in files if "://" not in file):
-            existing_file(file, f"file of DATASETS.PROPOSAL_FILES_{split}")
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
     data.check_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)

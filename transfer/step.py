@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pretrain.common import distributed
 from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import average_gradients
-from pretrain.common.errors import UserError
 
+from . import checkpoints
 from .samplers import ModelInput, derive_seed
 from .trainer import Trainer
 
@@ -45,7 +45,7 @@ def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[Model
     if not all(map(math.isfinite, values)):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
         images = ", ".join(image["file_name"] for image in batch)
-        raise diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
+        raise checkpoints.diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
     trainer.skipped.update(loss_scale, iteration)
     if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         scaler.unscale_(trainer.optimizer)  # the optimizer's step clips
@@ -88,8 +88,3 @@ def accumulate_losses(
                 losses = {name: loss.detach() for name, loss in losses.items()}
         sums = {name: loss + sums[name] if sums else loss for name, loss in losses.items()}
     return sums
-
-
-def diverged(what: str) -> UserError:
-    """Return the error of a training whose losses or weights are no longer finite."""
-    return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")

@@ -33,7 +33,7 @@ from .batch_norm import estimate_frozen_bn, precise_bn
 from .coco.results import Metrics, flatten_metrics
 from .config import dump
 from .engine import Engine
-from .step import diverged, run_step
+from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
 from .weights.load import Weights, check_config, load_weights
 
@@ -92,9 +92,10 @@ def run(
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if checkpoint:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
-    assert weights
-    require_heads = eval_only or start > 0
-    engine, model = build(engine_class, cfg, device, weights, check=not checkpoint, require_heads=require_heads)
+    else:
+        assert weights
+        check_config(weights, cfg)
+    engine, model = build(engine_class, cfg, device, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
@@ -115,25 +116,16 @@ def run(
 
 
 def build(
-    engine_class: type[Engine],
-    cfg: CfgNode,
-    device: torch.device,
-    weights: Weights,
-    *,
-    check: bool = True,
-    require_heads: bool = True,
+    engine_class: type[Engine], cfg: CfgNode, device: torch.device, weights: Weights, *, require_heads: bool = True
 ) -> tuple[Engine, nn.Module]:
     """Build the engine, and the model with ``weights``, which are cleared.
 
     Args:
-        check: compare ``cfg`` with what the weights were trained with.
         require_heads: the weights are a detector's, not only a backbone's.
     """
     engine = engine_class(cfg)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(device)
-    if check:
-        check_config(weights, engine.cfg)
     load_weights(model.state_dict, weights, require_heads=require_heads)
     weights.state.clear()  # the model has them now
     return engine, model
@@ -164,14 +156,10 @@ def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] |
 def _choose_seed(configured: int, resumed: int | None) -> int:
     """Return the seed of the resumed run, the configured one, or a random one shared by all ranks."""
     if resumed is None:
-        return configured if configured >= 0 else on_first_rank(_draw_seed)
+        return configured if configured >= 0 else int.from_bytes(on_first_rank(os.urandom, 4), "little") >> 1
     if configured not in (resumed, -1):
         log.info(f"SEED is {configured}, but the run was started with {resumed} and keeps it")
     return resumed
-
-
-def _draw_seed() -> int:
-    return int.from_bytes(os.urandom(4), "little") >> 1
 
 
 def train(trainer: Trainer, start: int, visualize: int, *, resume_evaluation: bool) -> dict[str, Metrics]:
@@ -220,7 +208,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
                 raise Stopped(reason)
         trainer.iter = end
     except FloatingPointError as error:  # raised by Detectron2's proposal generator
-        raise diverged(f": {one_line(error)}") from error
+        raise checkpoints.diverged(f": {one_line(error)}") from error
     finally:
         trainer.call_hooks("after_train")
     num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())

@@ -38,11 +38,13 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import stage_of
+from transfer import preflight
+from transfer.coco import data
+from transfer.coco.classes import CLASSES
 from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_batch_division, check_ranges, check_training, describe_keys
 
 if TYPE_CHECKING:
-    from transfer.coco.results import Results
     from transfer.weights.load import Weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
@@ -103,7 +105,7 @@ def fine_tune(
     engine: str = "auto",
     resume: bool = False,
     eval_only: bool = False,
-) -> Results:
+) -> dict[str, Any]:
     """Fine-tune or evaluate a detector in this process, and return the content of results.json.
 
     Ctrl-C (in a notebook: interrupting the cell) stops after the current step and writes a checkpoint.
@@ -119,10 +121,10 @@ def fine_tune(
         pretrain.common.errors.UserError: bad input, in one line.
         pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` says how to continue.
     """
-    args = argparse.Namespace(config_file=config_file, engine=engine, resume=resume, eval_only=eval_only)
+    args = argparse.Namespace(
+        config_file=config_file, engine=engine, resume=resume, eval_only=eval_only, visualize=0, num_gpus=1
+    )
     args.opts = [word for pair in (overrides or {}).items() for word in pair]
-    args.visualize = 0
-    args.num_gpus = 1
     with interrupt.handle_signals():
         try:
             name, cfg = resolve_config(args)
@@ -153,8 +155,6 @@ def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
-    from transfer import preflight
-
     engine = pick_engine(args.engine)
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(
@@ -176,8 +176,6 @@ def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
 
 def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
     """Check run folder, data and weights on rank 0 only: other ranks may start after it has written to the folder."""
-    from transfer import preflight
-
     if os.environ.get("RANK", "0") != "0":
         return
     if not args.eval_only:
@@ -185,7 +183,7 @@ def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
     preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # a resumed run does not need them
 
 
-def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
+def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, Any]:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:
@@ -193,8 +191,7 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank, rank
     from pretrain.common.run.stage import process_group, stage
-    from transfer import preflight, train
-    from transfer.coco import data
+    from transfer import train
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
@@ -213,16 +210,11 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> Results:
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
             metrics = train.run(train.load_engine(engine), cfg, device, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
-            file = output_dir / "results.json"
-            return on_first_rank(write_results, file, cfg, metrics, engine, summary, iteration)
+            return on_first_rank(write_results, cfg, metrics, engine, summary, iteration)
 
 
 def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
     """Check the data sets and that their classes are those that the run folder records; a training records them."""
-    from transfer import preflight
-    from transfer.coco import data
-    from transfer.coco.classes import CLASSES
-
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")

@@ -92,18 +92,14 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
     from detectron2.data.datasets import register_coco_instances
     from detectron2.engine import DefaultTrainer
 
-    from tests.resnets import resnet_state
-    from transfer.weights.convert import convert
-
-    torch.save(resnet_state(head=False), tmp_path / "s.pth")
-    convert(tmp_path / "s.pth", tmp_path / "w.pkl")
+    weights = tiny_coco.write_backbone(tmp_path, name="w.pkl")
     _, annotations, images = tiny_coco.write(tmp_path / "data").split(":")
     name = f"registered_{tmp_path.name}"
     register_coco_instances(name, {}, annotations, images)
     cfg = get_cfg()
     cfg.merge_from_file(str(CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"))
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (), "OUTPUT_DIR": str(tmp_path)}
-    cfg.merge_from_list(tiny_coco.words(SMOKE | data | {"MODEL.WEIGHTS": str(tmp_path / "w.pkl")}))
+    cfg.merge_from_list(tiny_coco.words(SMOKE | data | {"MODEL.WEIGHTS": str(weights)}))
     trainer: Any = DefaultTrainer(cfg)
     trainer.resume_or_load(False)
     loaded = trainer.model.backbone.bottom_up.state_dict()["res4.0.shortcut.norm.running_var"]

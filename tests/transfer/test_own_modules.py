@@ -28,7 +28,7 @@ needs_detectron2 = pytest.mark.detectron2
 
 
 def work(folder: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return tiny_coco.fine_tune(tiny_coco.command(folder, name, "detectron2", *flags, **keys))
+    return tiny_coco.train(folder, name, "detectron2", *flags, **keys)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -169,5 +169,5 @@ def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch:
 
     monkeypatch.setitem(HOOKS, "norm", lambda cfg: Norm())
     keys = {"SOLVER__HOOKS": ("norm",), "DATASETS__TEST": ()}
-    tiny_coco.fine_tune(tiny_coco.command(tmp_path, tiny_coco.write(tmp_path / "d"), "torchvision", **keys))
+    tiny_coco.train(tmp_path, tiny_coco.write(tmp_path / "d"), "torchvision", **keys)
     assert called == [(0, 0, 2), 0, 1] and lines(tmp_path / "out")[-1]["norm"] == 1.5

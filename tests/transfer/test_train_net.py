@@ -16,11 +16,9 @@ from pretrain.common import interrupt
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
-from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.preflight import check_output_dir, read_recorded_classes
-from transfer.weights.convert import convert
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -32,8 +30,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two converted backbones, a.pth and b.pth."""
     folder = tmp_path_factory.mktemp("converted")
     for seed, name in enumerate("ab"):
-        torch.save(resnet_state(head=False, seed=seed), folder / f"{name}.tar")
-        convert(folder / f"{name}.tar", folder / f"{name}.pth")
+        tiny_coco.write_backbone(folder, seed=seed, name=f"{name}.pth")
     return folder
 
 
@@ -46,7 +43,7 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 
 PRECISE_BN = "transfer.batch_norm.update_bn_stats"  # the functions that last long, where they are looked up
-EVALUATION = "transfer.engine.run_inference"
+EVALUATION = "transfer.engine.log_progress"
 
 
 def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
@@ -111,24 +108,23 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert len(iterations) == len(set(iterations)) and max(iterations) <= 3
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_keeps_its_classes(tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the same file, exported again in another order, are refused; an earlier run without them goes on."""
     out, data = tmp_path / "out", tiny_coco.write(tmp_path / "data")
     keys: dict[str, Any] = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ()}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "OUTPUT_DIR": str(tmp_path / "eval")}
 
-    def go(*flags: str, engine: str = "torchvision", **more: Any) -> None:
-        train_net.main(tiny_coco.command(tmp_path, data, engine, *flags, **{**keys, **more}))
+    def go(*flags: str, **more: Any) -> None:
+        train_net.main(tiny_coco.command(tmp_path, data, "torchvision", *flags, **{**keys, **more}))
 
     go()
     assert json.loads((out / "classes.json").read_text()) == ["c1", "c2", "c3"]
     tiny_coco.edit(data, lambda content: content["categories"][0].update(id=14))
     tiny_coco.edit(data, lambda content: content["categories"][1].update(id=7))
     names = ("category 1", "'c1' in", out / "classes.json", "'c2'", data)
-    refused(lambda: go("--eval-only", engine=engine, **final, DATASETS__TEST=(data,)), *names)
-    refused(lambda: go("--eval-only", "--resume", engine=engine, DATASETS__TEST=(data,)), *names)
-    refused(lambda: go("--resume", engine=engine, SOLVER__MAX_ITER=2), *names)
+    refused(lambda: go("--eval-only", **final, DATASETS__TEST=(data,)), *names)
+    refused(lambda: go("--eval-only", "--resume", DATASETS__TEST=(data,)), *names)
+    refused(lambda: go("--resume", SOLVER__MAX_ITER=2), *names)
     assert not (tmp_path / "eval" / "results.json").exists()
     capsys.readouterr()
     (out / "classes.json").unlink()
@@ -145,26 +141,6 @@ def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
     assert read_recorded_classes(cfg, eval_only=False) == {}
     (tmp_path / "model_0000001.pth").write_bytes(b"")
     assert read_recorded_classes(cfg, eval_only=False) == {str(tmp_path / "classes.json"): ["a"]}
-
-
-def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:
-    """It trains and is tested on a copy of its data without bad records, which lies in its folder."""
-    before, after = tmp_path / "before", tmp_path / "after"
-    shutil.copytree(converted, before)
-    data = f"{tiny_coco.write(tmp_path / 'spoiled')}:skip_bad"
-    tiny_coco.edit(data, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
-
-    def train(folder: Path, iterations: int, *flags: str) -> dict[str, Any]:
-        keys = {"MODEL__WEIGHTS": str(folder / "a.pth"), "OUTPUT_DIR": str(folder / "out")}
-        keys |= {"DATASETS__TRAIN": (data,), "DATASETS__TEST": (data,), "TEST__BEST": "bbox/AP"}
-        return work(tmp_path, "torchvision", *flags, SOLVER__MAX_ITER=iterations, **keys)
-
-    began = train(before, 1)
-    before.rename(after)
-    assert train(after, 2, "--resume")["weights"] == began["weights"]
-    assert json.loads((after / "out/best.json").read_text())["data"] == data  # no path of the folder before
-    (after / "b.pth").replace(after / "a.pth")
-    refused(lambda: train(after, 3, "--resume"), after / "a.pth", after / "out")
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
+from tests.resnets import resnet_state
 from transfer import train_net
 from transfer.config import dump, load_config
+from transfer.weights.convert import convert
 
 _PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 NAMES = ["nose", *(f"{side}_{part}" for part in _PARTS for side in ("left", "right"))]
@@ -33,11 +36,8 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
             crowd = number == 2 and slot == 1
-            record: dict[str, Any] = {
-                "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": category * 7,
-            }  # ids with gaps
+            # The ids of the categories have gaps.
+            record: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": category * 7}
             record |= {"bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": int(crowd)}
             record["segmentation"] = _rle(polygon, height, width) if rle or crowd else [polygon]
             annotations.append(record)
@@ -124,6 +124,18 @@ def fine_tune(argv: list[str]) -> dict[str, Any]:
     """Runs a command line of train_net in this process; returns the content of results.json."""
     args = train_net.parse(argv)
     return dict(train_net.run_rank(args, *train_net.resolve_config(args)))
+
+
+def train(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
+    """Runs `command` in this process; returns the content of results.json."""
+    return fine_tune(command(folder, name, engine, *flags, **keys))
+
+
+def write_backbone(folder: Path, arch: str = "resnet18", seed: int = 0, name: str = "w.pth") -> Path:
+    """Converts a random ResNet, which is s.pth in the folder, to Detectron2's names; returns the file."""
+    torch.save(resnet_state(arch, head=False, seed=seed), folder / "s.pth")
+    convert(folder / "s.pth", folder / name)
+    return folder / name
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:

@@ -20,7 +20,6 @@ from pretrain.common.images import CorruptImage, open_upright
 from .image_sizes import read_upright_sizes
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
-SMALL = 4  # pixels; a detector with FPN sees features of 4 x 4 pixels at best
 _SAMPLE = 10_000  # boxes that are enough to recognize their format
 
 
@@ -100,8 +99,6 @@ class _RecordChecker:
         width, height, name = image["width"], image["height"], image["file_name"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
-        if not isinstance(name, str):
-            return f"file_name {short(name)} is not text"
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:
@@ -195,23 +192,6 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
             "COCO's are [x, y, width, height]: subtract x0 and y0"
         )
     return ""
-
-
-def compute_fraction_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: int) -> float:
-    """Compute the fraction of boxes with a side below `SMALL` pixels in images as the detector sees them.
-
-    Args:
-        content: without bad records.
-        min_size: pixels that an image's shorter side is resized to. 0 means that images are not resized.
-        max_size: limit of its longer side in pixels.
-    """
-    scale = {}
-    for image in content["images"]:
-        sides = image["width"], image["height"]
-        scale[image["id"]] = min(min_size / min(sides), max_size / max(sides)) if min_size else 1.0
-    objects = [record for record in content["annotations"] if not record.get("iscrowd")]
-    sides = [min(record["bbox"][2:]) * scale[record["image_id"]] for record in objects]
-    return sum(side < SMALL for side in sides) / max(len(sides), 1)
 
 
 def are_numbers(values: Any) -> bool:

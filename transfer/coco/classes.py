@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, shorten_list
+from pretrain.common.errors import UserError
 
 from ..config import classes_key
 
@@ -27,13 +28,11 @@ def check_same_categories(classes: Classes, remedy: str = "give both the same ca
         return
     (first, expected), *later_sets = classes.items()
     for name, labels in later_sets:
-        if len(labels) != len(expected):
-            (small, few), (large, many) = sorted([(first, expected), (name, labels)], key=lambda item: len(item[1]))
-            extra = shorten_list([repr(label) for label in many if label not in few])
-            raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
-        for n, (a, b) in enumerate(zip(expected, labels, strict=True), 1):
+        for number, (a, b) in enumerate(itertools.zip_longest(expected, labels), 1):
             if a != b:
-                raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
+                raise UserError(
+                    f"category {number} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}"
+                )
 
 
 def check_classes(cfg: CfgNode, classes: Classes) -> None:
@@ -42,8 +41,6 @@ def check_classes(cfg: CfgNode, classes: Classes) -> None:
     Raises:
         UserError: two data sets differ, or the number of classes does.
     """
-    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
-        return
     check_same_categories(classes)
     key = classes_key(cfg)
     for name, labels in classes.items():

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,32 +181,27 @@ def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = N
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content, _ = _read_good_records(data_set, cfg, decode=False)
-            classes[name] = category_names(content)
+            classes[name] = category_names(_read_good_records(data_set, cfg, decode=False))
     check_classes(cfg, classes)
 
 
 def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
     """Check a data set's records, write its copy, and log what the user should know; return the good records."""
-    name, path = data_set.name, data_set.annotations
-    content, notes = _read_good_records(data_set, cfg, decode=name in cfg.DATASETS.TEST)
+    name = data_set.name
+    content = _read_good_records(data_set, cfg, decode=name in cfg.DATASETS.TEST)
+    copy = checked_copy(name, cfg.OUTPUT_DIR)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files
-        atomic_write(checked_copy(name, cfg.OUTPUT_DIR), json.dumps(content))
-    for note in notes:
-        log.info(f"{path}: {note}")
-    min_size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-    fraction = check.compute_fraction_of_small_boxes(content, min_size, max_size)
-    if fraction >= 0.01:
-        log.info(
-            f"{path}: {fraction:.0%} of its boxes are narrower than {check.SMALL} pixels at INPUT.MIN_SIZE_TEST "
-            f"{min_size} and MAX_SIZE_TEST {max_size}, so the detector will miss them; raise INPUT.MIN_SIZE_* and "
-            "MAX_SIZE_*"
-        )
+        atomic_write(copy, json.dumps(content))
+    skipped = content["skipped_records"]
+    if skipped:
+        log.info(f"{name}: skipped {len(skipped)} bad records, which {copy} lists: {shorten_list(skipped)}")
+    if all(record["iscrowd"] for record in content["annotations"]):
+        log.info(f"{name} has no objects, or only crowds (iscrowd 1): nothing can be scored")
     return content
 
 
-def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tuple[dict[str, Any], list[str]]:
-    """Read a data set's good records as the engines do (see `normalize`), and what to log about the data set.
+def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict[str, Any]:
+    """Read a data set's good records as the engines do (see `normalize`), and list the bad ones in skipped_records.
 
     Raises:
         UserError: bad records that are not skipped, or data that are not for this detector.
@@ -236,12 +230,9 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tupl
         raise UserError(f"{path}: {text}")
     _check_categories(data_set, content, cfg)
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
-    notes = [] if objects else ["it has no objects, or only crowds (iscrowd 1): nothing can be scored"]
     if data_set.name in cfg.DATASETS.TRAIN:
         _check_trainable(path, content, objects, cfg)
-    if problems:
-        notes += _describe_skipped(problems, checked_copy(data_set.name, cfg.OUTPUT_DIR))
-    return content | {"skipped_records": texts}, notes
+    return content | {"skipped_records": texts}
 
 
 def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNode) -> None:
@@ -276,13 +267,6 @@ def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Ma
     has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
     if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
         raise UserError(f"{path} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
-
-
-def _describe_skipped(problems: Sequence[check.Problem], copy: Path) -> list[str]:
-    counts = Counter(problem.section for problem in problems)
-    numbers = ", ".join(f"{count} {section}" for section, count in counts.items())
-    texts = [problem.text for problem in problems[:20]]
-    return [f"skipped bad records: {numbers}; {copy} lists them under skipped_records", *texts]
 
 
 def read(annotations: str | Path) -> dict[str, Any]:

@@ -44,21 +44,6 @@ class Detection(TypedDict):
     keypoints: NotRequired[list[float]]
 
 
-class Results(TypedDict):
-    """The content of results.json."""
-
-    stage: str
-    engine: dict[str, str]
-    metrics: Metrics  # of the first data set
-    datasets: dict[str, Metrics]
-    predictions: dict[str, str]  # data set -> file, relative to the run folder
-    iteration: int | None
-    protocol: dict[str, Any]
-    schedule: dict[str, Any]
-    weights: dict[str, Any]
-    config: str
-
-
 def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
@@ -108,9 +93,8 @@ def evaluate(
         iou_type: Any = task  # pycocotools' stubs name the three
         with contextlib.redirect_stdout(io.StringIO()):
             coco_eval: Any = COCOeval(truth, truth.loadRes(records) if records else _index(content, []), iou_type)
-        if len(oks_sigmas):
-            coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
-        with contextlib.redirect_stdout(io.StringIO()):
+            if len(oks_sigmas):
+                coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
             coco_eval.evaluate()
             coco_eval.accumulate()
             coco_eval.summarize()
@@ -146,28 +130,24 @@ def table(metrics: Metrics) -> str:
 
 
 def write_results(
-    path: Path,
-    cfg: CfgNode,
-    metrics: Mapping[str, Metrics],
-    engine: str,
-    weights: Mapping[str, Any],
-    iteration: int | None,
-) -> Results:
-    """Write the results.json of a transfer run to ``path``, and return its content.
+    cfg: CfgNode, metrics: Mapping[str, Metrics], engine: str, weights: Mapping[str, Any], iteration: int | None
+) -> dict[str, Any]:
+    """Write the results.json of a transfer run into OUTPUT_DIR, and return its content.
 
     Args:
         metrics: what `evaluate` returned for each data set.
         weights: `Weights.summary()` of the initial weights, or of the detector that was evaluated.
         iteration: optimizer steps done, or None if nothing was trained.
     """
+    output_dir = Path(cfg.OUTPUT_DIR)
     depth = cfg.MODEL.RESNETS.DEPTH
     predictions = {name: predictions_file(name) for name in metrics}  # relative, since the run folder may be moved
-    content: Results = {
+    content = {
         "stage": "transfer",
         "engine": {"name": engine, "version": metadata.version(engine)},
         "metrics": next(iter(metrics.values()), {}),
         "datasets": dict(metrics),
-        "predictions": {name: file for name, file in predictions.items() if (path.parent / file).is_file()},
+        "predictions": {name: file for name, file in predictions.items() if (output_dir / file).is_file()},
         "iteration": iteration,
         "protocol": {
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
@@ -189,7 +169,7 @@ def write_results(
         "weights": dict(weights),
         "config": dump(cfg),
     }
-    write_json(path, content)
+    write_json(output_dir / "results.json", content)
     return content
 
 

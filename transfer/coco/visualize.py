@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from pretrain.common.images import open_upright
 from .check import select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
-_MAX_ENLARGED = 4096  # pixels of the longer side, beyond which a thin image is not enlarged
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
+_TRUTH = "ground truth"
 SCORE_THRESHOLD = 0.5
 Content = Mapping[str, Any]  # of an annotation file
 Records = Sequence[Mapping[str, Any]]  # predictions in COCO's result format, or annotations
@@ -45,16 +44,12 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
     Raises:
         UserError: an image that cannot be read.
     """
-    categories = {c["id"]: c for c in content["categories"]}
     images = sorted(content["images"], key=itemgetter("id"))
-    annotations_by_image = _group_by_image(content["annotations"])
-    predictions_by_image = _group_by_image(predictions)
     count = min(count, len(images))
-    for image in (images[i * len(images) // count] for i in range(count)):
-        path = os.path.join(image_dir, image["file_name"])
-        confident = _select_confident(predictions_by_image[image["id"]])
-        columns = {"predictions": confident, "ground truth": annotations_by_image[image["id"]]}
-        _write(picture_file(output_dir, image["file_name"]), _render_row(path, columns, categories))
+    images = [images[i * len(images) // count] for i in range(count)]
+    columns = {"predictions": predictions, _TRUTH: content["annotations"]}
+    for image, row in zip(images, _render_rows(content, images, image_dir, columns), strict=True):
+        _write(picture_file(output_dir, image["file_name"]), row)
 
 
 def draw_predictions(
@@ -92,16 +87,8 @@ def compare(
     Raises:
         UserError: an image that cannot be read, or an output that cannot be written.
     """
-    categories = {c["id"]: c for c in content["categories"]}
-    annotations_by_image = _group_by_image(content["annotations"])
-    predictions_by_image = {title: _group_by_image(records) for title, records in predictions.items()}
-    rows = []
-    for image in images:
-        columns: dict[str, Records] = {"ground truth": annotations_by_image[image["id"]]}
-        for title, groups in predictions_by_image.items():
-            columns[title] = _select_confident(groups[image["id"]])
-        rows.append(_render_row(os.path.join(image_dir, image["file_name"]), columns, categories, _CELL))
-    _write(Path(output), torch.cat(rows, dim=1))
+    columns = {_TRUTH: content["annotations"], **predictions}
+    _write(Path(output), torch.cat(list(_render_rows(content, images, image_dir, columns, _CELL)), dim=1))
 
 
 def _load_image(path: str | Path) -> Image.Image:
@@ -120,18 +107,19 @@ def _write(path: Path, figure: Tensor) -> None:
     atomic_write(path, file.getvalue())
 
 
-def _group_by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Mapping[str, Any]]]:
-    groups = defaultdict(list)
-    for record in records:
-        groups[record["image_id"]].append(record)
-    return groups
-
-
-def _render_row(path: str, columns: Mapping[str, Records], categories: Categories, cell: int = 0) -> Tensor:
-    """Render an image once per column, whose title is its key: uint8 (3, H, W)."""
-    photo = _load_image(path)
-    panels = [_render_panel(photo, title, items, categories, cell) for title, items in columns.items()]
-    return torch.cat(panels, dim=2)
+def _render_rows(
+    content: Content, images: Records, image_dir: str | Path, columns: Mapping[str, Records], cell: int = 0
+) -> Iterator[Tensor]:
+    """Render each image once per column, whose title is its key: uint8 (3, H, W)."""
+    categories = {c["id"]: c for c in content["categories"]}
+    for image in images:
+        photo = _load_image(os.path.join(image_dir, image["file_name"]))
+        panels = []
+        for title, records in columns.items():
+            items = [record for record in records if record["image_id"] == image["id"]]
+            shown = items if title == _TRUTH else _select_confident(items)
+            panels.append(_render_panel(photo, title, shown, categories, cell))
+        yield torch.cat(panels, dim=2)
 
 
 def _render_panel(photo: Image.Image, title: str, items: Records, categories: Categories, cell: int) -> Tensor:
@@ -149,7 +137,7 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
     Args:
         scale: 0 means to enlarge the image to _MIN_HEIGHT.
     """
-    scale = scale or max(1.0, min(_MIN_HEIGHT / photo.height, _MAX_ENLARGED / max(photo.size)))
+    scale = scale or max(1.0, _MIN_HEIGHT / photo.height)
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     canvas = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle

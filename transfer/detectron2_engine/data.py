@@ -17,7 +17,6 @@ from detectron2.data import (
 )
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.samplers import RepeatFactorTrainingSampler
-from detectron2.data.transforms import ResizeShortestEdge
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
@@ -77,16 +76,6 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 
 detection_utils.read_image = read_image  # which every mapper calls
-_output_shape = ResizeShortestEdge.get_output_shape
-
-
-def get_output_shape(oldh: int, oldw: int, short_edge_length: int, max_size: int) -> tuple[int, int]:
-    """Return Detectron2's resized (height, width), at least one pixel each, which 3000 x 2 would not keep."""
-    height, width = _output_shape(oldh, oldw, short_edge_length, max_size)
-    return max(1, height), max(1, width)
-
-
-ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
 def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
@@ -102,7 +91,6 @@ def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
             cfg.DATASETS.TRAIN,
             filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
             min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-            proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
         )
     except AssertionError as error:
         raise UserError(f"{', '.join(cfg.DATASETS.TRAIN)} cannot be trained on: {one_line(error)}") from error
@@ -111,21 +99,13 @@ def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
         repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
             records, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
         ).tolist()
-    return _pack(records), repeat_factors
+    return DatasetFromList(records, copy=False), repeat_factors
 
 
-def load_test_records(cfg: CfgNode, name: str) -> Sequence[Record]:
+def load_test_records(name: str) -> Sequence[Record]:
     """Load the records of a data set in DATASETS.TEST."""
-    proposals = dict(zip(cfg.DATASETS.TEST, cfg.DATASETS.PROPOSAL_FILES_TEST, strict=False))
-    records: Any = get_detection_dataset_dicts(
-        name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
-    )
-    return _pack(records)
-
-
-def _pack(records: list[Record]) -> Any:
-    """Return records as one block of bytes, which forked workers share."""
-    return DatasetFromList(records, copy=False)
+    records: Any = get_detection_dataset_dicts(name, filter_empty=False)
+    return DatasetFromList(records, copy=False)  # one block of bytes, which forked workers share
 
 
 def read_category_ids(cfg: CfgNode, name: str) -> list[int]:

@@ -28,6 +28,7 @@ from torch import nn
 from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import is_main
 
+from ..coco.catalog import OTHER_EVALUATORS
 from ..coco.results import Detection, Metrics, table
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
@@ -37,7 +38,6 @@ from .data import build_mapper, load_test_records, load_training_records, read_c
 log = logging.getLogger(__name__)
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 _SMOOTHED = 20  # iterations over which Detectron2 takes medians
-_OWN_EVALUATORS = ("lvis", "pascal_voc")
 
 
 class Storage(EventStorage):
@@ -97,7 +97,7 @@ class Detectron2Engine(Engine):
         return records, repeat_factors, build_mapper(self.cfg, True)
 
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
-        records = load_test_records(self.cfg, name)
+        records = load_test_records(name)
         return records, read_category_ids(self.cfg, name)
 
     def build_test_mapper(self) -> Mapper:
@@ -128,12 +128,11 @@ class Detectron2Engine(Engine):
 
     def evaluate_set(self, model: Any, name: str, visualize: int, *, keep: bool = True) -> Metrics:
         """Return metrics as the base class does, or by the set's own evaluator (`build_evaluator`)."""
-        if MetadataCatalog.get(name).get("evaluator_type", "coco") not in _OWN_EVALUATORS:
+        if MetadataCatalog.get(name).get("evaluator_type", "coco") not in OTHER_EVALUATORS:
             return super().evaluate_set(model, name, visualize, keep=keep)
         evaluator = build_evaluator(name)
         evaluator.reset()
-        records = load_test_records(self.cfg, name)
-        self.run_on_test_set(model, records, partial(_process, evaluator, model))
+        self.run_on_test_set(model, load_test_records(name), partial(_process, evaluator, model))
         tasks: Any = evaluator.evaluate()
         if not is_main():
             return {}

@@ -7,7 +7,6 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,6 @@ class Records(Sequence[Record]):
         return len(self._ends) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)
 
 
@@ -68,20 +65,17 @@ def load_coco(
     for annotation in content.pop("annotations"):
         by_image[annotation["image_id"]].append(annotation)
     # Annotations are popped, which frees what is packed.
-    records = (_to_record(image, data_set.images, by_image.pop(image["id"]), labels) for image in images)
+    records: Iterable[Record] = (
+        {
+            "file_name": str(data_set.images / image["file_name"]),
+            "image_id": image["id"],
+            "height": image["height"],
+            "width": image["width"],
+            "annotations": [_convert_annotation(annotation, labels) for annotation in by_image.pop(image["id"])],
+        }
+        for image in images
+    )
     return Records(filter(keep, records)), category_ids, mirror
-
-
-def _to_record(
-    image: dict[str, Any], image_dir: Path, annotations: list[dict[str, Any]], labels: dict[int, int]
-) -> Record:
-    return {
-        "file_name": str(image_dir / image["file_name"]),
-        "image_id": image["id"],
-        "height": image["height"],
-        "width": image["width"],
-        "annotations": [_convert_annotation(annotation, labels) for annotation in annotations],
-    }
 
 
 def _convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class RPN(nn.Module):
         themselves would be another host-device synchronization.
         """
         anchors = self.anchor_generator(features)
-        logits, deltas = zip(*map(self.rpn_head, features), strict=True)
+        logits, deltas = map(list, zip(*map(self.rpn_head, features), strict=True))
         losses = {}
         if targets is not None:
             losses = self.losses(torch.cat(anchors), torch.cat(logits, 1), torch.cat(deltas, 1), targets)
@@ -148,11 +148,7 @@ class RPN(nn.Module):
         return {"loss_rpn_cls": cls / normalizer, "loss_rpn_loc": loc / normalizer}
 
     def select(
-        self,
-        anchors: Sequence[Tensor],
-        logits: Sequence[Tensor],
-        deltas: Sequence[Tensor],
-        image_sizes: list[tuple[int, int]],
+        self, anchors: list[Tensor], logits: list[Tensor], deltas: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> tuple[list[Tensor], Tensor]:
         """Return the proposals (R, 4) of every image, best first, and whether all boxes and scores are finite.
 

@@ -206,9 +206,7 @@ def load_weights(
     required = {
         name for name in (*target, *state) if (require_heads or name.startswith(PREFIX)) and not name.endswith(COUNTER)
     }
-    remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
-    if require_heads:
-        remedy = "use the config it was trained with"
+    remedy = "use the config it was trained with" if require_heads else "check MODEL.RESNETS, or convert again"
     missing = [name for name in target if name not in state and name in required]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
         raise UserError(f"{path} contains a backbone only, no detector; {_NAME_A_DETECTOR}")
@@ -223,8 +221,7 @@ def load_weights(
         if name in required:
             expected = tuple(target[name].shape)
             actual = tuple(state[name].shape)
-            hint = " (transposed?)" if sorted(expected) == sorted(actual) else ""
-            raise UserError(f"{path}: {name} has shape {actual}, the detector needs {expected}{hint}; {remedy}")
+            raise UserError(f"{path}: {name} has shape {actual}, the detector needs {expected}; {remedy}")
     with torch.no_grad():
         for name in loaded:
             target[name].copy_(state[name])

@@ -132,8 +132,7 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     weights = {"path": "w.pth", "sha256": "ab", "provenance": {"method": "jcl"}}
     predictions = results.predictions_file("coco:a.json:b")
     atomic_write(tmp_path / predictions, "[]")
-    path = tmp_path / "results.json"
-    results.write_results(path, cfg, metrics, engine="torchvision", weights=weights, iteration=5)
+    results.write_results(cfg, metrics, engine="torchvision", weights=weights, iteration=5)
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["metrics"]["bbox"]["AP"] == 0 and content["metrics"]["bbox"]["APl"] is None
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"

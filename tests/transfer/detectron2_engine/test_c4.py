@@ -6,77 +6,49 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from pretrain.common.weights.resnet_names import from_c4
 from tests.errors import refused
-from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_configs import CONFIGS
+from tests.transfer.test_configs import CONFIGS, SMOKE
 from transfer import preflight
 from transfer.coco import catalog
 from transfer.config import load_config
-from transfer.weights.convert import convert
-from transfer.weights.load import load_weights, read_weights
 
-VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
-COLORS = ((255, 40, 40), (40, 255, 40), (40, 40, 255))
-SMALL = {
-    "MODEL.WEIGHTS": "",
-    "MODEL.DEVICE": "cpu",
-    "INPUT.MIN_SIZE_TRAIN": (64,),
-    "INPUT.MIN_SIZE_TEST": 64,
-    "SOLVER.IMS_PER_BATCH": 2,
-    "SOLVER.MAX_ITER": 2,
-    "SOLVER.STEPS": (),
-    "TEST.PRECISE_BN.NUM_ITER": 1,
-    "DATALOADER.NUM_WORKERS": 0,
-    "SEED": 3,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
-}
+VOC = ("aeroplane", "person", "dog")  # three of its twenty classes
+SMALL = {key: value for key, value in SMOKE.items() if "NUM_CLASSES" not in key}  # of a recipe, its own
 
 
 def write_voc(root: Path) -> None:
-    """VOC2007 (trainval and test) and VOC2012 (trainval) with four images per list, as the archives have them."""
-    rng = np.random.default_rng(0)
-    for year, splits in (("2007", ("trainval", "test")), ("2012", ("trainval",))):
+    """VOC2007 (trainval and test) and VOC2012 (trainval) with five images per list, as the archives have them."""
+    content = tiny_coco.edit(tiny_coco.write(root), lambda _: None)
+    for year, split in (("2007", "trainval"), ("2007", "test"), ("2012", "trainval")):
         folder = root / f"VOC{year}"
         for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
-            (folder / name).mkdir(parents=True)
-        for split in splits:
-            ids = [f"{len(splits)}{number:05}" if split == "test" else f"{year}_{number:06}" for number in range(4)]
-            (folder / f"ImageSets/Main/{split}.txt").write_text("\n".join(ids) + "\n")
-            for image_id in ids:
-                _write_image(folder, image_id, rng)
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        ids = [f"{year if split == 'trainval' else 0}_{image['id']:06}" for image in content["images"][:5]]
+        (folder / f"ImageSets/Main/{split}.txt").write_text("\n".join(ids) + "\n")
+        for image_id, image in zip(ids, content["images"], strict=False):
+            Image.open(root / image["file_name"]).save(folder / f"JPEGImages/{image_id}.jpg", quality=95)
+            objects = "".join(_format(record) for record in content["annotations"] if record["image_id"] == image["id"])
+            size = f"<size><width>{image['width']}</width><height>{image['height']}</height><depth>3</depth></size>"
+            (folder / f"Annotations/{image_id}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
 
 
-def _write_image(folder: Path, image_id: str, rng: np.random.Generator) -> None:
-    picture, objects = Image.fromarray(rng.integers(0, 90, (64, 96, 3), dtype=np.uint8)), ""
-    for slot in range(2):
-        kind = int(rng.integers(3))
-        x, y = 4 + 46 * slot, int(rng.integers(2, 20))
-        box = (x, y, x + int(rng.integers(20, 40)), y + int(rng.integers(20, 40)))  # 1-based, inclusive
-        ImageDraw.Draw(picture).rectangle([value - 1 for value in box], fill=COLORS[kind])
-        bounds = "".join(f"<{k}>{v}</{k}>" for k, v in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
-        objects += f"<object><name>{VOC[kind]}</name><pose>Frontal</pose><truncated>0</truncated>"
-        objects += f"<difficult>0</difficult><bndbox>{bounds}</bndbox></object>"
-    picture.save(folder / f"JPEGImages/{image_id}.jpg", quality=95)
-    size = "<size><width>96</width><height>64</height><depth>3</depth></size>"
-    (folder / f"Annotations/{image_id}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
-
-
-def command(recipe: str, *flags: str, **more: Any) -> list[str]:
-    keys = SMALL | {key.replace("__", "."): value for key, value in more.items()}
-    return ["--config-file", str(CONFIGS / recipe), "--engine", "detectron2", *flags, *tiny_coco.words(keys)]
+def _format(record: dict[str, Any]) -> str:
+    x, y, w, h = map(round, record["bbox"])
+    box = {"xmin": x + 1, "ymin": y + 1, "xmax": x + w, "ymax": y + h}  # 1-based, inclusive
+    bounds = "".join(f"<{name}>{value}</{name}>" for name, value in box.items())
+    fields = f"<name>{VOC[record['category_id'] // 7 - 1]}</name><truncated>0</truncated><difficult>0</difficult>"
+    return f"<object>{fields}<pose>Frontal</pose><bndbox>{bounds}</bndbox></object>"
 
 
 def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
-    return tiny_coco.fine_tune(command(recipe, *flags, **more))
+    keys = SMALL | {key.replace("__", "."): value for key, value in more.items()}
+    words = ["--config-file", str(CONFIGS / recipe), "--engine", "detectron2", *flags, *tiny_coco.words(keys)]
+    return tiny_coco.fine_tune(words)
 
 
 @pytest.mark.detectron2
@@ -84,45 +56,26 @@ def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
 def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_voc(tmp_path / "datasets")
-    torch.save(resnet_state("resnet50", head=False), "r50.pth")
-    convert(Path("r50.pth"), Path("w.pth"))
-    keys = {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
+    tiny_coco.write_backbone(tmp_path, "resnet50")
+    keys: dict[str, Any] = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
+    evaluation = {**keys, "MODEL__WEIGHTS": "out/model_final.pth", "OUTPUT_DIR": "eval"}
+    keys |= {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
     results = go("voc_R50_C4_24k.yaml", "--visualize", "2", **keys)
     assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
     protocol = results["protocol"]
     assert (protocol["backbone"], protocol["heads"]) == ("R50-C4", "Res5ROIHeadsExtraNorm")
-    assert results["predictions"] == {} and "no figures of voc_2007_test" in Path("out/log.txt").read_text()
+    text = Path("out/log.txt").read_text()
+    assert results["predictions"] == {} and "no figures of voc_2007_test" in text
+    assert "random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5\n" in text
     lines = [json.loads(line) for line in Path("out/metrics.json").read_text().splitlines()]
     assert "bbox/AP50" in lines[-1]
     saved = torch.load("out/model_final.pth")["model"]
-    assert {
-        "backbone.res4.5.conv3.weight",
-        "roi_heads.res5.2.conv3.weight",
-        "roi_heads.res5.norm.weight",
-    } <= saved.keys()
-    again = go("voc_R50_C4_24k.yaml", "--eval-only", MODEL__WEIGHTS="out/model_final.pth", OUTPUT_DIR="eval")
+    names = {"backbone.res4.5.conv3.weight", "roi_heads.res5.2.conv3.weight", "roi_heads.res5.norm.weight"}
+    assert names <= saved.keys()
+    again = go("voc_R50_C4_24k.yaml", "--eval-only", **evaluation)
     assert again["metrics"] == results["metrics"]
     more = go("voc_R50_C4_24k.yaml", "--resume", SOLVER__MAX_ITER=3, **keys)
     assert more["iteration"] == 3 and "resuming from out/model_final.pth" in Path("out/log.txt").read_text()
-
-
-@pytest.mark.detectron2
-def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from detectron2.modeling import build_model
-
-    from transfer.detectron2_engine.engine import detectron2_config
-
-    torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
-    convert(tmp_path / "r50.pth", tmp_path / "w.pth")
-    cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml", ["MODEL.DEVICE", "cpu"])
-    model = build_model(detectron2_config(cfg))
-    caplog.set_level("INFO")
-    weights = read_weights(tmp_path / "w.pth")
-    load_weights(model.state_dict, weights)
-    detector = from_c4(model.state_dict())
-    loaded = [name for name in detector if name in weights.state]
-    assert len(loaded) == len(weights.state) and all(torch.equal(detector[n], weights.state[n]) for n in loaded)
-    assert caplog.messages[-1].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
 
 
 @pytest.mark.detectron2

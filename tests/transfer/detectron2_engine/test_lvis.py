@@ -6,11 +6,10 @@ import importlib.util
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image, ImageDraw
 
 from tests.errors import refused
+from tests.transfer import tiny_coco
 from tests.transfer.detectron2_engine.test_c4 import go
 from tests.transfer.test_configs import CONFIGS
 from transfer import preflight
@@ -22,43 +21,23 @@ NEEDS_LVIS = pytest.mark.skipif(  # without Detectron2 the tests are skipped for
     reason="needs: pip install --no-deps lvis",
 )
 RECIPE = "lvis_v1_mask_R50_FPN_2x.yaml"
-SMALL = {
-    "MODEL__RESNETS__DEPTH": 18,
-    "MODEL__RESNETS__RES2_OUT_CHANNELS": 64,
-    "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
-    "MODEL__FPN__OUT_CHANNELS": 16,
-    "MODEL__ROI_MASK_HEAD__CONV_DIM": 16,
-    "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
-    "TEST__DETECTIONS_PER_IMAGE": 20,
-}
 
 
 def write_lvis(root: Path, name: str) -> None:
-    """Train and val with four images each, in COCO's folders; three categories, of which none is rare."""
-    rng = np.random.default_rng(0)
+    """Train and val in COCO's folders; three categories, of which none is rare."""
+    (root / "lvis").mkdir(parents=True)
     for split in ("train", "val"):
-        images, annotations = [], []
-        folder = root / f"coco/{split}2017"
-        folder.mkdir(parents=True)
-        for number in range(1, 5):
-            picture = Image.fromarray(rng.integers(0, 90, (64, 96, 3), dtype=np.uint8))
-            x, y = (int(value) for value in rng.integers(4, 24, 2))
-            corners = [x, y, x + 40, y, x + 40, y + 30, x, y + 30]
-            ImageDraw.Draw(picture).polygon(corners, fill=(255, 40, 40))
-            picture.save(folder / f"{number:012}.jpg")
-            url = f"http://images.cocodataset.org/{split}2017/{number:012}.jpg"
-            image = {"id": number, "height": 64, "width": 96, "coco_url": url}
-            images.append(image | {"neg_category_ids": [3], "not_exhaustive_category_ids": []})
-            record = {"id": number, "image_id": number, "category_id": 1 + number % 2}
-            annotations.append(record | {"area": 1200.0, "bbox": [x, y, 40, 30], "segmentation": [corners]})
-        categories = []
-        for number, frequency in ((1, "f"), (2, "c"), (3, "c")):
-            thing = f"thing{number}"
-            category = {"id": number, "name": thing, "frequency": frequency, "synonyms": [thing]}
-            category |= {"synset": f"{thing}.n.01", "def": "a thing", "image_count": 4, "instance_count": 4}
-            categories.append(category)
-        (root / "lvis").mkdir(exist_ok=True)
-        content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+        content = tiny_coco.edit(tiny_coco.write(root / f"coco/{split}2017"), lambda _: None)
+        content["annotations"] = [record for record in content["annotations"] if not record["iscrowd"]]
+        for record in content["annotations"]:
+            record["category_id"] //= 7
+        for image in content["images"]:
+            image["coco_url"] = f"http://images.cocodataset.org/{split}2017/{image.pop('file_name')}"
+            image |= {"neg_category_ids": [], "not_exhaustive_category_ids": []}
+        for number, (category, frequency) in enumerate(zip(content["categories"], "fcc", strict=True), 1):
+            category |= {"id": number, "frequency": frequency, "synonyms": [category["name"]], "synset": "thing.n.01"}
+            category |= {"def": "a thing", "image_count": 4, "instance_count": 4}
+        content |= {"info": {}, "licenses": []}
         (root / f"lvis/{name}_{split}.json").write_text(json.dumps(content))
 
 
@@ -68,7 +47,7 @@ def write_lvis(root: Path, name: str) -> None:
 def test_the_recipe_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_lvis(tmp_path / "datasets", "lvis_v1")
-    results = go(RECIPE, OUTPUT_DIR="lvis", **SMALL)
+    results = go(RECIPE, OUTPUT_DIR="lvis", MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.0, TEST__DETECTIONS_PER_IMAGE=20)
     assert list(results["metrics"]) == ["bbox", "segm"]
     box = results["metrics"]["bbox"]
     assert {"AP", "APr", "APc", "APf"} <= box.keys() and box["APr"] is None and box["APf"] >= 0

@@ -1,4 +1,4 @@
-"""The Detectron2 engine on six drawn images: three detectors, one and two processes, strict weights, resume."""
+"""The Detectron2 engine on six drawn images: keypoints, figures, two processes, augmentation; test_stops resumes it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.torchvision_engine.test_train import assert_equal_states, saved
+from tests.transfer.torchvision_engine.test_train import saved
 from transfer.distributed import launch
 from transfer.train_net import main, parse, resolve_config, run_rank
-from transfer.weights.convert import convert
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -27,10 +24,7 @@ PRECISE_BN = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("weights")
-    torch.save(resnet_state(head=False), folder / "r18.pth")
-    convert(folder / "r18.pth", folder / "w.pth")
-    return folder / "w.pth"
+    return tiny_coco.write_backbone(tmp_path_factory.mktemp("weights"))
 
 
 def command(tmp_path: Path, name: str, *flags: str, **keys: Any) -> list[str]:
@@ -50,7 +44,7 @@ def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
     assert json.loads((out / "results.json").read_text()) == results
     assert results["engine"] == {"name": "detectron2", "version": "0.6"}
     assert results["iteration"] == 2 and results["protocol"]["detector"] == "keypoint"
-    assert results["protocol"]["heads"] == "0conv2fc" and results["weights"]["provenance"]["source"] == "r18.pth"
+    assert results["protocol"]["heads"] == "0conv2fc" and results["weights"]["provenance"]["source"] == "s.pth"
     last = json.loads((out / "metrics.json").read_text().splitlines()[-1])
     assert {"bbox/AP", "keypoints/AP", "total_loss", "rpn/num_pos_anchors"} <= last.keys()
     for key, tensor in torch.load(weights)["model"].items():
@@ -61,35 +55,6 @@ def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
     assert {"config.yaml", "environment.txt", "log.txt", "model_final.pth"} <= {p.name for p in out.iterdir()}
     evaluated = go(tmp_path, name, "--eval-only", "--resume", **KEYPOINT)
     assert evaluated["metrics"] == results["metrics"] and evaluated["iteration"] is None
-
-
-@pytest.mark.parametrize("kind", ["faster", pytest.param("keypoint", marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_to_the_bit_equal_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """From the newest checkpoint that is not damaged, in the middle of a pass with repeated images."""
-    name, out = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint"), tmp_path / "out"
-    keys = {
-        "SOLVER__MAX_ITER": 5,
-        "SOLVER__CHECKPOINT_PERIOD": 2,
-        "DATALOADER__NUM_WORKERS": 1,
-        "SOLVER__STEPS": [4],
-        "DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler",
-        "DATALOADER__REPEAT_THRESHOLD": 0.9,
-        **(KEYPOINT if kind == "keypoint" else {}),
-    }
-    expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
-    asked = iter(["", "", "SIGUSR2"])
-    with monkeypatch.context() as patch:
-        patch.setattr(interrupt, "stop_requested", lambda: next(asked))
-        with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
-            go(tmp_path, name, **keys)
-    assert (out / "last_checkpoint").read_text() == "model_0000002.pth"
-    (out / "model_0000002.pth").write_bytes((out / "model_0000002.pth").read_bytes()[:4000])
-    torch.rand(5)
-    assert go(tmp_path, name, "--resume", **keys)["metrics"] == expected["metrics"]
-    assert "training on 5 images from iteration 2" in (out / "log.txt").read_text()
-    assert_equal_states(saved(tmp_path / "whole"), saved(out))
 
 
 def test_pictures_of_training_go_to_tensorboard(tmp_path: Path) -> None:

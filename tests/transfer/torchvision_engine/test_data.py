@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import pickle
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from tests.errors import refused
@@ -46,36 +42,6 @@ def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
         (first,) = [record for record in records if record["image_id"] == 1]
         target = build_mapper(cfg, True, flip)(first, (0, 0))["target"]
         assert len(target["boxes"]) == len(target.get("masks", target["boxes"])) == boxes
-
-
-def test_records_come_back_as_they_were_packed():
-    plain: list[Any] = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
-    records = pickle.loads(pickle.dumps(data.Records(iter(plain))))  # as a worker that is not forked gets them
-    assert len(records) == 5 and [record["file_name"] for record in records] == [image["file_name"] for image in plain]
-    assert records[3]["annotations"][2]["box"].tolist() == [0, 1, 2]
-    with pytest.raises(IndexError):
-        records[5]
-    assert list(data.Records(())) == []
-
-
-def test_a_record_is_a_function_of_its_position_in_the_stream(tmp_path):
-    """The images of a pass, in batches that begin anywhere, have the same sizes, flips and boxes."""
-    cfg = tiny_coco.config(tmp_path / "out", tiny_coco.write(tmp_path), SOLVER__IMS_PER_BATCH=1)
-    images = TorchvisionEngine(cfg).load_training_data()
-
-    def some(start: int) -> list[Any]:
-        batches = images.batches(seed=3, start=start, workers=0)
-        return [batch[0] for batch in itertools.islice(batches, 20 - start)]
-
-    for first, again in zip(some(0)[7:], some(7), strict=True):
-        assert first["file_name"] == again["file_name"] and torch.equal(first["image"], again["image"])
-        assert torch.equal(first["target"]["boxes"], again["target"]["boxes"])
-    assert (
-        len({(image["file_name"], *image["image"].shape, image["image"][0, 9, :9].sum().item()) for image in some(0)})
-        > 10
-    )
-    test_image: Any = TorchvisionEngine(cfg).test_images(images.records)[0, 0]
-    assert "target" not in test_image
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -8,14 +8,7 @@ import pytest
 import torch
 from pycocotools import mask as coco_mask
 
-from transfer.torchvision_engine.evaluation import encode, paste, to_coco
-
-
-def test_pasting_a_mask_fills_its_box_and_clips_at_the_border():
-    pasted, left = paste(torch.ones(1, 4, 4), torch.tensor([[2.0, 3.0, 6.0, 20.0]]), (10, 8))
-    expected = torch.zeros(10, 8, dtype=torch.bool)
-    expected[3:10, 2:6] = True
-    assert (left, pasted.shape) == (1, (1, 10, 6)) and torch.equal(pasted[0], expected[:, 1:7])
+from transfer.torchvision_engine.evaluation import encode, to_coco
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.common import interrupt
-from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run import skipped_steps
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import train
@@ -100,20 +99,19 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
     assert_equal_states(saved(whole), saved(tmp_path))
 
 
-def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
+def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
     scaler, build_model = torch.amp.grad_scaler.GradScaler, TorchvisionEngine.build_model
-    overflow, iterations = [0, 2], itertools.count()  # the iterations whose gradients overflow
+    iterations = itertools.count()  # the gradients of the first and the third overflow
 
     def build(*args):
         model = build_model(*args)
         weight = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        weight.register_hook(lambda grad: grad * (torch.inf if next(iterations) in overflow else 1.0))
+        weight.register_hook(lambda grad: grad * (torch.inf if next(iterations) in (0, 2) else 1.0))
         return model
 
     monkeypatch.setattr(TorchvisionEngine, "build_model", build)
-    monkeypatch.setattr(
-        torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device)
-    )  # the CPU has no fast fp16
+    # The CPU has no fast fp16.
+    monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
     name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
     with monkeypatch.context() as patch:
@@ -127,13 +125,6 @@ def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_pat
     assert (last["iteration"], last["loss_scale"], last["skipped_steps"]) == (3, 2.0**14, 2)
     assert "fp16: 2 of 4 steps were skipped" in (out / "log.txt").read_text()
 
-    overflow[:] = range(100)
-    monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 2)
-    with pytest.raises(
-        UserError, match=r"fp16: the 2 steps up to step 1 were all skipped.* loss scale of 3\.28e\+04; set SOLVER"
-    ):
-        run(tiny_coco.config(tmp_path / "all", name))
-
 
 def test_a_checkpoint_of_detectron2s_own_trainer_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
@@ -145,7 +136,5 @@ def test_a_checkpoint_of_detectron2s_own_trainer_is_refused(tmp_path):
 def test_a_diverging_run_names_iteration_rate_and_images(tmp_path):
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, SOLVER__BASE_LR=1e18, SOLVER__WARMUP_ITERS=0)
-    with pytest.raises(
-        UserError, match=r"diverged at iteration [123] \(learning rate 1e\+18\).*images: .*png.*BASE_LR"
-    ):
-        run(cfg)
+    text = refused(lambda: run(cfg), "(learning rate 1e+18)", "images: ", ".png", "SOLVER.BASE_LR")
+    assert re.search(r"diverged at iteration [123] ", text)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from pretrain.common.files import sha256
 from pretrain.common.run.lock import claim
@@ -22,11 +21,6 @@ from tests.transfer import tiny_coco
 from tools import convert_to_d2
 from transfer.weights.convert import convert
 from transfer.weights.load import check_config, read_weights
-
-
-@pytest.fixture
-def r18() -> dict[str, Tensor]:
-    return resnet_state()
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +38,18 @@ def converted(source: Path) -> Path:
     return source.parent / "converted"
 
 
-def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path) -> None:
     """A detector under other ones is refused: test_weights."""
     statistics = []
     for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
-        torch.save({"state_dict": r18, "config": config}, tmp_path / "source.pth")
+        torch.save({"state_dict": resnet_state(), "config": config}, tmp_path / "source.pth")
         provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
         statistics.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
     assert statistics == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None)]
 
 
-def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+def test_what_the_source_does_not_record_may_be_said(tmp_path: Path) -> None:
+    r18 = resnet_state()
     torch.save({"state_dict": r18, "ema": {name: 2 * tensor for name, tensor in r18.items()}}, tmp_path / "s.pth")
     words = [str(tmp_path / "s.pth"), str(tmp_path / "w.pth"), "--prefix", "ema"]
     refused(lambda: convert_to_d2.main([*words, "--pixel-mean", "0", "0", "0"]), "--pixel-std")
@@ -70,11 +65,9 @@ def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[s
     refused(lambda: convert(*again, pixel_mean=[1, 2, 3], pixel_std=[1, 2, 3]), "records MODEL.PIXEL_MEAN")
 
 
-def test_what_is_not_recorded_is_not_checked(
-    tmp_path: Path, r18: dict[str, Tensor], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_recorded_is_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    torch.save(r18, tmp_path / "s.pth")
+    torch.save(resnet_state(), tmp_path / "s.pth")
     summary = convert(tmp_path / "s.pth", tmp_path / "w.pth").summary()
     assert "not read: fc" in summary and "not recorded: mean and std" in summary
     cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3)
@@ -128,7 +121,8 @@ def test_provenance_is_in_the_file_and_next_to_it_and_handed_on(tmp_path: Path, 
     assert (again["epoch"], again["earlier_source"]) == (200, "run.pth")
 
 
-def test_cifar_stem_is_not_for_detectron2(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+def test_cifar_stem_is_not_for_detectron2(tmp_path: Path) -> None:
+    r18 = resnet_state()
     r18["conv1.weight"] = torch.randn(64, 3, 3, 3)
     torch.save(r18, tmp_path / "c.pth")
     refused(lambda: convert(tmp_path / "c.pth", tmp_path / "out.pth"), "CIFAR stem")

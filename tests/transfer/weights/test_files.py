@@ -6,13 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from pretrain.common.files import sha256
 from tests.errors import refused
-from tests.resnets import resnet_state
+from tests.transfer import tiny_coco
 from transfer.weights import files
-from transfer.weights.convert import convert
 from transfer.weights.files import find_weights
 from transfer.weights.load import check_same_weights, read_weights
 
@@ -37,10 +35,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[st
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("backbone")
-    torch.save(resnet_state(head=False), folder / "a.tar")
-    convert(folder / "a.tar", folder / "a.pth")
-    return folder / "a.pth"
+    return tiny_coco.write_backbone(tmp_path_factory.mktemp("backbone"))
 
 
 def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], backbone: Path) -> None:

@@ -41,10 +41,7 @@ def r50() -> Weights:
 
 @pytest.fixture(scope="module")
 def r18(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    folder = tmp_path_factory.mktemp("w")
-    torch.save(resnet_state(head=False), folder / "s.pth")
-    convert(folder / "s.pth", folder / "w.pth")
-    return read_weights(folder / "w.pth")
+    return read_weights(tiny_coco.write_backbone(tmp_path_factory.mktemp("w")))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_load_names_what_does_not_fit(r50: Weights, caplog: pytest.LogCaptureFix
     refused(lambda: load_weights(lambda: own, r50), f"contains {PREFIX}stem.conv1.norm.running_mean")
     own[f"{PREFIX}stem.conv1.norm.running_mean"] = torch.zeros(64)
     own[f"{PREFIX}res4.0.shortcut.weight"] = torch.zeros(512, 1024, 1, 1)
-    refused(lambda: load_weights(lambda: own, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), "transposed")
+    refused(lambda: load_weights(lambda: own, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), (512, 1024, 1, 1))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from pretrain.common.weights.resnet_names import is_bottleneck, to_detectron2
 from tests.errors import refused
 from tests.resnets import detectron2_stages, resnet_state
+from tests.transfer import tiny_coco
 from transfer.weights import verify
-from transfer.weights.convert import convert
 
 
 def test_other_features_are_refused() -> None:
@@ -35,8 +34,7 @@ def test_another_stride_is_refused() -> None:
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
 def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
     state, image = resnet_state(arch, head=False), verify.sample_image()
-    torch.save(state, tmp_path / "s.pth")
-    convert(tmp_path / "s.pth", tmp_path / f"w{suffix}")
+    path = tiny_coco.write_backbone(tmp_path, arch, name=f"w{suffix}")
     keys = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
-    target = detectron2_stages(tmp_path / f"w{suffix}", int(arch[6:]), "BN", image, **keys)
+    target = detectron2_stages(path, int(arch[6:]), "BN", image, **keys)
     assert set(verify.compare(verify.torchvision_stages(state, arch, image), target)) == set(verify.STAGES)

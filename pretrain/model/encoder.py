@@ -32,20 +32,8 @@ def build_backbone(
         backbone.conv1 = nn.Conv2d(3, backbone.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
         backbone.maxpool = nn.Identity()
-    else:
-        backbone.maxpool = _MaxPool(kernel_size=3, stride=2, padding=1)
     backbone.fc = nn.Identity()
     return backbone
-
-
-class _MaxPool(nn.MaxPool2d):
-    """nn.MaxPool2d that pools in channels_last on CPUs, where torch is several times faster at it; same values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not x.is_contiguous():
-            return cast(Tensor, super().forward(x))
-        pooled = cast(Tensor, super().forward(x.contiguous(memory_format=torch.channels_last)))
-        return pooled.contiguous()
 
 
 def feature_dim(resnet: torchvision.models.ResNet) -> int:

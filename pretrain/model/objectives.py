@@ -128,11 +128,8 @@ class QueueObjective(Objective):
         dense = [features for _, features in outputs if features is not None]
         if not dense:
             return keys_MnD, None
-        return keys_MnD, DenseFeatures(
-            shuffle.collect([features.embedding_nLD for features in dense]),
-            shuffle.collect([features.pooled_nD for features in dense]),
-            shuffle.collect([features.feature_nLC for features in dense]),
-        )
+        fields = [shuffle.collect(list(tensors)) for tensors in zip(*dense, strict=True)]
+        return keys_MnD, DenseFeatures(*fields)
 
     def add_dense_loss(
         self, output: methods.LossOutput, queries: DenseFeatures, keys: DenseFeatures, step: int

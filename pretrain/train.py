@@ -16,16 +16,13 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.device import describe, set_float32_precision
 from .common.distributed import on_every_rank, on_first_rank
 from .common.errors import UserError
 from .common.files import atomic_write, remove, sha256, write_json
-from .common.logs import setup_logging
 from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import summary
-from .common.run.stage import process_group, stage
 from .common.run.state import read_record
 from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
@@ -40,6 +37,7 @@ from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
+from .probe.stage import open_run
 from .state import build_checkpoint, build_train_state, load_checkpoint_to_resume, restore_checkpoint
 from .steps import TrainState, training_step
 
@@ -85,10 +83,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with process_group(distributed.init, cfg.DEVICE) as device, stage("pretrain", folder):
-        setup_logging(folder, distributed.rank())
-        set_float32_precision(cfg.FLOAT32_PRECISION)
-        log.info(describe(device))
+    with open_run(cfg, "pretrain", folder) as device:
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)

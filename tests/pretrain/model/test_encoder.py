@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.model.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
+from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_encoder, pooled_features
 
 
 def test_head_has_mocos_names():
@@ -35,7 +35,7 @@ def test_grouped_bn_is_one_bn_per_group(groups, channels_last):
     x = torch.randn(12, 4, 5, 5, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    bn = GroupedBatchNorm2d(4, groups).double()
+    bn = GroupedBatchNorm(4, groups).double()
     nn.init.uniform_(bn.weight)
     nn.init.uniform_(bn.bias)
     plain = [nn.BatchNorm2d(4).double() for _ in range(groups)]

@@ -12,7 +12,7 @@ import hashlib
 import os
 import socket
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -144,7 +144,7 @@ def mean_(x: Tensor) -> Tensor:
     return x
 
 
-def mean_together_(tensors: Sequence[Tensor]) -> None:
+def mean_together_(tensors: list[Tensor]) -> None:
     """Replace ``tensors`` with their means over ranks, in place, by one collective."""
     if world_size() > 1:
         means = mean_(torch.cat([tensor.flatten() for tensor in tensors])).split([x.numel() for x in tensors])

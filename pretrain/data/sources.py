@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,9 @@ class PackedNames:
     def __getitem__(self, index: int) -> str:
         start = int(self.ends[index - 1]) if index else 0
         return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
 
 
 class Files:

@@ -100,7 +100,7 @@ class BatchShuffle:
         row_results[to_device(self._send, results.device)] = results
         return row_results
 
-    def collect(self, results: Sequence[Tensor]) -> Tensor:
+    def collect(self, results: list[Tensor]) -> Tensor:
         """Return the `unshuffle`d results of all micro-batches of this rank's positions as (M, n, ...)."""
         return self.unshuffle(torch.cat(results)).unflatten(0, (self._num_keys, -1))
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-import torchvision
-from torch import nn
+if TYPE_CHECKING:  # command lines import this module, which must not import torch for them
+    import torch
+    from torch import nn
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
@@ -35,6 +35,8 @@ def is_bottleneck(arch: str) -> bool:
 @cache
 def list_shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
     """Return the shape of every tensor of the backbone that torchvision's function ``build`` returns, by its name."""
+    import torch
+
     with torch.device("meta"):
         resnet = build(weights=None).state_dict()
     return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
@@ -43,6 +45,8 @@ def list_shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
 @cache
 def build_name_table(arch: str) -> dict[str, str]:
     """Map torchvision's name of every tensor of the backbone to Detectron2's (without `backbone.bottom_up.`)."""
+    import torchvision
+
     return {name: _rename_to_detectron2(name) for name in list_shapes(getattr(torchvision.models, arch))}
 
 

@@ -20,7 +20,6 @@ _WIDTHS = Range(1, 1 << 30, whole=True)
 _ARCHS = Choice(("resnet18", "resnet34", "resnet50", "resnet101"))
 _STEMS = Choice(("imagenet", "cifar"))
 _SCHEDULES = Choice(("cosine", "step"))
-_ENCODERS = Choice(("query", "key"))
 _CROPS = Choice(("auto", "center", "none"))
 _UPDATES = Choice(("before_keys", "after_step"))
 _ON_CORRUPT = Choice(("error", "skip"))
@@ -105,7 +104,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "PROBE.IMAGE_SIZE": (0, Range(high=4096), "pixels per side for evaluation; 0 means VIEWS.IMAGE_SIZE"),
         "PROBE.CROP": ("auto", _CROPS, "none: images become squares; auto: center for the imagenet stem, else none"),
         "PROBE.RESIZE": (0, Range(high=1 << 20), "shorter side before the center crop; 0 means image size x 256/224"),
-        "LINEAR.ENCODER": ("query", _ENCODERS, "which encoder of a momentum pair is probed"),
+        "LINEAR.ENCODER": ("query", Choice(("query", "key")), "which encoder of a momentum pair is probed"),
         "LINEAR.BASE_LR": (30.0, AT_LEAST_0, "learning rate of the linear classifier"),
         "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1, "global batch size"),
         "LINEAR.EPOCHS": (100, _AT_LEAST_1, "passes over the labeled training images"),

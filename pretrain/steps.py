@@ -125,11 +125,8 @@ def in_batch_step(
 @torch.no_grad()
 def average_bn_statistics(model: nn.Module) -> None:
     """Average BN running statistics over ranks, so that rank 0's checkpoint is valid for all."""
-    if distributed.world_size() == 1:
-        return
     statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.ndim == 1]
-    means = distributed.mean_(torch.cat(statistics)).split([buffer.numel() for buffer in statistics])
-    torch._foreach_copy_(statistics, list(means))
+    distributed.mean_together_(statistics)
 
 
 def mean_metrics(outputs: Sequence[LossOutput], embeddings_ND: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

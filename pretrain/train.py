@@ -16,16 +16,14 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.device import describe, set_float32_precision
 from .common.distributed import on_every_rank, on_first_rank
 from .common.errors import UserError
-from .common.files import atomic_write, read_json, remove, sha256, write_json
-from .common.logs import setup_logging
+from .common.files import atomic_write, remove, sha256, write_json
 from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import summary
-from .common.run.stage import process_group, stage
+from .common.run.state import read_record
 from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
 from .config import output_dir
@@ -39,6 +37,7 @@ from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
+from .probe.stage import open_run
 from .state import build_checkpoint, build_train_state, load_checkpoint_to_resume, restore_checkpoint
 from .steps import TrainState, training_step
 
@@ -84,10 +83,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with process_group(distributed.init, cfg.DEVICE) as device, stage("pretrain", folder):
-        setup_logging(folder, distributed.rank())
-        set_float32_precision(cfg.FLOAT32_PRECISION)
-        log.info(describe(device))
+    with open_run(cfg, "pretrain", folder) as device:
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
@@ -95,8 +91,9 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         state = build_train_state(cfg, device, len(loader), read_weights=not saved)
         step = on_every_rank(restore_checkpoint, state, saved) if saved else 0
         digest = _check_same_start(state, step, data, saved, cfg)
-        total_steps = max(step, _count_steps(cfg, loader))
-        results = on_first_rank(_read_results, folder) if step == total_steps else None
+        schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
+        total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
+        results = on_first_rank(read_record, folder / "results.json") if step == total_steps else {}
         if results:
             log.info(f"{folder} is complete; nothing to do")
             return results
@@ -179,11 +176,6 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     return loader
 
 
-def _count_steps(cfg: CfgNode, loader: Loader) -> int:
-    steps = len(loader) * cfg.SOLVER.EPOCHS
-    return min(steps, cfg.SOLVER.MAX_STEPS or steps)
-
-
 def _check_same_start(
     state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode
 ) -> str:
@@ -196,11 +188,6 @@ def _check_same_start(
         what = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
         raise UserError(f"{what}; restore the original ones, or choose another OUTPUT_DIR")
     return digest
-
-
-def _read_results(folder: Path) -> dict[str, Any] | None:
-    path = folder / "results.json"
-    return read_json(path) if path.is_file() else None
 
 
 def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
@@ -245,25 +232,28 @@ def _checkpoint_content(run: PretrainRun, steps_done: int) -> dict[str, Any]:
     return {**content, "images": run.data_digest, "recipe_changes": run.recipe_changes}
 
 
-def _probe(run: PretrainRun, steps_done: int) -> None:
+def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
+    """Evaluate the encoder by kNN, if there are data for it; write and return the metrics."""
     with run.progress.pause():
         score = knn.evaluate(run.state.objective.encoder, run.probe_data, run.cfg, run.device)
+    metrics = {f"knn_{name}": value for name, value in score.items()}
     if score and run.metrics is not None:
-        run.metrics.write(steps_done - 1, {f"knn_{name}": value for name, value in score.items()})
-        log.info(f"epoch {steps_done // run.steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
+        run.metrics.write(steps_done - 1, metrics)
+        epoch = steps_done / run.steps_per_epoch
+        log.info(f"epoch {epoch:g}: kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})")
+    return metrics
 
 
 def _finish(run: PretrainRun) -> dict[str, Any]:
     """Run the last kNN; write the final checkpoint and results.json, which marks the run as complete."""
     cfg = run.cfg
-    score = knn.evaluate(run.state.objective.encoder, run.probe_data, cfg, run.device)
     results = {
         "stage": "pretrain",
         "method": cfg.METHOD.NAME,
         "arch": cfg.MODEL.ARCH,
         "epochs": run.total_steps / run.steps_per_epoch,
         "steps": run.total_steps,
-        "metrics": {f"knn_{name}": value for name, value in score.items()},
+        "metrics": _probe(run, run.total_steps),
     }
     if run.recipe_changes:
         results["recipe_changes"] = run.recipe_changes
@@ -273,14 +263,11 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
         results["skipped_steps"] = run.monitor.skipped.total
         if run.monitor.skipped.total:
             log.info(summary(run.monitor.skipped.total, run.total_steps))
-    return on_first_rank(_write_results, run, results, score)
+    return on_first_rank(_write_results, run, results)
 
 
-def _write_results(run: PretrainRun, results: dict[str, Any], score: dict[str, float]) -> dict[str, Any]:
+def _write_results(run: PretrainRun, results: dict[str, Any]) -> dict[str, Any]:
     assert run.metrics is not None
-    if score:
-        run.metrics.write(run.total_steps - 1, results["metrics"])
-        log.info(f"kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})")
     run.metrics.close()
     path = run.folder / checkpoint.FINAL
     checkpoint.save(path, _checkpoint_content(run, run.total_steps))

@@ -12,7 +12,7 @@ import hashlib
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -90,22 +90,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-@contextlib.contextmanager
-def in_turns() -> Iterator[None]:
-    """Run the block on the first rank of every machine, then on the other ranks, for example to download a file once.
-
-    The other ranks wait as long as a collective may take (`TIMEOUT_S`).
-    """
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if not is_first and world_size() > 1:
-        dist.barrier()
-    try:
-        yield
-    finally:  # also after an error: the other ranks wait for their turn
-        if is_first and world_size() > 1:
-            dist.barrier()
-
-
 def rank_slice(total: int) -> slice:
     """Return this rank's contiguous part of ``total`` items; the parts differ by at most one item."""
     return slice(rank() * total // world_size(), (rank() + 1) * total // world_size())
@@ -158,6 +142,13 @@ def mean_(x: Tensor) -> Tensor:
         dist.all_reduce(x)
         x.div_(world_size())
     return x
+
+
+def mean_together_(tensors: list[Tensor]) -> None:
+    """Replace ``tensors`` with their means over ranks, in place, by one collective."""
+    if world_size() > 1:
+        means = mean_(torch.cat([tensor.flatten() for tensor in tensors])).split([x.numel() for x in tensors])
+        torch._foreach_copy_(tensors, [mean.view_as(x) for mean, x in zip(means, tensors, strict=True)])
 
 
 def code_digest() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -121,6 +122,16 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Run the block in one process at a time, or without a lock on file systems that do not support locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(open(path, "w")), fcntl.LOCK_EX)
+        yield
 
 
 def read_json(path: str | Path, kind: type = dict) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError, one_line
+from ..common.files import hold_lock
 from .folders import load_classes
 from .image_data import ImageData
 from .sources import Array, Concatenated, Files
@@ -34,7 +35,9 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
     read = {"stl10": _read_stl10, "tiny_imagenet": _read_tiny_imagenet}.get(name, _read_with_torchvision)
     try:
         if download and not folder.is_dir():
-            _fetch(name, folder)
+            with hold_lock(folder.with_name(f".{folder.name}.lock")):  # other ranks and runs wait for this download
+                if not folder.is_dir():
+                    _fetch(name, folder)
         return read(name, split, folder)
     except UserError:
         raise

@@ -42,12 +42,23 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
-    if download:  # one process at a time: those after the first find the data
-        from ..common import distributed  # imports torch, which check_exists does without
-
-        with distributed.in_turns():
-            return _load(name, split, _expand(root), True)
-    return _load(name, split, _expand(root), False)
+    folder = _expand(root)
+    if name in LOADERS:
+        return LOADERS[name](split, folder)
+    if name.startswith("folder:"):
+        return folders.load_folder(_parse_path(name), split)
+    if name.startswith(tars.PREFIX):
+        return tars.load_tars(name.removeprefix(tars.PREFIX))
+    if name in ("imagenet", "imagenet100"):
+        is_packed = tars.imagenet_tar("train", folder) and not folders.find_imagenet(name, folder)
+        return (tars if is_packed else folders).load_imagenet(name, split, folder)
+    if name in FOLDERS:
+        return archives.load(name, split, folder, download)
+    known = (*FOLDERS, *LOADERS)
+    if os.path.isdir(os.path.expanduser(name)):
+        raise UserError(f"{name!r} is a folder; write folder:{name}")
+    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
+    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
@@ -59,30 +70,11 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
     elif name.startswith(tars.PREFIX):
         is_there = tars.find_tars(name.removeprefix(tars.PREFIX))
     elif name in ("imagenet", "imagenet100"):
-        is_there = tars.imagenet_tar("train", _expand(root)) or folders.imagenet_folder(name, _expand(root))
+        is_there = tars.imagenet_tar("train", _expand(root)) or folders.find_imagenet(name, _expand(root))
     else:
         is_there = name in FOLDERS and (download or os.path.isdir(_expand(root) / FOLDERS[name]))
     if not is_there:
         load(name, "train", root)  # raises the error that shows the layout expected
-
-
-def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
-    if name in LOADERS:
-        return LOADERS[name](split, root)
-    if name.startswith("folder:"):
-        return folders.load_folder(_parse_path(name), split)
-    if name.startswith(tars.PREFIX):
-        return tars.load_tars(name.removeprefix(tars.PREFIX))
-    if name in ("imagenet", "imagenet100"):
-        is_packed = tars.imagenet_tar("train", root) and not folders.has_imagenet(name, root)
-        return (tars if is_packed else folders).load_imagenet(name, split, root)
-    if name in FOLDERS:
-        return archives.load(name, split, root, download)
-    known = (*FOLDERS, *LOADERS)
-    if os.path.isdir(os.path.expanduser(name)):
-        raise UserError(f"{name!r} is a folder; write folder:{name}")
-    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
-    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
 
 
 def _parse_path(name: str) -> Path:

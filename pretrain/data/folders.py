@@ -55,33 +55,24 @@ def load_folder(folder: Path, split: str) -> ImageData:
     return load_classes(folder / candidates[0], classes or None, f"folder:{folder}", allow_flat=True)
 
 
-def has_imagenet(name: str, root: Path) -> bool:
-    """Return whether `imagenet_folder` would find a folder."""
-    return any(os.path.isdir(root / place / "train") for place in (name, *IMAGENET_PLACES))
-
-
-def imagenet_folder(name: str, root: Path) -> Path:
-    """Return the folder that contains ImageNet's train/: a common name in ``root``, or ``root`` itself.
-
-    Raises:
-        UserError: there is none.
-    """
-    for place in (name, *IMAGENET_PLACES):
-        if os.path.isdir(root / place / "train"):
-            return root / place
-    layout = f"{root}/imagenet/train/n########/*.JPEG and {root}/imagenet/val/n########/*.JPEG"
-    layout += ", or the tars ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
-    remedy = "download it from image-net.org, set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
-    raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
+def find_imagenet(name: str, root: Path) -> Path | None:
+    """Return the folder that contains ImageNet's train/: a common name in ``root``, or ``root`` itself."""
+    places = (root / place for place in (name, *IMAGENET_PLACES))
+    return next((place for place in places if os.path.isdir(place / "train")), None)
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
     """Load ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a separate folder.
 
     Raises:
-        UserError: the split or one of its classes is missing.
+        UserError: ImageNet, the split or one of its classes is missing.
     """
-    top = imagenet_folder(name, root)
+    top = find_imagenet(name, root)
+    if top is None:
+        layout = f"{root}/imagenet/train/n########/*.JPEG and {root}/imagenet/val/n########/*.JPEG"
+        layout += ", or the tars ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
+        remedy = "get it from image-net.org, set DATA.ROOT to the folder above imagenet/, or DATA.TRAIN folder:/path"
+        raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
     if not os.path.isdir(top / split):
         raise MissingSplit(f"{name}: no {top / split}; expected {top / split}/n########/*.JPEG")
     classes = _list_entries(top / "train")[0]  # val's labels are train's

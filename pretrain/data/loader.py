@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
@@ -77,8 +77,7 @@ class Loader:
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
-        views = _Views(self.data, tuple(self.recipes), self.size, self.seed, self.on_corrupt == "skip")
-        loaded = _load(views, self._items(first_step, total_steps), self.num_workers, self.pin_memory)
+        loaded = _load(self._read_batch, self._items(first_step, total_steps), self.num_workers, self.pin_memory)
         for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
@@ -94,6 +93,31 @@ class Loader:
             start = batch * self.batch_size + self.rank * rank_batch_size
             yield [(epoch, int(i)) for i in order[start : start + rank_batch_size]]
 
+    def _read_batch(self, items: list[tuple[int, int]]) -> Batch:
+        """Read a batch of (epoch, position) and make its views; runs in the workers."""
+        views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
+        used = np.empty(len(items), np.int64)
+        replaced: dict[int, str] = {}
+        for n, (epoch, position) in enumerate(items):
+            image, used[n] = self._read(position, replaced)
+            view_rng = functools.partial(stream, self.seed, epoch, _VIEW, position)
+            views[:, n] = make_views(image, self.recipes, self.size, view_rng)
+        labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
+        views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
+        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
+
+    def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
+        """Read an image; where it is corrupt and skipped, add it to ``replaced`` and read the next one."""
+        for shift in range(len(self.data)):
+            candidate = (position + shift) % len(self.data)
+            try:
+                return self.data.read(candidate), candidate
+            except CorruptImage as error:
+                if self.on_corrupt != "skip":
+                    raise
+                replaced[candidate] = str(error)
+        raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
+
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:
             log.warning(f"{replaced[position]}; another image replaces it (DATALOADER.ON_CORRUPT skip)")
@@ -108,18 +132,10 @@ def build_loader(
     cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int
 ) -> Loader:
     """Build the `Loader` of this rank for ``device``."""
-    return Loader(
-        data,
-        recipes,
-        size,
-        batch_size=batch_size,
-        seed=cfg.SEED,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT,
-        pin_memory=device.type == "cuda",
-    )
+    ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+    workers = {"num_workers": cfg.DATALOADER.NUM_WORKERS, "pin_memory": device.type == "cuda"}
+    options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT}
+    return Loader(data, recipes, size, batch_size=batch_size, seed=cfg.SEED, **options)
 
 
 def eval_batches(
@@ -143,8 +159,8 @@ def eval_batches(
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
     """
     batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
-    views = _EvalViews(data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_N in _load(views, batches, num_workers, pin_memory):
+    read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
+    for images_NHWC, index_N in _load(read, batches, num_workers, pin_memory):
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
 
@@ -158,71 +174,40 @@ def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))
 
 
-@dataclass(frozen=True)
-class _Views(Dataset):
-    """Reads a batch of (epoch, position) and makes its views; runs in the workers."""
-
-    data: ImageData
-    recipes: tuple[Recipe, ...]
-    size: int
-    seed: int
-    skip_corrupt: bool
-
-    def __getitems__(self, items: list[tuple[int, int]]) -> Batch | UserError:
-        views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
-        used = np.empty(len(items), np.int64)
-        replaced: dict[int, str] = {}
+def _read_center_views(
+    data: ImageData, size: int, resize: int, skip_corrupt: bool, positions: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Read the images at ``positions``, without those that are corrupt and skipped; runs in the workers."""
+    images: list[np.ndarray] = []
+    read_positions: list[int] = []
+    for position in positions:
         try:
-            for n, (epoch, position) in enumerate(items):
-                image, used[n] = self._read(position, replaced)
-                view_rng = functools.partial(stream, self.seed, epoch, _VIEW, position)
-                views[:, n] = make_views(image, self.recipes, self.size, view_rng)
+            images.append(center_view(data.read(position), size, resize))
+            read_positions.append(position)
+        except CorruptImage:
+            if not skip_corrupt:
+                raise
+    stacked = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
+    return torch.from_numpy(stacked), torch.tensor(read_positions, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class _Batches(Dataset):
+    """Calls ``read`` with a batch of positions, in a worker."""
+
+    read: Callable[[Any], Any]
+
+    def __getitems__(self, positions: Any) -> Any:
+        try:
+            return self.read(positions)
         except UserError as error:
             return error  # returned, because DataLoader would wrap it in a traceback
-        labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
-        views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
-        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
-
-    def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
-        for shift in range(len(self.data)):
-            candidate = (position + shift) % len(self.data)
-            try:
-                return self.data.read(candidate), candidate
-            except CorruptImage as error:
-                if not self.skip_corrupt:
-                    raise
-                replaced[candidate] = str(error)
-        raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
 
 
-@dataclass(frozen=True)
-class _EvalViews(Dataset):
-    """Reads a batch of positions; runs in the workers."""
-
-    data: ImageData
-    size: int
-    resize: int
-    skip_corrupt: bool
-
-    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | UserError:
-        images: list[np.ndarray] = []
-        read_positions: list[int] = []
-        for position in positions:
-            try:
-                images.append(center_view(self.data.read(position), self.size, self.resize))
-                read_positions.append(position)
-            except UserError as error:
-                if not (self.skip_corrupt and isinstance(error, CorruptImage)):
-                    return error
-        stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
-        return torch.from_numpy(stacked), torch.tensor(read_positions, dtype=torch.int64)
-
-
-def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
-    """Yield ``views[batch]`` for each of ``batches`` in order; raise the errors that it returns."""
-    loader = SignalSafeDataLoader(
-        views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
-    )
+def _load(read: Callable[[Any], Any], batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
+    """Yield ``read(batch)`` for each of ``batches`` in order; a UserError of a worker is raised here."""
+    options: dict[str, Any] = {"collate_fn": _identity, "worker_init_fn": _start_worker, "pin_memory": pin_memory}
+    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, **options)
     for item in loader:
         if isinstance(item, CorruptImage):
             raise CorruptImage(f"{item}, or set DATALOADER.ON_CORRUPT skip: no run resumes once an image is removed")

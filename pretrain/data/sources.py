@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,25 +22,50 @@ class Source(Protocol):
     def name(self, index: int) -> str: ...
 
 
-class Files:
-    """Image files. Their names are one array of bytes, which forked workers share: they would copy Python strings."""
+@dataclass(frozen=True)
+class PackedNames:
+    """File names in two arrays, which forked workers share: they would copy Python strings.
 
-    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+    Attributes:
+        text: the concatenated names, as the file system's own bytes; uint8.
+        ends: int64, the end of each name in ``text``.
+    """
+
+    text: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def pack(cls, names: Iterable[str]) -> PackedNames:
         text = bytearray()
         ends = array("q")
         for name in names:
             text += os.fsencode(name)
             ends.append(len(text))
-        self.folder = str(folder)
-        self.text = np.frombuffer(text, np.uint8)
-        self.ends = np.frombuffer(ends, np.int64)
+        return cls(np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64))
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def name(self, index: int) -> str:
+    def __getitem__(self, index: int) -> str:
         start = int(self.ends[index - 1]) if index else 0
-        return os.path.join(self.folder, os.fsdecode(self.text[start : int(self.ends[index])].tobytes()))
+        return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+
+class Files:
+    """Image files in a folder."""
+
+    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+        self.folder = str(folder)
+        self.names = PackedNames.pack(names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return os.path.join(self.folder, self.names[index])
 
     def read(self, index: int) -> np.ndarray:
         return images.decode(images.read_file(self.name(index)), self.name(index))

@@ -9,7 +9,7 @@ channels, D dimensions, K negatives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from torchvision.models import ResNet
 from ..methods import LossOutput
 
 
-@dataclass(frozen=True)
-class DenseFeatures:
+class DenseFeatures(NamedTuple):
     """Dense outputs for n images, as unit vectors; those of keys have a leading axis M.
 
     Attributes:
@@ -36,7 +35,7 @@ class DenseFeatures:
 
     def select(self, images: slice) -> DenseFeatures:
         """Return the features of some images, for keys, whose second axis is n."""
-        return DenseFeatures(self.embedding_nLD[:, images], self.pooled_nD[:, images], self.feature_nLC[:, images])
+        return DenseFeatures(*(tensor[:, images] for tensor in self))
 
 
 class DenseResNet(ResNet):

@@ -32,20 +32,8 @@ def build_backbone(
         backbone.conv1 = nn.Conv2d(3, backbone.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
         backbone.maxpool = nn.Identity()
-    else:
-        backbone.maxpool = _MaxPool(kernel_size=3, stride=2, padding=1)
     backbone.fc = nn.Identity()
     return backbone
-
-
-class _MaxPool(nn.MaxPool2d):
-    """nn.MaxPool2d that pools in channels_last on CPUs, where torch is several times faster at it; same values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not x.is_contiguous():
-            return cast(Tensor, super().forward(x))
-        pooled = cast(Tensor, super().forward(x.contiguous(memory_format=torch.channels_last)))
-        return pooled.contiguous()
 
 
 def feature_dim(resnet: torchvision.models.ResNet) -> int:
@@ -94,15 +82,14 @@ def build_encoder(
     norm_2d: Any = nn.BatchNorm2d
     norm_1d: Any = nn.BatchNorm1d
     if bn_groups > 1:
-        norm_2d = functools.partial(GroupedBatchNorm2d, groups=bn_groups)
-        norm_1d = functools.partial(GroupedBatchNorm1d, groups=bn_groups)
+        norm_2d = norm_1d = functools.partial(GroupedBatchNorm, groups=bn_groups)
     encoder = build_backbone(arch, stem, norm_2d)
     encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, norm_1d if head_bn else None))
     return DenseResNet(encoder, feature_dim(encoder), dim) if dense else encoder
 
 
-class GroupedBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm with separate statistics per contiguous group, as if each group had its own process.
+class GroupedBatchNorm(nn.BatchNorm2d):
+    """Batch norm, 1D or 2D, with separate statistics per contiguous group, as if each group had its own process.
 
     One process then behaves as several do, which ShuffleBN needs (He et al. 2020, Sec. 3.3). Running statistics are the
     mean over the groups.
@@ -114,6 +101,9 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, num_features: int, groups: int) -> None:
         super().__init__(num_features)
         self.groups = groups
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept the two dimensions of a head's features as well as a feature map's four."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -132,11 +122,3 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             mean_C.copy_(means_GC.mean(0))
             var_C.copy_(vars_GC.mean(0))
         return y
-
-
-class GroupedBatchNorm1d(GroupedBatchNorm2d):
-    """`GroupedBatchNorm2d` for (N, C)."""
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim != 2:
-            raise ValueError(f"expected 2 dimensions, got {input.ndim}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ class Objective:
         model: everything that a checkpoint saves.
         encoder: the trained encoder.
         query_forward: the same, or its DistributedDataParallel.
-        embed_options: keywords of `embed`.
+        embed: embeds images with an encoder; see `momentum_encoder.embed`.
         method: the pure function and how its hyperparameters change over the epochs.
         hyper: the values of its hyperparameters, by keyword.
         accumulate: micro-batches that a rank's batch is divided into.
@@ -48,17 +49,13 @@ class Objective:
     model: nn.Module
     encoder: ResNet
     query_forward: nn.Module
-    embed_options: dict[str, Any]
+    embed: Callable[[nn.Module, Tensor], tuple[Tensor, DenseFeatures | None]]
     method: methods.Method
     hyper: dict[str, Any]
     epochs: int
     steps_per_epoch: int
     accumulate: int
     bn_groups: int
-
-    def embed(self, encoder: nn.Module, images: Tensor) -> tuple[Tensor, DenseFeatures | None]:
-        """Embed images with ``encoder``; see `embed`."""
-        return embed(encoder, images, **self.embed_options)
 
     def loss(self, *tensors: Tensor, step: int) -> methods.LossOutput:
         """Call the method's function with its hyperparameters at ``step``."""
@@ -128,11 +125,8 @@ class QueueObjective(Objective):
         dense = [features for _, features in outputs if features is not None]
         if not dense:
             return keys_MnD, None
-        return keys_MnD, DenseFeatures(
-            shuffle.collect([features.embedding_nLD for features in dense]),
-            shuffle.collect([features.pooled_nD for features in dense]),
-            shuffle.collect([features.feature_nLC for features in dense]),
-        )
+        fields = [shuffle.collect(list(tensors)) for tensors in zip(*dense, strict=True)]
+        return keys_MnD, DenseFeatures(*fields)
 
     def add_dense_loss(
         self, output: methods.LossOutput, queries: DenseFeatures, keys: DenseFeatures, step: int
@@ -190,11 +184,11 @@ def build_objective(
             if name.startswith("encoder"):
                 child.compile()
 
-    views = {"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD}
+    options = {"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD, "amp": cfg.SOLVER.AMP, "memory_format": memory_format}
     shared: dict[str, Any] = {
         "encoder": encoder,
         "query_forward": distributed.data_parallel(encoder, device),
-        "embed_options": {**views, "amp": cfg.SOLVER.AMP, "memory_format": memory_format},
+        "embed": functools.partial(embed, **options),
         "method": method,
         "hyper": {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()},
         "epochs": cfg.SOLVER.EPOCHS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,8 @@ from torchvision.models import ResNet
 
 from ..common import distributed
 from ..common.device import autocast, choose_memory_format
-from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
-from ..common.weights import checkpoint
-from ..common.weights.backbone import BackboneFile, read_backbone
+from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
+from ..common.weights.backbone import read_backbone
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, feature_dim, pooled_features
 from .protocol import evaluation_size
@@ -46,21 +44,13 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
-        file = _read_backbone(weights, cfg.LINEAR.ENCODER)
+        file = on_every_rank(read_backbone, weights, cfg.LINEAR.ENCODER)
         check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {weights}")
         source = file.provenance
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
     memory_format: Any = choose_memory_format(cfg.SOLVER.AMP, device.type)
     return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
-
-
-def _read_backbone(weights: str | Path, encoder: str) -> BackboneFile:
-    """Read a backbone on every rank; of a run folder, rank 0 chooses the checkpoint."""
-    read = functools.partial(read_backbone, encoder=encoder)
-    paths = on_first_rank(checkpoint.list_checkpoints, weights)
-    newest = checkpoint.load_latest_checkpoint(weights, paths, read)
-    return newest[1] if newest else on_every_rank(read, weights)
 
 
 @torch.no_grad()

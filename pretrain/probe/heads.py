@@ -46,11 +46,7 @@ class Heads(nn.Module):
         self.optimizer.zero_grad(set_to_none=True)
         losses.sum().backward()
         means = losses.detach()
-        if distributed.world_size() > 1:  # one collective carries losses and gradients
-            grads = [p.grad for p in self.parameters() if p.grad is not None]
-            flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
-            means, *parts = flat.split([len(means), *(g.numel() for g in grads)])
-            torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
+        distributed.mean_together_([means, *(p.grad for p in self.parameters() if p.grad is not None)])
         self.optimizer.step()
         return means
 

@@ -13,15 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import (
-    AgreedStop,
-    check_agreement,
-    gather,
-    gather_objects,
-    is_main,
-    on_every_rank,
-    world_size,
-)
+from ..common.distributed import AgreedStop, check_agreement, gather, gather_objects, is_main, on_every_rank, world_size
 from ..common.run.stage import translate_torch_errors
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data

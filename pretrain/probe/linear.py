@@ -17,9 +17,9 @@ from ..common import distributed, interrupt
 from ..common.device import autocast
 from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
-from ..common.files import read_json
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
+from ..common.run.state import read_record
 from ..common.weights import checkpoint
 from ..data import recipes, views
 from ..data.datasets import ImageData
@@ -75,9 +75,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": work})
 
 
-def _train(
-    run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], state: dict[str, Any] | None
-) -> Scores:
+def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], state: dict[str, Any]) -> Scores:
     """Train from ``state``, or from step 0, to the end; return every head's scores.
 
     Args:
@@ -205,18 +203,17 @@ class _Cached:
         return batch
 
 
-def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the results of a complete probe, or the newest checkpoint of one to resume.
+def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the results of a complete probe and the newest checkpoint of one to resume; {} for what does not exist.
 
     Raises:
         UserError: it is another probe's.
     """
-    path = folder / "results.json"
-    results = read_json(path) if path.is_file() else None
+    results = read_record(folder / "results.json")
     newest = None if results else checkpoint.load_latest(folder)
-    state = newest[1] if newest else None
+    state = newest[1] if newest else {}
     if results or state:
-        check_same_probe(folder, (results or state or {}).get("work", {}), work)
+        check_same_probe(folder, (results or state).get("work", {}), work)
     return results, state
 
 

@@ -1,4 +1,4 @@
-"""Run-folder handling shared by all probes."""
+"""Run folders of pretraining and of all probes."""
 
 from __future__ import annotations
 
@@ -76,11 +76,18 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
-    """Join the process group and own OUTPUT_DIR (default ``runs/<name>``) until the block ends (see `stage`)."""
-    folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
+def open_run(cfg: CfgNode, name: str, folder: Path) -> Iterator[torch.device]:
+    """Join the process group and own a run folder until the block ends (see `stage`); yield this rank's device."""
     with process_group(distributed.init, cfg.DEVICE) as device, stage(name, folder):
         setup_logging(folder, distributed.rank())
         set_float32_precision(cfg.FLOAT32_PRECISION)
         log.info(describe(device))
+        yield device
+
+
+@contextlib.contextmanager
+def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
+    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``)."""
+    folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
+    with open_run(cfg, name, folder) as device:
         yield ProbeRun(name, cfg, folder, device)

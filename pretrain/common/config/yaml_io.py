@@ -95,7 +95,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        reason = _shorten(one_line(error), 300)  # Python's own for an empty file, a list or a bad _BASE_
+        reason = one_line(error)[:300]  # Python's own for an empty file, a list or a bad _BASE_
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
             reason += f"; Python in it is not run: copy it, and write the result (the SIZES of RetinaNet: {sizes})"
@@ -137,7 +137,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
         hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
-        raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value), 60)}{hint}")
+        raise UserError(f"{key}{where} must be {expected_type(default)}, not {repr(value)[:60]}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
 
@@ -186,7 +186,3 @@ def expected_type(default: Any) -> str:
     if isinstance(default, (list, tuple)):
         return "a list"
     return _TYPES.get(type(default), "")
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

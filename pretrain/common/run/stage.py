@@ -80,17 +80,14 @@ def translate_torch_errors(name: str) -> Iterator[None]:
     except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
         text = first_line(error)
         if isinstance(error, ConnectionResetError):
-            with contextlib.suppress(
-                RuntimeError
-            ):  # torch's handler of SIGCHLD raises once; not while failures are written
+            # torch's handler of SIGCHLD raises once; not while failures are written.
+            with contextlib.suppress(RuntimeError):
                 time.sleep(_WORKER_EXIT_S)
         if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
             memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
-            larger = "enlarge it (docker run --shm-size 16g or --ipc=host)"
-            shared = f"if /dev/shm is too small, {larger} or set NUM_WORKERS 0"
-            raise UserError(
-                f"a worker process of the data loader has ended ({text}); {memory}; {shared}; run again"
-            ) from error
+            shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 16g or --ipc=host)"
+            what = f"a worker process of the data loader has ended ({text})"
+            raise UserError(f"{what}; {memory}; {shared} or set NUM_WORKERS 0; run again") from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             less = _LESS_MEMORY.get(name, "use smaller images")
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error

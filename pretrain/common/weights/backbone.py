@@ -10,21 +10,21 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torchvision
+from torch import Tensor
 
 from ..config.yaml_io import parse_yaml
 from ..errors import UserError, shorten_list
 from ..files import check_not_sharded
 from .checkpoint import list_checkpoints, load_first_undamaged
 from .file import COUNTER, FOR_PRETRAINING, WeightsFile, check_values, read_weights_file
-from .resnet_names import DEPTHS, is_bottleneck
+from .resnet_names import DEPTHS, is_bottleneck, list_shapes
 from .resnet_search import Network, describe_kind, find_networks, select_by_prefix, summarize_unread
 
 
@@ -122,10 +122,8 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     Raises:
         UserError: the first tensors that are missing, unknown or wrong-shaped; counters may be missing.
     """
-    import torchvision  # slow to import
-
     arch = infer_arch(state, path)
-    shapes = dict(_list_shapes(getattr(torchvision.models, arch)))
+    shapes = dict(list_shapes(getattr(torchvision.models, arch)))
     stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
@@ -141,13 +139,6 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
             what = f"{name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
             raise UserError(f"{path}: {what}; only plain ResNets for RGB images are read, no ResNeXt, no wide ResNet")
     return arch, stem, shapes
-
-
-@cache
-def _list_shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        resnet = build(weights=None).state_dict()
-    return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
 
 
 def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:

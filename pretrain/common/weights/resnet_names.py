@@ -12,16 +12,19 @@ layer2.0.downsample.1.*          res3.0.shortcut.norm.*
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # command lines import this module, which must not import torch for them
+    import torch
+    from torch import nn
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
 PREFIX = "backbone.bottom_up."  # the prefix of the ResNet in a Detectron2 detector with FPN
 _C4 = "backbone."  # the prefix of stem and res2 to res4 in one with a C4 backbone, whose res5 is in the head
 _C4_HEAD = "roi_heads.res5."
-_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def is_bottleneck(arch: str) -> bool:
@@ -30,26 +33,28 @@ def is_bottleneck(arch: str) -> bool:
 
 
 @cache
+def list_shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
+    """Return the shape of every tensor of the backbone that torchvision's function ``build`` returns, by its name."""
+    import torch
+
+    with torch.device("meta"):
+        resnet = build(weights=None).state_dict()
+    return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
+
+
+@cache
 def build_name_table(arch: str) -> dict[str, str]:
     """Map torchvision's name of every tensor of the backbone to Detectron2's (without `backbone.bottom_up.`)."""
-    table: dict[str, str] = {}
-    for conv, norm, detectron2 in [("conv1", "bn1", "stem.conv1"), *_block_convolutions(arch)]:
-        table[f"{conv}.weight"] = f"{detectron2}.weight"
-        table.update({f"{norm}.{part}": f"{detectron2}.norm.{part}" for part in _NORM})
-    return table
+    import torchvision
+
+    return {name: _rename_to_detectron2(name) for name in list_shapes(getattr(torchvision.models, arch))}
 
 
-def _block_convolutions(arch: str) -> Iterator[tuple[str, str, str]]:
-    """Yield torchvision's names of every convolution and its norm in the blocks, and Detectron2's of both."""
-    convolutions = 3 if is_bottleneck(arch) else 2
-    for layer, blocks in enumerate(DEPTHS[arch], start=1):
-        for block in range(blocks):
-            torchvision = f"layer{layer}.{block}"
-            detectron2 = f"res{layer + 1}.{block}"
-            for i in range(1, convolutions + 1):
-                yield f"{torchvision}.conv{i}", f"{torchvision}.bn{i}", f"{detectron2}.conv{i}"
-            if block == 0 and (layer > 1 or is_bottleneck(arch)):  # where the width or the stride changes
-                yield f"{torchvision}.downsample.0", f"{torchvision}.downsample.1", f"{detectron2}.shortcut"
+def _rename_to_detectron2(name: str) -> str:
+    name = re.sub(r"^(conv|bn)1", r"stem.\g<0>", name)
+    name = re.sub(r"^layer(\d)", lambda match: f"res{int(match[1]) + 1}", name)
+    name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+    return re.sub(r"bn(\d)", r"conv\1.norm", name)
 
 
 def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:

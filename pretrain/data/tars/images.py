@@ -5,7 +5,8 @@ Each image is one read at its offset; nothing is unpacked.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import io
 import os
 import re
 import tarfile
@@ -20,11 +21,10 @@ from ...common.errors import UserError, shorten_list
 from ...common.images import SUFFIXES, CorruptImage, decode, retry
 from .. import folders
 from ..image_data import ImageData, MissingSplit
+from ..sources import PackedNames
 from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
 
 PREFIX = "tar:"
-_MAX_OPEN = 64  # tars that a process keeps open
-_descriptors: dict[str, int] = {}  # path of each open tar -> its file descriptor, least recently used first
 
 
 class TarImages:
@@ -40,7 +40,7 @@ class TarImages:
         return len(self.entries)
 
     def name(self, index: int) -> str:
-        return os.path.join(self.tars[self.tar_N[index]], self.entries.name(index))
+        return os.path.join(self.tars[self.tar_N[index]], self.entries.names[index])
 
     def read(self, index: int) -> np.ndarray:
         name = self.name(index)
@@ -52,11 +52,11 @@ class TarImages:
     def _read_bytes(self, index: int) -> bytes:
         number = int(self.tar_N[index])
         tar = self.tars[number]
-        descriptor = _open_tar(tar, self.versions[number])
+        file = _open_tar(tar, self.versions[number])
         try:
-            return os.pread(descriptor, int(self.entries.sizes[index]), int(self.entries.offsets[index]))
+            return os.pread(file.fileno(), int(self.entries.sizes[index]), int(self.entries.offsets[index]))
         except OSError:
-            os.close(_descriptors.pop(tar))  # a stale handle; the next try opens it anew
+            _open_tar.cache_clear()  # a stale handle; the next try opens it anew
             raise
 
 
@@ -76,16 +76,14 @@ def find_tars(pattern: str) -> list[str]:
             raise UserError(f"{PREFIX}{pattern}: the range is empty; write the smaller number first")
         missing = [tar for tar in tars if not os.path.isfile(tar)]
         if missing:
-            raise UserError(
-                f"{PREFIX}{pattern}: {len(missing)} of {len(tars)} tars are missing: {shorten_list(missing)}"
-            )
+            count = f"{len(missing)} of {len(tars)} tars"
+            raise UserError(f"{PREFIX}{pattern}: {count} are missing: {shorten_list(missing)}")
         return tars
     paths = [pattern] if os.path.isfile(pattern) else glob(pattern)
     tars = sorted(path for path in paths if os.path.isfile(path) and not path.endswith(INDEX_SUFFIX))
     if not tars:
-        raise UserError(
-            f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
-        )
+        remedy = f"write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
+        raise UserError(f"no file matches {PREFIX}{pattern}; {remedy}")
     return tars
 
 
@@ -99,7 +97,7 @@ def load_tars(pattern: str) -> ImageData:
     """
     tars = find_tars(pattern)
     tar_N, entries = _join([open_index(tar) for tar in tars])
-    names = entries.list_names()
+    names = list(entries.names)
     if not names:
         raise UserError(f"{PREFIX}{pattern}: no images; expected members ending in {' '.join(SUFFIXES)}")
     name_folders = {os.path.dirname(name) for name in names}
@@ -107,9 +105,8 @@ def load_tars(pattern: str) -> ImageData:
         mixed = folders.find_mixed_splits(paths)
         if mixed:
             remedy = "keep each split in its own tars, and name those of one"
-            raise UserError(
-                f"{PREFIX}{pattern} contains {' and '.join(sorted(mixed[1]))}: splits, not classes; {remedy}"
-            )
+            splits = " and ".join(sorted(mixed[1]))
+            raise UserError(f"{PREFIX}{pattern} contains {splits}: splits, not classes; {remedy}")
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None
     classes: list[str] = []
@@ -145,7 +142,7 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
     if not tar:
         raise MissingSplit(f"{name}: no ILSVRC2012_img_{split}.tar next to {imagenet_tar('train', root)}")
     entries = open_index(tar)
-    names = entries.list_names()
+    names = list(entries.names)
     if split == "train":
         image_classes = [os.path.basename(os.path.dirname(name)) for name in names]
         is_known = all(re.fullmatch(r"n\d{8}", class_name) for class_name in set(image_classes))
@@ -155,9 +152,8 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
         is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
         image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
     if not names or not is_known:
-        raise UserError(
-            f"{tar} is not ImageNet's tar of {split}, or not unchanged; download it again from image-net.org"
-        )
+        what = f"{tar} is not ImageNet's tar of {split}, or not unchanged"
+        raise UserError(f"{what}; download it again from image-net.org")
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))
     if missing:
@@ -174,9 +170,8 @@ def _read_val_classes(devkit: Path) -> list[str]:
     from torchvision.datasets import imagenet  # slow to import
 
     if not devkit.is_file():
-        raise MissingSplit(
-            f"{devkit} is missing; it has the labels of ImageNet's val split: download it from image-net.org"
-        )
+        what = f"{devkit} is missing; it has the labels of ImageNet's val split"
+        raise MissingSplit(f"{what}: download it from image-net.org")
     try:
         with tempfile.TemporaryDirectory() as folder:
             imagenet.parse_devkit_archive(folder, str(devkit.absolute()))
@@ -193,26 +188,22 @@ def _number(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
 def _join(parts: Sequence[Entries]) -> tuple[np.ndarray, Entries]:
     """Concatenate the entries of several tars; also return the number of each entry's tar."""
     tar_N = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
-    shifts = np.cumsum([0, *(len(part.names) for part in parts)])
-    columns = {field.name: [getattr(part, field.name) for part in parts] for field in dataclasses.fields(Entries)}
-    columns["ends"] = [ends + shift for ends, shift in zip(columns["ends"], shifts, strict=False)]
-    return tar_N, Entries(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
+    names = PackedNames.pack(name for part in parts for name in part.names)
+    offsets = np.concatenate([part.offsets for part in parts])
+    sizes = np.concatenate([part.sizes for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    return tar_N, Entries(names, offsets, sizes, labels)
 
 
-def _open_tar(tar: str, version: tuple[int, int]) -> int:
-    """Return a file descriptor of the tar, which this process keeps open.
+@functools.lru_cache(maxsize=64)
+def _open_tar(tar: str, version: tuple[int, int]) -> io.FileIO:
+    """Open a tar, which this process keeps open until it has read from 64 others.
 
     Raises:
         UserError: the tar has another `read_version` than ``version``, for which its index was read.
     """
-    descriptor = _descriptors.pop(tar, None)
-    if descriptor is None:
-        descriptor = os.open(tar, os.O_RDONLY)
-        if read_version(descriptor) != version:
-            os.close(descriptor)
-            raise UserError(f"{tar} has changed since this run read its index; run the command again")
-    _descriptors[tar] = descriptor
-    if len(_descriptors) > _MAX_OPEN:
-        oldest = next(iter(_descriptors))
-        os.close(_descriptors.pop(oldest))
-    return descriptor
+    file = io.FileIO(tar)
+    if read_version(file.fileno()) != version:
+        file.close()
+        raise UserError(f"{tar} has changed since this run read its index; run the command again")
+    return file

@@ -6,9 +6,7 @@ time has changed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
 import logging
@@ -24,12 +22,14 @@ import numpy as np
 from tqdm import tqdm
 
 from ...common.errors import UserError
-from ...common.files import atomic_write
+from ...common.files import atomic_write, hold_lock
 from ...common.images import SUFFIXES
 from ..folders import COMPANION, NO_DATA, warn_of_unread
+from ..sources import PackedNames
 
 log = logging.getLogger(__name__)
 INDEX_SUFFIX = ".index.npz"
+_ARRAYS = ("offsets", "sizes", "labels")  # of `Entries`
 _FORMAT = 1  # version of the index files; an index of another version is rebuilt
 _LOG_PERIOD_S = 60.0  # where there is no terminal
 _MAX_PADDING = 1 << 20  # bytes after the end mark
@@ -41,38 +41,24 @@ class Entries:
     """Image members of one or more tars, M in total.
 
     Attributes:
-        names: the concatenated member names, as the tar's own bytes; uint8.
-        ends: (M,) int64, the end of each name in ``names``.
+        names: their names; members of a tar in the tar are named ``INNER/MEMBER``.
         offsets: (M,) int64, the byte offset of each member's content in the tar.
         sizes: (M,) int64, the size of each member in bytes.
         labels: (M,) int64, the class in the sample's .cls member, -1 if there is none.
     """
 
-    names: np.ndarray
-    ends: np.ndarray
+    names: PackedNames
     offsets: np.ndarray
     sizes: np.ndarray
     labels: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ends)
-
-    def name(self, index: int) -> str:
-        """Return a member's name in its tar; members of a tar in the tar are named ``INNER/MEMBER``."""
-        start = int(self.ends[index - 1]) if index else 0
-        return os.fsdecode(self.names[start : int(self.ends[index])].tobytes())
-
-    def list_names(self) -> list[str]:
-        """Return the names of all members."""
-        text = self.names.tobytes()
-        ends = self.ends.tolist()
-        return [os.fsdecode(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+        return len(self.names)
 
     def take(self, positions: np.ndarray) -> Entries:
         """Return the entries at ``positions``, in that order."""
-        names = list(map(os.fsencode, self.list_names()))
-        names = [names[index] for index in positions.tolist()]
-        return _build_entries(names, self.offsets[positions], self.sizes[positions], self.labels[positions])
+        names = PackedNames.pack(self.names[index] for index in positions.tolist())
+        return Entries(names, self.offsets[positions], self.sizes[positions], self.labels[positions])
 
 
 def open_index(tar: str) -> Entries:
@@ -87,7 +73,7 @@ def open_index(tar: str) -> Entries:
     entries = _find_index(places, version)
     if entries is not None:
         return entries
-    with _hold_lock(places[1].with_suffix(".lock")):
+    with hold_lock(places[1].with_suffix(".lock")):
         entries = _find_index(places, version)  # another process of this machine may have built it meanwhile
         return _write_index(tar, size, version, places) if entries is None else entries
 
@@ -101,22 +87,11 @@ def read_version(tar: str | int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-@contextlib.contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
-    """Run the block in one process at a time, or without a lock on file systems that do not support locks."""
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(path, "w")), fcntl.LOCK_EX)
-        except OSError as error:
-            log.debug(f"{path} cannot be locked: {error}")
-        yield
-
-
 def _write_index(tar: str, size: int, version: np.ndarray, places: Sequence[Path]) -> Entries:
     entries = _build_index(tar, size)
     file = io.BytesIO()
-    np.savez(file, version=version, **vars(entries))
+    arrays = {name: getattr(entries, name) for name in _ARRAYS}
+    np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **arrays)
     for place in places:
         try:
             atomic_write(place, file.getvalue())
@@ -149,7 +124,7 @@ def _read_index(place: Path, version: np.ndarray) -> Entries | None:
         with np.load(place, allow_pickle=False) as file:
             if not np.array_equal(file["version"], version):
                 return None
-            return Entries(**{field.name: file[field.name] for field in dataclasses.fields(Entries)})
+            return Entries(PackedNames(file["names"], file["ends"]), *(file[name] for name in _ARRAYS))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -182,8 +157,8 @@ def _build_index(tar: str, size: int) -> Entries:
     warn_of_unread(unread, Path(tar))
     images = [(name, *position) for name, position in positions.items()]
     images.sort(key=lambda image: sort_key(image[0]))
-    return _build_entries(
-        [os.fsencode(name) for name, _, _ in images],
+    return Entries(
+        PackedNames.pack(name for name, _, _ in images),
         np.array([offset for _, offset, _ in images], np.int64),
         np.array([size for _, _, size in images], np.int64),
         np.array([labels.get(_get_sample_key(name), -1) for name, _, _ in images], np.int64),
@@ -210,13 +185,11 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
                     break
                 archive.members.clear()  # type: ignore[attr-defined]  # or it keeps every header in memory
                 name = member.name.removeprefix("./").lstrip("/")
-                if (
-                    not member.sparse and member.offset_data + member.size > end
-                ):  # a sparse one states its expanded size
+                member_end = member.offset_data + member.size
+                if member_end > end and not member.sparse:  # a sparse one states its expanded size
                     raise UserError(f"{tar} is truncated in {name}; copy it again")
                 if member.isreg() and name.lower().endswith(".tar"):
-                    inner_end = member.offset_data + member.size
-                    inner = _list_members(file, f"{tar}/{name}", inner_end, member.offset_data)
+                    inner = _list_members(file, f"{tar}/{name}", member_end, member.offset_data)
                     yield from ((f"{name[:-4]}/{image}", entry) for image, entry in inner)
                 else:
                     yield name, member
@@ -252,11 +225,6 @@ def _read_label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> int:
     if not text.isdecimal():
         raise UserError(f"{name} contains {text!r}; a .cls member must contain the number of a class, from 0")
     return int(text)
-
-
-def _build_entries(names: Sequence[bytes], offsets: np.ndarray, sizes: np.ndarray, labels: np.ndarray) -> Entries:
-    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-    return Entries(np.frombuffer(b"".join(names), np.uint8), ends, offsets, sizes, labels)
 
 
 def sort_key(name: str) -> str:

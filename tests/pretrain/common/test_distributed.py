@@ -1,13 +1,10 @@
 """Ranks: what they exchange, agree on and wait for, and which device each gets."""
 
-import os
-import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
@@ -92,19 +89,17 @@ def test_a_missing_rank_is_awaited_for_minutes(monkeypatch: pytest.MonkeyPatch):
     refused(lambda: distributed.init("cpu"), "cannot meet at 127.0.0.1:0", "1/2 clients")
 
 
-def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
-    run_ranks(_on_three_ranks, 3, tmp_path / "turns")
-    assert (tmp_path / "turns").read_text() in ("021", "201")  # ranks 0 and 2 are the first of their machines
+def test_three_ranks_exchange_and_agree():
+    run_ranks(_on_three_ranks, 3)
 
 
-def _on_three_ranks(turns: Path) -> None:
+def _on_three_ranks() -> None:
     for total, num_keys in ((3, 1), (6, 3), (12, 2)):
         _shuffle(total, num_keys)
     _gather()
     assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == 1
     _each_rank_its_own_way()
     _rank_0_decides()
-    _take_turns(turns)
 
 
 def _shuffle(total: int, num_keys: int) -> None:
@@ -158,21 +153,6 @@ def _rank_0_decides() -> None:
         distributed.on_first_rank(lambda: _raise(UserError(f"refused by rank {distributed.rank()}")))
     with pytest.raises(OSError if distributed.rank() == 0 else UserError, match="the disk"):
         distributed.on_first_rank(lambda: _raise(OSError("the disk")))
-
-
-def _take_turns(path: Path) -> None:
-    """Run a block in turns; an error in the first leaves no rank waiting."""
-    rank = distributed.rank()
-    os.environ["LOCAL_RANK"] = str((0, 1, 0)[rank])  # ranks 0 and 1 on one machine, 2 on another
-    try:
-        with distributed.in_turns(), open(path, "a") as file:
-            file.write(str(rank))
-            time.sleep(1.5 if rank == 0 else 0)
-            if rank == 0:
-                raise UserError("refused")
-    except UserError:
-        assert rank == 0
-    dist.barrier()
 
 
 def test_the_digest_of_the_code_covers_defaults_in_yaml(monkeypatch: pytest.MonkeyPatch):

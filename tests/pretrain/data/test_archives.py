@@ -7,7 +7,9 @@ import os
 import pickle
 import shutil
 import struct
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,12 +106,27 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(zipfile.ZipFile, "extractall", interrupted)
         refused(lambda: fetch("train"), "tiny_imagenet", "the download failed", "No space left on device")
-    assert os.listdir(root) == []
-    assert fetch("train") == 3 and os.listdir(root) == ["tiny-imagenet-200"]
+    lock = ".tiny-imagenet-200.lock"
+    assert os.listdir(root) == [lock]
+    assert fetch("train") == 3 and sorted(os.listdir(root)) == [lock, "tiny-imagenet-200"]
     monkeypatch.setattr(archives, "_TINY_URL", "file:///nowhere")  # what is there is not fetched again
     assert fetch("val") == 2
     (root / "tiny-imagenet-200/wnids.txt").unlink()
     refused(lambda: fetch("val"), root / "tiny-imagenet-200", "incomplete or damaged", "DATA.DOWNLOAD")
+
+
+def test_one_process_downloads_while_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    downloads: list[Path] = []
+
+    def fetch(_name: str, folder: Path) -> None:
+        downloads.append(folder)
+        time.sleep(0.3)  # both threads would be here without the lock
+        write_tiny(folder)
+
+    monkeypatch.setattr(archives, "_fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        sizes = pool.map(lambda split: len(load("tiny_imagenet", split, tmp_path, download=True)), ("train", "val"))
+        assert list(sizes) == [3, 2] and len(downloads) == 1
 
 
 def write_pickle(path: Path, content: dict) -> tuple[str, str]:
@@ -134,6 +151,6 @@ def test_an_archive_of_torchvisions_is_fetched(tmp_path: Path, monkeypatch: pyte
     assert data.labels is not None and data.labels.tolist() == [7] and data.classes[3] == "class3"
     assert data.image_name(0) == "cifar100/val[0]"
     np.testing.assert_array_equal(data.read(0), pixels[0].reshape(3, 32, 32).transpose(1, 2, 0))
-    assert os.listdir(root) == ["cifar-100-python"]
+    assert sorted(os.listdir(root)) == [".cifar-100-python.lock", "cifar-100-python"]
     (root / "cifar-100-python/train").write_bytes(b"half")
     refused(lambda: load("cifar100", "train", root), root / "cifar-100-python", "incomplete or damaged")

@@ -48,7 +48,7 @@ def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_confi
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_result_has_a_scalar_loss_and_detached_values(name: str):
+def test_result_has_a_scalar_loss_detached_metrics_and_the_mean_keys_to_enqueue(name: str):
     inputs = inputs_for(name)
     result = call(name, inputs, ORDINARY)
     assert result.loss.shape == () and result.loss.requires_grad
@@ -57,8 +57,8 @@ def test_result_has_a_scalar_loss_and_detached_values(name: str):
     if METHODS[name].kind == "batch":
         assert result.enqueue_ND is None
     else:
-        assert result.enqueue_ND is not None
-        assert result.enqueue_ND.shape == inputs[0].shape and not result.enqueue_ND.requires_grad
+        assert result.enqueue_ND is not None and not result.enqueue_ND.requires_grad
+        assert torch.equal(result.enqueue_ND, inputs[1].mean(dim=0))  # not renormalized
 
 
 @pytest.mark.parametrize("name", ALL)

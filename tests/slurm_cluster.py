@@ -70,16 +70,9 @@ class SlurmCluster:
         port = _free_ports(3)
         host = socket.gethostname().split(".")[0]
         # Job ids differ between clusters: a used log folder would give back an old job's result.
-        conf = _CONF.read_text().format(
-            port=port,
-            port1=port + 1,
-            port2=port + 2,
-            root=self.root,
-            host=host,
-            user=getpass.getuser(),
-            first_job=secrets.randbelow(10**6) + 1000,
-        )
-        (self.root / "slurm.conf").write_text(conf)
+        values = {"root": self.root, "host": host, "user": getpass.getuser(), "port": port}
+        values |= {"ports": f"{port + 1}-{port + 2}", "first_job": secrets.randbelow(10**6) + 1000}
+        (self.root / "slurm.conf").write_text(_CONF.read_text().format(**values))
         os.environ["PATH"] += ":/usr/sbin"  # where Debian installs the daemons, which is not on a user's path
         os.environ["SLURM_CONF"] = str(self.root / "slurm.conf")
         self._start_munge()

@@ -173,16 +173,11 @@ def test_queue_shapes_that_disagree_raise(name: str):
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_shapes_that_disagree_raise(name: str):
     a, c, la, lc, index = (x.detach() for x in inputs_for(name))
-    wrong = [
-        (a[:, :4], c, la, lc, index),
-        (a[0], c, la, lc, index),
-        (a, c, la[:-1], lc, index),
-        (a, c, la, lc[:-1], index),
-        (a, c, la, lc, index[:-1]),
-        (a[:0], c, la[:0], lc, index[:0]),
-        (a, c[:0], la, lc[:0], index),
-    ]
-    for inputs in wrong:
+    whole = (a, c, la, lc, index)
+    wrong = [(0, a[:, :4]), (0, a[0]), (2, la[:-1]), (3, lc[:-1]), (4, index[:-1])]
+    cases = [(*whole[:i], changed, *whole[i + 1 :]) for i, changed in wrong]
+    cases += [(a[:0], c, la[:0], lc, index[:0]), (a, c[:0], la, lc[:0], index)]  # none
+    for inputs in cases:
         with pytest.raises(ValueError, match="candidates, their"):
             call(name, inputs, ORDINARY)
 

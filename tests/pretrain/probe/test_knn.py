@@ -51,6 +51,12 @@ def test_classify_counts_top1_and_top5():
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
 
 
+def test_the_bank_is_held_once():
+    bank = Features(torch.randn(20, 4), torch.arange(20) % 3, 3)
+    classify(bank, bank, k=1, temperature=0.07)
+    assert bank.features_NF.norm(dim=1).tolist() == pytest.approx([1.0] * 20)
+
+
 def test_every_usual_k_is_scored_in_one_pass():
     torch.manual_seed(0)
     bank = Features(torch.randn(150, 4), torch.randint(0, 3, (150,)), 3)

@@ -90,6 +90,7 @@ def test_a_live_owner_is_named_and_a_dead_ones_folder_is_free(tmp_path: Path, mo
     if "job" in values:
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(lock.time, "sleep", lambda _: pytest.fail("waited"))
     _owner(tmp_path, silent_s, **values)
     if names:
         _refused(tmp_path, *names)

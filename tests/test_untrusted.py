@@ -48,7 +48,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "stages": lambda file: load_config(file, []),
-    "pipeline": pipeline.load_pipeline,
+    "pipeline": lambda file: pipeline.load_pipeline(str(file)),
     "site": lambda file: options.resolve({"cluster": "local"}, str(file)),
 }
 

@@ -23,46 +23,7 @@ import pytest
 NODES = ("127.0.1.1", "127.0.1.2")  # addresses as names: the first host's name is MASTER_ADDR, and must resolve
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 
-# cred_expire=5: a requeued job waits 6 s instead of 120 s. config_overrides: 4 CPUs per node on any machine.
-_CONF = """\
-ClusterName=pytest
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={root}/munge.sock,cred_expire=5
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool.%n
-SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.%n.pid
-SlurmctldLogFile={root}/slurmctld.log
-SlurmdLogFile={root}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MailProg=/bin/true
-JobRequeue=1
-FirstJobId={first_job}
-MinJobAge=3600
-KillWait=5
-SlurmdTimeout=10
-ReturnToService=2
-SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-PropagateResourceLimits=NONE
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-NodeName=127.0.1.[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port1}-{port2}] CPUs=4 RealMemory=4000
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
-PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
-"""
+_CONF = Path(__file__).with_name("slurm.conf")
 
 
 def _wait(condition: Callable[[], object], what: str, logs: Path, seconds: float = 30) -> None:
@@ -109,16 +70,9 @@ class SlurmCluster:
         port = _free_ports(3)
         host = socket.gethostname().split(".")[0]
         # Job ids differ between clusters: a used log folder would give back an old job's result.
-        conf = _CONF.format(
-            port=port,
-            port1=port + 1,
-            port2=port + 2,
-            root=self.root,
-            host=host,
-            user=getpass.getuser(),
-            first_job=secrets.randbelow(10**6) + 1000,
-        )
-        (self.root / "slurm.conf").write_text(conf)
+        values = {"root": self.root, "host": host, "user": getpass.getuser(), "port": port}
+        values |= {"ports": f"{port + 1}-{port + 2}", "first_job": secrets.randbelow(10**6) + 1000}
+        (self.root / "slurm.conf").write_text(_CONF.read_text().format(**values))
         os.environ["PATH"] += ":/usr/sbin"  # where Debian installs the daemons, which is not on a user's path
         os.environ["SLURM_CONF"] = str(self.root / "slurm.conf")
         self._start_munge()

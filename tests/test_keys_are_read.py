@@ -77,21 +77,14 @@ def test_every_key_of_pretraining_is_read(images: Path, tmp_path: Path, reads: s
 
 def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str]) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
-    keys = {
-        "MODEL__MASK_ON": True,
-        "MODEL__KEYPOINT_ON": True,
-        "MODEL__ROI_HEADS__NUM_CLASSES": 1,
-        "SOLVER__AMP__ENABLED": True,
-        "SOLVER__BF16": True,
-        "SOLVER__CLIP_GRADIENTS__ENABLED": True,
-        "SOLVER__CLIP_GRADIENTS__CLIP_TYPE": "norm",
-        "TEST__PRECISE_BN__ENABLED": True,
-        "TEST__EVAL_PERIOD": 1,
-    }
+    words = (
+        "MODEL.MASK_ON True MODEL.KEYPOINT_ON True MODEL.ROI_HEADS.NUM_CLASSES 1 SOLVER.AMP.ENABLED True "
+        "SOLVER.BF16 True SOLVER.CLIP_GRADIENTS.ENABLED True SOLVER.CLIP_GRADIENTS.CLIP_TYPE norm "
+        "TEST.PRECISE_BN.ENABLED True TEST.EVAL_PERIOD 1"
+    )
     for schedule in ("WarmupMultiStepLR", "WarmupCosineLR"):
-        command = tiny_coco.command(
-            tmp_path / schedule, name, "torchvision", SOLVER__LR_SCHEDULER_NAME=schedule, **keys
-        )
+        keys = ["SOLVER.LR_SCHEDULER_NAME", schedule, *words.split()]
+        command = [*tiny_coco.command(tmp_path / schedule, name, "torchvision"), *keys]
         args = train_net.parse(command)
         engine, cfg = train_net.resolve_config(args)
         train_net.run_rank(args, engine, config.scale_to_world(record_reads(cfg), 1))

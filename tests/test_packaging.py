@@ -42,14 +42,9 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         "import sys, pretrain, transfer; assert sys.argv[1] in pretrain.__file__\n"
         "pretrain.load_backbone('resnet18.pth'); print(pretrain.__version__, 'jcl' in pretrain.METHODS)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "installed"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    words = [sys.executable, "-c", code, tmp_path / "installed"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == f"{PROJECT['project']['version']} True\n", done.stderr
 
 

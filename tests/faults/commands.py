@@ -7,15 +7,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.injection import Fault, Injector, Report, write_rule
+from tests.faults.injection import Fault, Injector, Report
 
 _COUNT = Fault()
-_ROOT = Path(__file__).resolve().parents[2]
 # Slow to import: once, instead of in every command.
 _PRELOADED = (
     "torch torchvision cv2 torch.utils.tensorboard.writer torch._dynamo pretrain.train tests.in_process "
@@ -40,7 +38,6 @@ class Commands:
         self._folder = folder
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(map(str, _PRELOADED.split())))
-        (folder / "sitecustomize.py").write_text("from tests.faults import injection\n\ninjection.read_rule()\n")
 
     def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
         """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
@@ -58,28 +55,6 @@ class Commands:
             return Ended(None, output.read_text(errors="replace"))
         report = pickle.loads(report_file.read_bytes()) if report_file.exists() else Report()
         return Ended(process.exitcode, output.read_text(errors="replace"), report)
-
-    def run_job(self, *argv: str | Path, under: Path, fault: Fault | None = None, timeout: float = 240.0) -> Ended:
-        """Runs ``python tools/launch.py ARGV``; one rank of the local job that it starts meets the ``fault``, once.
-
-        A fault of reading is met anywhere, one of writing ``under`` the folder.
-        """
-        rule, environment = self._folder / "rule.json", {**os.environ, "OMP_NUM_THREADS": "1"}
-        if fault:
-            write_rule(rule, Path("/") if fault.call == "read" else under, fault)
-            environment |= {"FAULTS": str(rule), "PYTHONPATH": f"{self._folder}:{os.environ.get('PYTHONPATH', '')}"}
-        job = subprocess.run(
-            [sys.executable, str(_ROOT / "tools/launch.py"), *map(str, argv)],
-            cwd=under,
-            env=environment,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert not rule.exists(), f"no rank read the rule: {job.stdout}"
-        return Ended(job.returncode, job.stdout)
 
 
 def _run_main(module: str, words: list[str], folder: Path, output: Path, injector: Injector) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import builtins
 import io
 import itertools
-import json
 import os
 import pickle
 import sys
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 _EVENTS = {"os.remove": "unlink", "os.rmdir": "unlink", "os.mkdir": "mkdir", "os.rename": "rename", "os.link": "link"}
@@ -30,7 +28,6 @@ class Fault:
         action: count | record | fail from (that call on) | signal.
         call: open | read | write | fsync | rename | link | unlink | mkdir. Empty: any but read.
         value: the error or the signal.
-        rank: the process of a job that meets the fault.
     """
 
     action: str = "count"
@@ -38,7 +35,6 @@ class Fault:
     call: str = ""
     part: str = ""
     value: int = 0
-    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,21 +137,3 @@ class _File(io.FileIO):
         offset = os.fstat(self.fileno()).st_size if "a" in self.mode else self.tell()
         self._injector.meet("write", self.name, offset=offset, data=bytes(data))
         return super().write(data)
-
-
-def write_rule(path: Path, folder: Path, fault: Fault) -> None:
-    """Writes the rule that `read_rule` reads in one process of a job."""
-    path.write_text(json.dumps({"folder": str(folder), "fault": asdict(fault)}))
-
-
-def read_rule() -> None:
-    """Installs the fault in the file that FAULTS names, if it is for this rank, and removes the file.
-
-    The next attempt of the job, and another command, meet no fault.
-    """
-    path = Path(os.environ.get("FAULTS", ""))
-    if os.environ.get("RANK") and path.is_file():
-        rule = json.loads(path.read_text())
-        if rule["fault"]["rank"] == int(os.environ["RANK"]):
-            path.unlink()
-            Injector(rule["folder"], Fault(**rule["fault"])).install()

@@ -55,17 +55,13 @@ def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:
 
 def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
     def arguments(work: Path, data: Path) -> list[str]:
-        keys = {
-            "SOLVER__MAX_ITER": 6,
-            "SOLVER__CHECKPOINT_PERIOD": 2,
-            "OUTPUT_DIR": str(work / "run"),
-            "TEST__PRECISE_BN__ENABLED": True,
-            "TEST__PRECISE_BN__NUM_ITER": 2,
-            "TEST__EVAL_PERIOD": 2,
-            "TEST__BEST": "bbox/AP",
-        }
+        words = (
+            "SOLVER.MAX_ITER 6 SOLVER.CHECKPOINT_PERIOD 2 TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2 "
+            "TEST.EVAL_PERIOD 2 TEST.BEST bbox/AP"
+        )
         name = f"coco:{data / 'coco/annotations.json'}:{data / 'coco'}"
-        return tiny_coco.command(data, name, engine, "--resume", **keys)
+        command = tiny_coco.command(data, name, engine, "--resume", OUTPUT_DIR=str(work / "run"))
+        return [*command, *words.split()]
 
     return arguments
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,13 @@ _ERRORS = {
 _ORDINARY = {("pretrain", "full"), ("torchvision", "read-only"), ("convert", "broken")}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(
-            name,
-            kind,
-            marks=[pytest.mark.slow] * ((name, kind) not in _ORDINARY)
-            + [pytest.mark.detectron2] * (name == "detectron2"),
-        )
-        for name in STAGES
-        for kind in _ERRORS
-    ],
-)
+def cases() -> Iterator[Any]:
+    for name, kind in itertools.product(STAGES, _ERRORS):
+        marks = [pytest.mark.slow] * ((name, kind) not in _ORDINARY)
+        yield pytest.param(name, kind, marks=[*marks, pytest.mark.detectron2] if name == "detectron2" else marks)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(cases()))
 def test_a_disk_that_fails_is_named_and_loses_nothing(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, name: str, kind: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from pretrain.common import images as image_files
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.pretrain.ranks import run_ranks, start
-from tests.pretrain.runs import lines, run
+from tests.pretrain.runs import assert_same_end, lines, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -24,10 +25,20 @@ FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "raising": lambda: torch.zeros(2) @ torch.zeros(3),
-    "other code": lambda: None,
-    "another disk": lambda: None,
-    "bad images": lambda: None,
+    **dict.fromkeys(("full disk", "bad images", "other code", "another disk"), lambda: None),
 }
+
+
+def _fail_to_write(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture(scope="module")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run on two ranks."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_ranks(run, 2, images, folder)
+    return folder
 
 
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
@@ -41,6 +52,8 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
         distributed.code_digest = lambda: "00000000"
     if fault == "another disk" and rank == 0:
         checkpoint.list_checkpoints = lambda folder: []
+    if fault == "full disk" and rank == 0:
+        checkpoint.torch.save = _fail_to_write
     if fault == "bad images" and rank == 1:
         image_files.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step
@@ -60,7 +73,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Path, fault: str):
+def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path, tmp_path: Path, fault: str):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,15 +91,18 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
         assert ended[0] == ended[1] and ended[0].startswith("UserError: ") and name in ended[0]
         assert not (tmp_path / "run/config.yaml").exists()
         return
-    if fault == "bad images":
-        assert ": cannot decode image " in ended[1] and "\n" not in ended[1]
-    assert ended[0].startswith("ProcessLost: another process of this run has ended") and "\n" not in ended[0]
-    assert ended.get(1, "").startswith("RuntimeError: inconsistent tensor size" if fault == "raising" else "")
+    if fault == "full disk":  # only rank 0 writes the checkpoint; both name the cause
+        assert ended[0] == ended[1] and "checkpoint_00000004.pth: No space left on device" in ended[0]
+    else:
+        assert ended[0].startswith("ProcessLost: another process of this run has ended") and "\n" not in ended[0]
+    if fault in ("bad images", "raising"):
+        assert {"bad images": ": cannot decode image ", "raising": "inconsistent tensor size"}[fault] in ended[1]
     run_ranks(run, 2, images, tmp_path / "run")
-    assert "] device cpu, 2 processes, backend gloo\n" in (tmp_path / "run/log.txt").read_text()
-    if fault != "bad images":  # which ended the first step
-        assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "run/log.txt").read_text()
-    assert len(lines(tmp_path / "run", "loss")) == 12
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "] device cpu, 2 processes, backend gloo\n" in log
+    # The first two end before a checkpoint.
+    assert fault in ("bad images", "full disk") or "resumed from checkpoint_00000004.pth at step 4 of 12" in log
+    assert_same_end(whole, tmp_path / "run")
 
 
 # Of such a tiny network, a change of the weights by 1e-7 changes the loss by 1e-2 within nine steps at a rate of 0.003.

@@ -34,27 +34,17 @@ def images(tmp_path_factory) -> Path:
 def test_a_recipe_runs(path, overrides, images, tmp_path):
     """The objective and its hyperparameters stay."""
     cfg = load_config(path, overrides)
-    small = {
-        "MODEL.ARCH": "resnet18",
-        "MODEL.WEIGHTS": "",
-        "MODEL.HEAD_HIDDEN_DIMS": [32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS),
-        "MODEL.EMBEDDING_DIM": 16,
-        "MODEL.BN_GROUPS": min(cfg.MODEL.BN_GROUPS, 2),  # of 4 images each
-        "VIEWS.IMAGE_SIZE": 16 if cfg.MODEL.STEM == "cifar" else 32,
-        "DATA.TRAIN": f"folder:{images}",
-        "DATA.PROBE_TRAIN": "",
-        "DATA.VAL": "",
-        "DATALOADER.NUM_WORKERS": 0,
-        "SOLVER.IMS_PER_BATCH": BATCH,
-        "SOLVER.MAX_STEPS": 2,
-        "SOLVER.LOG_PERIOD": 1,
-        "PROBE.KNN_PERIOD": 0,
-        "PROBE.RESIZE": 0,
-        "DEVICE": "cpu",
-        "OUTPUT_DIR": tmp_path / "run",
-        **({"MODEL.QUEUE_SIZE": BATCH} if METHODS[cfg.METHOD.NAME].kind == "queue" else {}),
-    }
-    results = main(load_config(path, [*overrides, *(str(word) for pair in small.items() for word in pair)]))
+    words = (
+        "MODEL.ARCH resnet18 MODEL.EMBEDDING_DIM 16 DATALOADER.NUM_WORKERS 0 SOLVER.MAX_STEPS 2 SOLVER.LOG_PERIOD 1 "
+        f"PROBE.KNN_PERIOD 0 PROBE.RESIZE 0 DEVICE cpu SOLVER.IMS_PER_BATCH {BATCH} "
+        f"MODEL.BN_GROUPS {min(cfg.MODEL.BN_GROUPS, 2)} VIEWS.IMAGE_SIZE {16 if cfg.MODEL.STEM == 'cifar' else 32}"
+    )
+    if METHODS[cfg.METHOD.NAME].kind == "queue":
+        words += f" MODEL.QUEUE_SIZE {BATCH}"
+    paths = ["DATA.TRAIN", f"folder:{images}", "DATA.PROBE_TRAIN", "", "DATA.VAL", "", "MODEL.WEIGHTS", ""]
+    paths += ["OUTPUT_DIR", str(tmp_path / "run")]
+    head = ["MODEL.HEAD_HIDDEN_DIMS", str([32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS))]
+    results = main(load_config(path, [*overrides, *words.split(), *paths, *head]))
     assert len(lines(tmp_path / "run", "loss")) == results["steps"] == 2
 
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 
-PROGRAM = r"""
-import os
-from pretrain.common.errors import UserError, run_command_line
 
-def main(argv):
-    print("reading", os.fsdecode(b"odd\xff"), "caf\u00e9")
-    raise UserError("no file at " + os.fsdecode(b"odd\xff"))
+def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main(_: object) -> None:
+        print("reading", os.fsdecode(b"odd\xff"), "caf\u00e9")
+        raise UserError("no file at " + os.fsdecode(b"odd\xff"))
 
-run_command_line(main)
-"""
-
-
-def test_what_cannot_be_encoded_is_escaped() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert (done.stdout, done.stderr) == ("reading odd\\udcff caf\\xe9\n", "error: no file at odd\\udcff\n")
+    streams = {name: io.TextIOWrapper(io.BytesIO(), "ascii") for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    with pytest.raises(SystemExit):
+        run_command_line(main)
+    shown = {name: bytes(stream.detach().getbuffer()) for name, stream in streams.items()}
+    assert shown == {"stdout": b"reading odd\\udcff caf\\xe9\n", "stderr": b"error: no file at odd\\udcff\n"}
 
 
 @pytest.mark.parametrize(

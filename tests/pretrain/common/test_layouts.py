@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pretrain.common.weights.backbone import extract_backbone, read_backbone
 from pretrain.common.weights.file import read_weights_file
 from tests.errors import refused
-from tests.pretrain.common.layouts import HEAD, LAYOUTS, cifar, heads, lightning, resnet, sequential, under
+from tests.pretrain.common.layouts import LAYOUTS, TABLE, build, heads, resnet, under
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-ONE = torch.ones(1)
+DTYPES = {name: tensor.dtype for name, tensor in resnet().items()}
 
 
 def value(state: dict[str, torch.Tensor]) -> float:
@@ -39,21 +38,9 @@ def test_exactly_the_backbone_is_read(project: str, tmp_path: Path) -> None:
         refused(lambda: extract_backbone(file, "key"), path, "key")
 
 
-SEVERAL: dict[str, Callable[[], Any]] = {
-    "two networks": lambda: {"image": resnet(), "audio": resnet(2)},
-    "the network and another inside": lambda: resnet() | under("backbone.", resnet(2)),
-    "average, timm": lambda: {"state_dict": resnet(), "state_dict_ema": resnet(2)},
-    "average, torchvision": lambda: {"model": resnet(),
-                                     "model_ema": {"n_averaged": ONE, **under("module.", resnet(2))}},
-    "average, mmengine": lambda: {"state_dict": under("backbone.", resnet()),
-                                  "ema_state_dict": under("module.backbone.", resnet(2))},
-    "average of a pair": lambda: {"state_dict": under("encoder_q.", resnet()), "ema": under("encoder_q.", resnet(2))},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("kind", TABLE["several"])
 def test_one_of_several_networks_is_chosen_by_its_prefix(kind: str, tmp_path: Path) -> None:
-    torch.save(SEVERAL[kind](), path := tmp_path / "several.pth")
+    torch.save(build(TABLE["several"][kind]), path := tmp_path / "several.pth")
     text = refused(lambda: read_backbone(path), path, "--prefix", "(resnet18)", "convert_to_d2.py")
     assert ("average" in text) == kind.startswith("average")
     file = read_weights_file(path)
@@ -73,70 +60,45 @@ def test_a_prefix_may_name_a_part_of_the_path(tmp_path: Path) -> None:
         assert value(extract_backbone(file, encoder, prefix).state_dict) == number
 
 
-CHOSEN: dict[str, Callable[[], Any]] = {
-    "equal copies are one": lambda: {"model": resnet(), "model_ema": resnet(), "best": resnet()},
-    "the only one is a key": lambda: {"teacher": resnet()},
-    "next to a student, an average is its teacher": lambda: {"student": resnet(), "ema": resnet(2)},
-    "next to a base encoder, too": lambda: {"base_encoder": resnet(), "ema_encoder": resnet(2)},
-    "camel case": lambda: under("encoderQ.", resnet()) | under("momentumEncoder.", resnet(2)),
-    "the other is incomplete": lambda: {"image": resnet(), "audio": resnet(2, "resnet34", norm_layer=nn.Identity)},
-    "the other is a ResNet-152": lambda: {"a": resnet(), "b": resnet(2, "resnet152")},
-    "a learned head of convolutions": lambda: resnet() | heads("deconv_layers.0.weight", "attnpool.k_proj.weight"),
-    "an optimizer that names tensors": lambda: {"model": resnet(), "optimizer": under("state.", resnet(2))},
+@pytest.mark.parametrize("kind", TABLE["chosen"])
+def test_what_decides_between_networks(kind: str, tmp_path: Path) -> None:
+    torch.save(build(TABLE["chosen"][kind]), tmp_path / "w.pth")
+    backbone = read_backbone(tmp_path / "w.pth").state_dict
+    assert {name: tensor.dtype for name, tensor in backbone.items()} == DTYPES
+    assert value({name: tensor for name, tensor in backbone.items() if "tracked" not in name}) == 1
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a statistic is missing": (lambda s: s.pop("layer3.0.bn1.running_var"), "lacks layer3.0.bn1.running_var"),
+    "the stem is missing": (lambda s: s.pop("conv1.weight"), "lacks conv1.weight"),
+    "the first convolution is missing": (lambda s: s.pop("layer1.0.conv1.weight"), "lacks layer1.0.conv1.weight"),
+    "shape": (lambda s: s.update({"bn1.bias": torch.zeros(65)}), "bn1.bias has shape (65,)"),
+    "integers": (lambda s: s.update({"bn1.bias": s["bn1.bias"].int()}), "bn1.bias is torch.int32"),
+    "block": (lambda s: [s.pop(name) for name in list(s) if name.startswith("layer4.1")], "(2, 2, 2, 1) basic"),
 }
 
 
-@pytest.mark.parametrize("kind", CHOSEN)
-def test_what_decides_between_networks(kind: str, tmp_path: Path) -> None:
-    torch.save(CHOSEN[kind](), tmp_path / "w.pth")
-    assert value(read_backbone(tmp_path / "w.pth").state_dict) == 1
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_query_is_named_and_not_replaced_by_the_key(kind: str, tmp_path: Path) -> None:
+    damage, name = DAMAGE[kind]
+    damage(query := resnet())
+    torch.save(under("encoder_q.", query) | under("encoder_k.", resnet(2)), tmp_path / "w.pth")
+    refused(lambda: read_backbone(tmp_path / "w.pth"), "w.pth", name)
 
 
-def test_a_damaged_query_is_not_replaced_by_the_key(tmp_path: Path) -> None:
-    for name in ("layer3.0.bn1.running_var", "conv1.weight", "layer1.0.conv1.weight"):
-        query = resnet()
-        del query[name]
-        torch.save(under("encoder_q.", query) | under("encoder_k.", resnet(2)), tmp_path / "w.pth")
-        refused(lambda: read_backbone(tmp_path / "w.pth"), f"lacks {name}")
+def test_another_arch_is_named_and_a_config_of_another_project_is_kept(tmp_path: Path) -> None:
+    torch.save({"state_dict": resnet(), "arch": "resnet50"}, tmp_path / "a.pth")
+    refused(lambda: read_backbone(tmp_path / "a.pth"), "resnet50", "resnet18")
+    torch.save({"state_dict": resnet(), "config": "METHOD: []", "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
+    provenance = read_backbone(tmp_path / "w.pth").provenance
+    assert provenance["config"] == "METHOD: []" and not {"method", "epoch"} & set(provenance)
 
 
-def rename(state: dict[str, Any], **names: str) -> dict[str, Any]:
-    return {
-        names.get(name.split(".")[0], name.split(".")[0]) + "." + name.partition(".")[2]: t for name, t in state.items()
-    }
-
-
-REFUSED: dict[str, Callable[[], tuple[Any, tuple[str, ...]]]] = {
-    "vision transformer": lambda: (heads("cls_token", "blocks.0.attn.qkv.weight"), ("no ResNet", "transformer")),
-    "ResNeXt": lambda: (resnet(arch="resnext50_32x4d"), ("ResNeXt", "(128, 64, 1, 1)")),
-    "wide ResNet": lambda: (resnet(arch="wide_resnet50_2"), ("wide ResNet",)),
-    "ResNet-152": lambda: (resnet(arch="resnet152"), ("ResNet-152", "(3, 8, 36, 3)")),
-    "four channels": lambda: (resnet() | {"conv1.weight": ONE.expand(8, 4, 7, 7)}, ("(8, 4, 7, 7)", "RGB")),
-    "group normalization": lambda: (
-        {name: t for name, t in resnet().items() if "running" not in name}, ("lacks bn1.running_mean",)),
-    "deep stem": lambda: (rename(resnet(), conv1="conv1.0"), ("conv1.0.weight", "stem")),
-    "deep stem of mmpretrain": lambda: (rename(resnet(), conv1="stem.0", bn1="stem.1"), ("stem.0.weight", "stem")),
-    "selective kernels": lambda: (
-        {"resnet": {f"net.1.blocks.0.{name}": HEAD for name in ("net.1.0.weight", "net.2.main_conv.0.weight")}},
-        ("no ResNet-18",)),
-    "a block of Detectron2": lambda: (
-        {"model": heads("backbone.bottom_up.res2.0.conv1.norm.weight")}, ("no ResNet-18",)),
-    "a layer in a Sequential": lambda: (sequential("", resnet()) | heads("5.0.adapter.weight"), ("adapter",)),
-    "Flax": lambda: ({"params": {"conv_init": {"kernel": HEAD}, "bn_init": {"scale": HEAD}}}, ("JAX", "convert")),
-    "Haiku": lambda: ({"resnet/~/initial_conv": {"w": HEAD}}, ("JAX", "convert")),
-    "other tensors": lambda: ({"state_dict": {"encoder.weight": HEAD}}, ("contains no ResNet", "encoder.weight")),
-    "no tensors": lambda: ({"epoch": 3, "metrics": {"acc": 0.5}}, ("contains no tensors", "epoch, metrics")),
-    "solo-learn on CIFAR": lambda: (
-        lightning(under("backbone.", cifar(resnet())) | heads("classifier.weight")),
-        ("solo-learn", "pads by 2")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", TABLE["refused"])
 def test_what_is_no_plain_resnet_is_named(kind: str, tmp_path: Path) -> None:
-    content, words = REFUSED[kind]()
-    torch.save(content, tmp_path / "w.pth")
-    refused(lambda: read_backbone(tmp_path / "w.pth"), tmp_path / "w.pth", *words)
+    case = TABLE["refused"][kind]
+    torch.save(build(case["file"]), tmp_path / "w.pth")
+    refused(lambda: read_backbone(tmp_path / "w.pth"), tmp_path / "w.pth", *case["error"])
 
 
 EXTRA = {  # a tensor next to those of a ResNet, and what the answer says of it

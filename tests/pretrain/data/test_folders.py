@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from pretrain.data import folders
 from pretrain.data.datasets import ImageData, MissingSplit, check_exists, load
 from tests.errors import refused
 from tests.pretrain.images import picture, write_folder
+
+TABLE = yaml.safe_load(Path(__file__).with_name("folders.yaml").read_text())
 
 
 def names(data: ImageData, below: Path) -> list[str]:
@@ -71,15 +74,8 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]):
     write_folder(tmp_path, ["cat/1.png", "dog/deep/2.png"])
-    for name in (
-        "cat/3.HEIC",
-        "dog/deep/4.heic",
-        "5.Mov",
-        "cat/notes.txt",
-        "labels.json",
-        "dog/Thumbs.db",
-        "cat/.x.psd",
-    ):
+    ignored = "cat/3.HEIC dog/deep/4.heic 5.Mov cat/notes.txt labels.json dog/Thumbs.db cat/.x.psd"
+    for name in ignored.split():
         (tmp_path / name).touch()
     for read in (lambda: load(f"folder:{tmp_path}", "train"), lambda: folders.images_below(tmp_path)):
         warnings.clear()
@@ -163,19 +159,7 @@ def test_links_are_followed(tmp_path: Path):
     assert Image.fromarray(data.read(0)).size == (56, 40)
 
 
-@pytest.mark.parametrize(
-    ("paths", "holder", "to_name"),
-    [
-        (["Data/CLS/train/n01/1.png", "Data/CLS/val/2.png", "Data/CLS/test/3.png"], "Data/CLS", "train"),
-        (["images/train/1.png", "images/val/2.png", "labels/x.png"], "images", "train"),
-        (["images/val2017/1.png", "images/test2017/2.png"], "images", "test2017"),
-        (["bottle/train/good/1.png", "bottle/test/broken/2.png", "cable/train/good/3.png"], "bottle", "train"),
-        (["train_images/1.png", "test_images/2.png"], "", "train_images"),
-        (["seg_Train/a/1.png", "seg_Test/a/2.png"], "", "seg_Train"),
-        (["trainA/1.png", "testA/2.png"], "", "trainA"),
-        (["flat.png", "Training_set/1.png", "VALIDATION_set/2.png"], "", "Training_set"),
-    ],
-)
+@pytest.mark.parametrize(("paths", "holder", "to_name"), TABLE["nested"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_splits_below_the_folder_are_not_read_as_one(
     tmp_path: Path, paths: list[str], holder: str, to_name: str, split: str
@@ -186,49 +170,21 @@ def test_splits_below_the_folder_are_not_read_as_one(
     assert len(load(f"folder:{place / to_name}", "train")) == 1
 
 
-@pytest.mark.parametrize("classes", ["train_station valley", "trainer tests", "train_a train_b", "a/train b/test"])
-def test_classes_whose_names_resemble_splits(tmp_path: Path, classes: str):
-    write_folder(tmp_path, [f"{name}/1.png" for name in classes.split()], 4, 4)
-    assert len(load(f"folder:{tmp_path}", "train")) == 2
-
-
-LAYOUTS = {  # folders of the root -> the folder of each split, or what the error names
-    "train val": ("train", "val"),
-    "train test": ("train", "test"),
-    "train val test": ("train", "val"),
-    "train test valid": ("train", "valid"),
-    "Training validation extra": ("Training", "validation"),
-    "train": ("train", ["val"]),
-    "val test": (["train"], "val"),
-    "test": (["train"], "test"),
-    "train2017 val2017 test2017 annotations": ("train2017", "val2017"),
-    "Train_1 Val": (["Train_1/", "Val/"],) * 2,
-    "train2014 train2017 val2017": (["train2014/", "train2017/"], "val2017"),
-    "train training val": (["train/", "training/"], "val"),
-    "train val valid": ("train", ["val/", "valid/"]),
-    "extra train": (["train/", "extra/"],) * 2,
-    "cat dog test": (["test/", "cat/"],) * 2,
-    "cat dog": ("", ""),
-    "trainer tests": ("", ""),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", TABLE["splits"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: str):
     """Never classes: with train/ and test/ taken for classes, training would see the test images."""
     folders = layout.split()
-    write_folder(tmp_path, [f"{folder}/{c}/{folder}_{c}.png" for folder in folders for c in ("a", "b")], 4, 4)
-    expected = LAYOUTS[layout][split == "val"]
+    write_folder(tmp_path, [f"{folder}/{c}/1.png" for folder in folders for c in ("a", "b")], 4, 4)
+    expected = TABLE["splits"][layout][split == "val"]
     if isinstance(expected, list):
         refused(lambda: load(f"folder:{tmp_path}", split), *expected)
         return
     data = load(f"folder:{tmp_path}", split)
     if expected:
-        assert names(data, tmp_path / expected) == [f"{c}/{expected}_{c}.png" for c in ("a", "b")]
-        assert data.classes == ["a", "b"]
+        assert names(data, tmp_path / expected) == ["a/1.png", "b/1.png"] and data.classes == ["a", "b"]
     else:
-        assert data.classes == sorted(folders) and len(data) == 4
+        assert data.classes == sorted(folder.split("/")[0] for folder in folders) and len(data) == 4
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -244,27 +200,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
     refused(lambda: load(f"folder:{tmp_path}", "train"), tmp_path / "cat", "Permission denied")
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "named"),
-    [
-        ("folder:{}/none", "train", "/none"),
-        ("folder:{}", "train", ".jpg"),
-        ("imagenet", "train", "/imagenet/train/n########"),
-        ("imagenet100", "val", "/imagenet/val"),
-        ("cifar10", "train", "/cifar-10-batches-py"),
-        ("cifar100", "val", "/cifar-100-python"),
-        ("fashion_mnist", "val", "/FashionMNIST/raw"),
-        ("stl10", "train", "/stl10_binary"),
-        ("tiny_imagenet", "val", "/tiny-imagenet-200"),
-        (".", "train", "folder:."),
-        ("cifra10", "train", "'cifar10'"),
-        ("cifar10", "test", "'test'"),
-        ("folder:", "train", "'folder:'"),
-        ("folder: ", "val", "'folder: '"),
-        ("imagenet", "train", "DATA.ROOT {}"),
-        ("imagenet", "train", "folder:/path"),
-    ],
-)
+@pytest.mark.parametrize(("name", "split", "named"), TABLE["missing"])
 def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
     refused(lambda: load(name.format(tmp_path), split, tmp_path), named.format(tmp_path))
     if split == "train":

@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +14,17 @@ import pytest
 import torch
 
 from pretrain.common import distributed, images
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run import workers
 from pretrain.data import recipes, views
 from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, eval_batches
 from tests.errors import refused
+from tests.pretrain import ranks
 from tests.pretrain.images import write_folder
-from tests.pretrain.ranks import START_METHOD
 
 IMAGES, BATCH = 23, 5
-RECIPES = [recipes.RECIPES["moco_v2"], recipes.RECIPES["crop_flip"]]
+RECIPES = [recipes.RECIPES["moco_v2"], recipes.RECIPES["autoaugment"]]
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +91,8 @@ def test_steps_from_any_on_are_the_tail_of_all(data: ImageData):
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_ranks_share_the_batch_of_one_process(data: ImageData, world_size: int):
     size = 2 * world_size
-    ranks = [epoch(make(data, batch_size=size, rank=r, world_size=world_size), 0) for r in range(world_size)]
-    for whole, *shares in zip(epoch(make(data, batch_size=size), 0), *ranks, strict=True):
+    parts = [epoch(make(data, batch_size=size, rank=r, world_size=world_size), 0) for r in range(world_size)]
+    for whole, *shares in zip(epoch(make(data, batch_size=size), 0), *parts, strict=True):
         assert torch.equal(torch.cat([s.views_VNCHW for s in shares], dim=1), whole.views_VNCHW)
         assert torch.equal(torch.cat([s.index_N for s in shares]), whole.index_N)
 
@@ -162,26 +161,19 @@ def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
     assert left.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-SCRIPT = """
-import sys
-from pretrain.common.errors import run_command_line
-from pretrain.data import recipes
-from pretrain.data.datasets import load
-from pretrain.data.loader import Loader
-data = load(f"folder:{sys.argv[1]}", "train")
-loader = Loader(data, [recipes.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
-run_command_line(lambda _: list(loader.batches(0, 100)))
-"""
+def _load(folder: Path) -> None:
+    loader = make(load(f"folder:{folder}", "train"), num_workers=2)
+    run_command_line(lambda _: sum(1 for _ in loader.batches(0, 100)))
 
 
 def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
-    """Workers ignore the job's signals; the process must end them nevertheless, and print one line."""
-    command = [sys.executable, "-c", SCRIPT, str(Path(damaged.image_name(0)).parent)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2 and damaged.image_name(3) in ended.stderr and ended.stderr.count("\n") == 1
+    """Workers ignore the job's signals; the process must end them nevertheless."""
+    process = ranks.start(_load, Path(damaged.image_name(0)).parent)
+    process.join(120)
+    assert process.exitcode == 2
 
 
-@pytest.mark.parametrize("method", ["fork", START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", ranks.START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeypatch: pytest.MonkeyPatch, method: str):
     """Whatever the start method: from Python 3.14 on, the default is no longer fork."""
     monkeypatch.setenv("P2T_START_METHOD", method)
@@ -200,29 +192,17 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
     assert len(started) >= 2 and not any(worker.is_alive() for worker in started)
 
 
-@pytest.mark.parametrize(
-    ("processes", "local", "variable", "method"),
-    [
-        (1, None, "", "fork"),
-        (8, None, "", "fork"),  # torchrun and our launcher set LOCAL_WORLD_SIZE; without it, one machine is meant
-        (8, "8", "", "fork"),
-        (16, "8", "", "forkserver"),
-        (16, "8", "fork", "fork"),
-        (1, None, "spawn", "spawn"),
-    ],
-)
-def test_runs_on_several_machines_do_not_fork_their_workers(
-    monkeypatch: pytest.MonkeyPatch, processes: int, local: str | None, variable: str, method: str
-):
-    monkeypatch.setattr(distributed, "world_size", lambda: processes)
-    monkeypatch.setenv("P2T_START_METHOD", variable)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if local:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    assert workers.choose_start_method() == method
-
-
-def test_an_unknown_start_method_is_refused(data: ImageData, monkeypatch: pytest.MonkeyPatch):
+def test_runs_on_several_machines_do_not_fork_their_workers(data: ImageData, monkeypatch: pytest.MonkeyPatch):
+    """Torchrun and our launcher set LOCAL_WORLD_SIZE; without it, one machine is meant."""
+    monkeypatch.setattr(distributed, "world_size", lambda: 16)
+    monkeypatch.delenv("P2T_START_METHOD", raising=False)
+    for local, method in ((None, "fork"), ("16", "fork"), ("8", "forkserver")):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if local:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        assert workers.choose_start_method() == method
+    monkeypatch.setenv("P2T_START_METHOD", "spawn")
+    assert workers.choose_start_method() == "spawn"
     monkeypatch.setenv("P2T_START_METHOD", "thread")
     refused(lambda: next(epoch(make(data, 1), 0)), "P2T_START_METHOD", "thread", "forkserver")
 

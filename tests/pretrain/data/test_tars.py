@@ -64,15 +64,13 @@ def test_shards_equal_the_unpacked_folder(tmp_path: Path, prefix: str):
 
 
 def test_flat_images_have_no_labels_and_cls_members_give_them(tmp_path: Path):
-    folder = write_folder(tmp_path, ["b.png", "a.png", "c.jpg"])
-    flat = load(f"tar:{pack(tmp_path / 'flat.tar', folder, ['b.png', 'a.png', 'c.jpg'])}", "train")
-    assert flat.labels is None and [os.path.basename(flat.image_name(i)) for i in range(3)] == [
-        "a.png",
-        "b.png",
-        "c.jpg",
-    ]
+    images = ["b.png", "a.png", "c.jpg"]
+    folder = write_folder(tmp_path, images)
+    flat = load(f"tar:{pack(tmp_path / 'flat.tar', folder, images)}", "train")
+    assert flat.labels is None
+    assert [os.path.basename(flat.image_name(i)) for i in range(3)] == ["a.png", "b.png", "c.jpg"]
     labels = {"b.cls": b"2\n", "a.cls": b"0", "c.json": b"{}"}
-    labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, ['b.png', 'a.png', 'c.jpg'], **labels)}", "val")
+    labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, images, **labels)}", "val")
     assert labeled.labels is not None and labeled.labels.tolist() == [0, 2, -1] and labeled.classes == ["0", "1", "2"]
     pack(tmp_path / "words.tar", folder, ["a.png"], **{"a.cls": b"cat"})
     refused(lambda: load(f"tar:{tmp_path}/words.tar", "train"), "a.cls", "cat", "number of a class")

@@ -48,7 +48,7 @@ def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_confi
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_result_has_a_scalar_loss_and_detached_values(name: str):
+def test_result_has_a_scalar_loss_detached_metrics_and_the_mean_keys_to_enqueue(name: str):
     inputs = inputs_for(name)
     result = call(name, inputs, ORDINARY)
     assert result.loss.shape == () and result.loss.requires_grad
@@ -57,8 +57,8 @@ def test_result_has_a_scalar_loss_and_detached_values(name: str):
     if METHODS[name].kind == "batch":
         assert result.enqueue_ND is None
     else:
-        assert result.enqueue_ND is not None
-        assert result.enqueue_ND.shape == inputs[0].shape and not result.enqueue_ND.requires_grad
+        assert result.enqueue_ND is not None and not result.enqueue_ND.requires_grad
+        assert torch.equal(result.enqueue_ND, inputs[1].mean(dim=0))  # not renormalized
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -173,16 +173,11 @@ def test_queue_shapes_that_disagree_raise(name: str):
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_shapes_that_disagree_raise(name: str):
     a, c, la, lc, index = (x.detach() for x in inputs_for(name))
-    wrong = [
-        (a[:, :4], c, la, lc, index),
-        (a[0], c, la, lc, index),
-        (a, c, la[:-1], lc, index),
-        (a, c, la, lc[:-1], index),
-        (a, c, la, lc, index[:-1]),
-        (a[:0], c, la[:0], lc, index[:0]),
-        (a, c[:0], la, lc[:0], index),
-    ]
-    for inputs in wrong:
+    whole = (a, c, la, lc, index)
+    wrong = [(0, a[:, :4]), (0, a[0]), (2, la[:-1]), (3, lc[:-1]), (4, index[:-1])]
+    cases = [(*whole[:i], changed, *whole[i + 1 :]) for i, changed in wrong]
+    cases += [(a[:0], c, la[:0], lc, index[:0]), (a, c[:0], la, lc[:0], index)]  # none
+    for inputs in cases:
         with pytest.raises(ValueError, match="candidates, their"):
             call(name, inputs, ORDINARY)
 

@@ -26,7 +26,7 @@ def test_loss_is_equation_3(seed: int, temperature: float):
     assert math.isclose(multikey(*case, temperature=temperature).loss.item(), oracle(case, temperature), rel_tol=1e-10)
 
 
-def test_metrics_and_what_is_enqueued():
+def test_metrics():
     q = torch.tensor([[1.0, 0.0]]).requires_grad_()
     keys = torch.tensor([[[0.8, 0.6]], [[0.0, 1.0]]])
     queue = torch.tensor([[0.6, -1.0], [0.8, 0.0]])
@@ -34,4 +34,3 @@ def test_metrics_and_what_is_enqueued():
     torch.testing.assert_close(result.metrics["queue_accuracy"], torch.tensor(50.0))  # 0.8 > 0.6 > 0
     torch.testing.assert_close(result.metrics["positive_similarity"], torch.tensor(0.4))
     torch.testing.assert_close(result.metrics["positive_variance"], torch.tensor((0.16 + 0.04) / 2))
-    torch.testing.assert_close(result.enqueue_ND, torch.tensor([[0.4, 0.8]]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from pretrain.methods.ressl import ressl
 from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
 
@@ -24,10 +22,3 @@ def test_loss_is_the_equation(seed: int, tau: float, tau_m: float):
     case = queue_case(seed)
     loss = ressl(*case, temperature=tau, key_temperature=tau_m).loss.item()
     assert math.isclose(loss, oracle(case, tau, tau_m), rel_tol=1e-9)
-
-
-def test_what_is_enqueued():
-    q, keys, queue = queue_case(3)
-    torch.testing.assert_close(
-        ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).enqueue_ND, keys[0], rtol=0, atol=0
-    )

@@ -8,25 +8,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pretrain.methods.supcon import supcon
-from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, TWO_VIEWS, BatchCase, batch_case, drawn
-
-
-def oracle(case: BatchCase, temperature: float) -> float:
-    z, labels = case.candidates_BD.detach(), case.candidate_labels_B.tolist()
-    total = 0.0
-    for i in case.self_index_A.tolist():
-        others = [a for a in range(len(labels)) if a != i]
-        positives = [a for a in others if labels[a] == labels[i]]
-        everything = sum(math.exp(float(z[i] @ z[a]) / temperature) for a in others)
-        for p in positives:
-            total -= math.log(math.exp(float(z[i] @ z[p]) / temperature) / everything) / len(positives)
-    return total / len(case.self_index_A)
+from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, TWO_VIEWS, batch_case, drawn
+from tests.pretrain.methods.test_tcl import oracle
 
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)
 def test_loss_is_l_out(seed: int, temperature: float):
+    """TCL's loop: L_out is TCL without its k1 term, with weight 1 for negatives."""
     case = batch_case(seed, LABELS)
-    assert math.isclose(supcon(*case, temperature=temperature).loss.item(), oracle(case, temperature), rel_tol=1e-9)
+    expected = oracle(case, temperature, k1=0.0, k2=1.0)
+    assert math.isclose(supcon(*case, temperature=temperature).loss.item(), expected, rel_tol=1e-9)
 
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)

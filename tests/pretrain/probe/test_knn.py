@@ -14,7 +14,7 @@ from pretrain.probe.knn import classify, vote
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import lines
+from tests.pretrain.runs import assert_same_end, lines
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -128,8 +128,7 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
     assert found is not None and found[1]["step"] == (3 if batch == 2 else 6)
     interrupt.clear()
     train.main(_config(images, tmp_path / "run"))
-    ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path / "run")]
-    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert_same_end(whole, tmp_path / "run")
     scores = [[(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run")]
     assert scores[0] == scores[1] and len(scores[0]) == 2
 
@@ -172,8 +171,7 @@ def test_pretrainings_knn_out_of_memory_names_keys_with_which_the_run_ends(image
     words = ("PROBE.KNN_PERIOD", "0")
     refused(lambda: train.main(_config(images, tmp_path, *words)), "PROBE.KNN_MAX_IMAGES", "PROBE.IMAGE_SIZE")
     results = train.main(_config(images, tmp_path, *words, "PROBE.KNN_MAX_IMAGES", "8", "PROBE.IMAGE_SIZE", "8"))
-    ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path)]
-    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert_same_end(whole, tmp_path)
     assert results["metrics"]["knn_train_images"] == 8 and results["knn_protocol"]["k"] == 5
 
 

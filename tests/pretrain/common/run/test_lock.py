@@ -74,18 +74,29 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
-def test_a_process_id_in_use_again_is_not_the_owner(tmp_path: Path) -> None:
-    _owner(tmp_path, 0, place=lock._identify_place(), pid=os.getpid())
-    with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".owner.2.json"]
+_HERE = {"place": lock._identify_place(), "pid": os.getpid()}
+OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {  # seconds of silence, record, what is named
+    "a process id in use again": (0, _HERE, ()),
+    "another machine": (lock._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
+    "another machine, silent for too long": (lock._DEAD_AFTER_S + 5, {}, ()),
+    "this attempt of a requeued job": (0, {"job": ["12", "1"]}, ("SLURM job 12",)),
+    "its earlier attempt": (0, {"job": ["12", "0"]}, ()),
+}
 
 
-def test_another_machines_owner_lives_as_long_as_it_touches_its_file(tmp_path: Path) -> None:
-    _owner(tmp_path, lock._DEAD_AFTER_S - 10)
-    _refused(tmp_path, "pretraining", "node7", "process 4711")
-    _owner(tmp_path, lock._DEAD_AFTER_S + 5)
-    with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".owner.2.json"]
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_live_owner_is_named_and_a_dead_ones_folder_is_free(tmp_path: Path, monkeypatch, owner: str) -> None:
+    silent_s, values, names = OWNERS[owner]
+    if "job" in values:
+        monkeypatch.setenv("SLURM_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(lock.time, "sleep", lambda _: pytest.fail("waited"))
+    _owner(tmp_path, silent_s, **values)
+    if names:
+        _refused(tmp_path, *names)
+    else:
+        with lock.claim(tmp_path, "pretraining"):
+            assert _files(tmp_path) == [".owner.2.json"]
 
 
 def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +108,6 @@ def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypat
         while path.stat().st_mtime == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert path.stat().st_mtime > 0
-
-
-def test_a_requeued_job_takes_over_from_its_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    _owner(tmp_path, 0, job=["12", "1"])
-    _refused(tmp_path, "SLURM job 12")
-    _owner(tmp_path, 0, job=["12", "0"])
-    with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".owner.2.json"]
 
 
 def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(

@@ -43,12 +43,10 @@ def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure
         if score.stage == "knn":
             top1.setdefault(score.folder.parent, score.metrics["top1"])
     maps: dict[str, FeatureMap] = {}
-    for folder, key in plan.stages.items():
-        branch, _, stage = key.partition("/")
-        name = branch.partition("_seed=")[0]
+    for folder, (branch, stage) in plan.stages.items():
         is_map = stage.partition("_")[0] == "embedding"
-        if is_map and (folder / "results.json").is_file() and name not in maps:
-            maps[name] = _read_map(folder / "embedding.csv", top1.get(folder.parent))
+        if is_map and (folder / "results.json").is_file() and branch not in maps:
+            maps[branch] = _read_map(folder / "embedding.csv", top1.get(folder.parent))
     if not maps:
         return None
     image = io.BytesIO()
@@ -59,9 +57,8 @@ def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    return Figure(
-        f"Features of validation images in {plan.folder.name}", [note], f"features of {', '.join(maps)}", file
-    )
+    title = f"Features of validation images in {plan.folder.name}"
+    return Figure(title, [note], f"features of {', '.join(maps)}", file)
 
 
 def _read_map(file: Path, knn: float | None) -> FeatureMap:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,20 +42,14 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
     assert six["times_smaller"] > 5
 
 
-def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_views(capsys: pytest.CaptureFixture[str]):
     """Both ways make the views that are asked for; their times are compared with ours."""
-    arrays: dict[str, Any] = {}
-
-    def times(forms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-        arrays.update({name: np.stack(form()) for name, form in forms.items()})
-        return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
-
-    monkeypatch.setattr(views, "measure_milliseconds", times)
-    written = numbers("views", "--views", "2", "--size", "32")
-    shapes = {"ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3)}
-    assert {name: array.shape for name, array in arrays.items()} == shapes
-    assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
-    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["17.00", "8.50"]
+    milliseconds = numbers("views", "--views", "2", "--size", "32")["milliseconds"]
+    assert list(milliseconds) == ["ours", "ours, decoding alone", views._PIL]
+    ratio = milliseconds[views._PIL] / milliseconds["ours"]
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(ratio, abs=0.005)
+    shapes = {view.shape for view in views._make_pil_views(views.encode_photo(), 2, 32)}
+    assert shapes == {(32, 32, 3)}
 
 
 def test_both_loops_step():
@@ -71,31 +63,21 @@ def test_both_loops_step():
 
 @pytest.mark.detectron2
 def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every engine's iterations train it; ratios are those of rounds, then their median."""
+    """Every engine's iterations train it; the ratio of times is the median of the rounds' ratios."""
     from tools.benchmarks import detection
 
-    steps: dict[str, Callable[[], None]] = {}
-    models: list[torch.nn.Module] = []
-
-    def times(forms: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-        steps.update(forms)
-        before = [[p.detach().clone() for p in model.parameters()] for model in models]
-        for number, form in enumerate(forms.values()):
-            form()
-            trained = zip(before[number], models[number].parameters(), strict=True)
-            assert any(not torch.equal(old, new) for old, new in trained)
-        return {"torchvision": [2.0, 4.0], "detectron2": [4.0, 4.0]}
-
-    real = detection._step
-    monkeypatch.setattr(detection, "_step", lambda model, *args: models.append(model) or real(model, *args))
-    monkeypatch.setattr(detection, "time_rounds", times)
-    monkeypatch.setattr(
-        detection, "measure_peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0
-    )
-    (folder / "tiny.yaml").write_text(tiny_coco.config(folder, "unused", MODEL__MASK_ON=True).dump())
+    cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
+    for build in (detection.build_torchvision_step, detection.build_detectron2_step):
+        model, step = build(cfg, detection.draw_batch(1, 64, cfg))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        step()
+        assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    times = {"torchvision": [2.0, 4.0], "detectron2": [4.0, 4.0]}
+    monkeypatch.setattr(detection, "time_rounds", lambda forms, rounds: times)
+    (folder / "tiny.yaml").write_text(cfg.dump())
     written = numbers("detection", "--config-file", "tiny.yaml", "--images", "1", "--side", "64")
-    assert written["torchvision"] == {"ms": 3.0, "peak_mib": 3.0}
-    assert written["ratio"] == {"ms": 0.75, "peak_mib": 0.75}
+    ours, theirs, ratio = (written[name] for name in ("torchvision", "detectron2", "ratio"))
+    assert (ours["ms"], ratio["ms"]) == (3.0, 0.75) and ratio["peak_mib"] == ours["peak_mib"] / theirs["peak_mib"]
 
 
 def test_peak_memory_sees_a_large_tensor():

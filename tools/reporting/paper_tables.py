@@ -29,35 +29,28 @@ class Verdict(NamedTuple):
     """Whether a run is comparable to a published result.
 
     Attributes:
-        numbers: the paper's numbers; None if the run is not comparable.
         table: ``JCL (Cai et al. 2020), Table 1``; empty if the run is unrelated to any row.
-        reason: why the run is not comparable.
-        row: the row of the table, if the run is comparable.
+        reason: why the run is not comparable to the row that it differs least from.
+        row: the row of the table, with the paper's numbers, if the run is comparable.
     """
 
-    numbers: dict[str, float | None] | None = None
     table: str = ""
     reason: str = ""
     row: Mapping[str, str] | None = None
 
 
 def find_published(score: Score) -> Verdict:
-    """Find the published numbers of a linear probe or a detector."""
+    """Find the row of a published table that a linear probe or a detector differs least from."""
+    candidates: list[_Candidate] = []
     if score.stage == "linear":
-        candidates = list(_compare_with_linear_rows(score))
-        metrics = ("top1", "top5")
+        candidates += _compare_with_linear_rows(score)
     elif score.stage == "transfer" and not score.evaluated_only:
-        candidates = list(_compare_with_detection_rows(score))
-        metrics = ("AP", "AP50", "AP75")
-    else:
-        return Verdict()
+        candidates += _compare_with_detection_rows(score)
     if not candidates:
         return Verdict()
     table, row, reasons = min(candidates, key=lambda candidate: len(candidate[2]))
-    if not reasons:
-        return Verdict({name: float(row[name]) if row[name] else None for name in metrics}, table, row=row)
     more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    return Verdict(None, table, "; ".join(reasons[:3]) + more)
+    return Verdict(table, "; ".join(reasons[:3]) + more, None if reasons else row)
 
 
 def _compare_with_linear_rows(score: Score) -> Iterator[_Candidate]:

@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     numbers: dict[str, dict[str, float]] = {}
     for name, step in steps.items():
         gc.collect()
-        numbers[name] = {"ms": np.median(milliseconds[name]), "peak_mib": measure_peak_mib(step, device)}
-    ratio = np.median(np.array(milliseconds["torchvision"]) / np.array(milliseconds["detectron2"]))
+        numbers[name] = {"ms": float(np.median(milliseconds[name])), "peak_mib": measure_peak_mib(step, device)}
+    ratios = np.array(milliseconds["torchvision"]) / np.array(milliseconds["detectron2"])
     peak_ratio = numbers["torchvision"]["peak_mib"] / numbers["detectron2"]["peak_mib"]
-    numbers["ratio"] = {"ms": ratio, "peak_mib": peak_ratio}
+    numbers["ratio"] = {"ms": float(np.median(ratios)), "peak_mib": peak_ratio}
     print(tabulate([[name, *row.values()] for name, row in numbers.items()], ["", "ms", "peak MiB"], floatfmt=".3f"))
     return {**describe_environment(["detectron2"], torch.get_num_threads()), **numbers}
 

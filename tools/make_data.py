@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -40,16 +39,13 @@ _MANIFEST = "made.json"
 _VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
 _MIN_SIZE = 16  # pixels
 
-# What the data depend on, and the function that fills a folder with them.
-_Writer = tuple[dict[str, Any], Callable[[Path], None]]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     _check_numbers(args)
-    output = Path(os.path.abspath(args.output))
-    arguments = {name: value for name, value in vars(args).items() if name != "output"}
-    make(output, *_build_writer(args, arguments | {"version": _VERSIONS[args.kind]}))
+    write, digests = _build_writer(args)
+    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "wheel")}
+    make(Path(os.path.abspath(args.output)), {**arguments, "version": _VERSIONS[args.kind], **digests}, write)
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -59,50 +55,34 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum} for {args.kind}, got {value}")
 
 
-def _build_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    """Build the writer of the kind of data that ``args`` name."""
+def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dict[str, str | None]]:
+    """Return the function that fills a folder with the data, and the SHA-256 of the files that they are made from."""
     match args.kind:
         case "digits":
             images = {"train": args.images, "val": args.val_images}
             scenes = {"train": args.scenes, "val": args.val_scenes}
-            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed)
+            return lambda folder: write_digits(folder, images, args.size, scenes, args.seed), {}
         case "trees":
-            wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
-            return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
-        case "subset":
-            return _build_subset_writer(args, arguments)
-        case "split":
-            file = existing_file(args.annotations, "annotation file", "*.json")
-            arguments |= {"annotations": sha256(file)}
-            return arguments, lambda folder: write_split(folder, read(file), args.val, args.seed, args.images)
-        case _:
-            return _build_box_writer(args, arguments)
-
-
-def _build_subset_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    if not all(0 < percent < 100 for percent in args.percent):
-        percents = " ".join(f"{percent:g}" for percent in args.percent)
-        raise UserError(f"--percent is {percents}; use values between 0 and 100")
+            wheel = existing_file(args.wheel, "wheel", "*.whl") if args.wheel else None
+            return lambda folder: write_trees(folder, args.test_region, wheel), {}
+        case "voc" | "yolo":
+            if not os.path.isdir(args.labels):
+                raise UserError(f"no folder at {args.labels}")
+            names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
+            content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
+            digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            return lambda folder: _write_annotations(folder, content), {"content": digest}
     file = existing_file(args.annotations, "annotation file", "*.json")
-    arguments |= {"annotations": sha256(file)}
-    positions = existing_file(args.list, "list of positions", "*.txt") if arguments.pop("list") else None
-    if positions:
-        arguments |= {"list": sha256(positions)}
-    return arguments, lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions)
+    digests: dict[str, str | None] = {"annotations": sha256(file)}
+    if args.kind == "split":
+        return lambda folder: write_split(folder, read(file), args.val, args.seed, args.images), digests
+    positions = existing_file(args.list, "list of positions", "*.txt") if args.list else None
+    digests["list"] = sha256(positions) if positions else None
+    return lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions), digests
 
 
-def _build_box_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    if not os.path.isdir(args.labels):
-        raise UserError(f"no folder at {args.labels}")
-    names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
-    content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
-    text = json.dumps(content)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return arguments | {"content": digest}, functools.partial(_write_annotations, content=content, text=text)
-
-
-def _write_annotations(folder: Path, content: dict[str, Any], text: str) -> None:
-    (folder / "annotations.json").write_text(text)
+def _write_annotations(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "annotations.json").write_text(json.dumps(content))
     print_counts({"annotations.json": content})
 
 

@@ -35,10 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     extensions.add(args.extensions)
     images = _list_images(args.images)
     output = Path(args.output)
-    products = (
-        ["predictions.json", "images.json"] if args.no_pictures else ["predictions.json", "images.json", "pictures"]
-    )
-    for name in products:
+    for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):
         if (output / name).exists():
             raise UserError(f"--output {output} already contains {name}; choose another folder, or remove it")
     check_writable(output / "predictions.json")
@@ -52,23 +49,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="image files, or folders with images at any depth")
     detector = parser.add_mutually_exclusive_group(required=True)
-    detector.add_argument(
-        "--run",
-        default="",
-        metavar="RUN",
-        help="run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)",
-    )
+    text = "run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)"
+    detector.add_argument("--run", default="", metavar="RUN", help=text)
     detector.add_argument("--config-file", metavar="FILE", help="Detectron2 YAML; MODEL.WEIGHTS names the detector")
     parser.add_argument("--output", required=True, metavar="OUTPUT", help="folder to write into")
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "detectron2", "torchvision"),
-        default="auto",
-        help="run the detector with this engine (default: the one that trained it, or Detectron2 if it is installed)",
-    )
-    parser.add_argument(
-        "--threshold", type=float, default=0.5, metavar="T", help="lowest score in pictures (default: 0.5)"
-    )
+    text = "run the detector with this engine (default: the one that trained it, or Detectron2 if it is installed)"
+    parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto", help=text)
+    text = "lowest score in pictures (default: 0.5)"
+    parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help=text)
     parser.add_argument("--no-pictures", action="store_true", help="write only the JSON files, which is faster")
     extensions.add_option(parser)
     overrides.add_keys(parser, describe_keys)

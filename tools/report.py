@@ -44,9 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders or their parents")
     text = "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated"
     parser.add_argument("--output", default=[], action="append", metavar="FILE", help=text)
-    parser.add_argument(
-        "--json", action="store_true", help="print the scores as JSON, with their protocols and origins"
-    )
+    text = "print the scores as JSON, with their protocols and origins"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.config import load_config
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
-from tools.benchmarks import objectives, reading, step, views
+from tools.benchmarks import objectives, reading, views
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
@@ -47,69 +45,43 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Both ways make the views that are asked for; their times are compared with ours."""
-    arrays: dict[str, Any] = {}
-
-    def times(forms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-        arrays.update({name: np.stack(form()) for name, form in forms.items()})
-        return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
-
-    monkeypatch.setattr(views, "measure_milliseconds", times)
-    written = numbers("views", "--views", "2", "--size", "32")
-    shapes = {"ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3)}
-    assert {name: array.shape for name, array in arrays.items()} == shapes
-    assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
-    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["17.00", "8.50"]
+    made: dict[str, Any] = {}
+    for name in ("make_views", "_make_pil_views"):
+        form = getattr(views, name)
+        monkeypatch.setattr(views, name, lambda *args, name=name, form=form: made.setdefault(name, form(*args)))
+    milliseconds = numbers("views", "--views", "2", "--size", "32")["milliseconds"]
+    assert [np.shape(images) for images in made.values()] == 2 * [(2, 32, 32, 3)]
+    assert list(milliseconds) == ["ours", "ours, decoding alone", views._PIL]
+    ratio = milliseconds[views._PIL] / milliseconds["ours"]
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(ratio, abs=0.005)
 
 
 def test_both_loops_step():
     with pytest.raises(UserError, match="no image folder at datasets/digits/images"):
         benchmark.main(["all"])
     make_data.main(["digits", "--output", "datasets/digits", "--scenes", "1"])
-    words = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
-    cfg = load_config(step.ROOT / "configs/examples/demo_jcl_R18_digits.yaml", words)
-    for loop in (step._time_our_steps, step._time_plain_steps):
-        whole, of_views = next(loop(cfg))
-        assert 0 < of_views < whole
-
-
-def test_steps_are_medians_without_the_first_round(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step, "_time_our_steps", lambda cfg: iter([(9.0, 9.0), (0.25, 0.125), (0.75, 0.375)]))
-    monkeypatch.setattr(step, "_time_plain_steps", lambda cfg: iter([(9.0, 9.0), (1.5, 0.5), (2.5, 0.5)]))
-    monkeypatch.setattr(step.datasets, "check_exists", lambda *_: None)
-    written = numbers("step")
-    assert written["milliseconds"] == {"ours": [500.0, 250.0], "plain loop": [2000.0, 500.0]}
-    assert written["ratio"] == 0.25
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
-    assert rows == [["whole", "step", "500.0", "2000.0", "0.25"], ["its", "views", "250.0", "500.0", "0.50"]]
+    assert benchmark.main(["step", "--rounds", "1", "--output", "numbers.json"]) == 0
+    written = json.loads(Path("numbers.json").read_text())
+    assert written["ratio"] == written["milliseconds"]["ours"] / written["milliseconds"]["plain loop"]
 
 
 @pytest.mark.detectron2
 def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every engine's iterations train it; ratios are those of rounds, then their median."""
+    """Every engine's iterations train it; the ratio of times is the median of the rounds' ratios."""
     from tools.benchmarks import detection
 
-    steps: dict[str, Callable[[], None]] = {}
-    models: list[torch.nn.Module] = []
-
-    def times(forms: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-        steps.update(forms)
-        before = [[p.detach().clone() for p in model.parameters()] for model in models]
-        for number, form in enumerate(forms.values()):
-            form()
-            trained = zip(before[number], models[number].parameters(), strict=True)
-            assert any(not torch.equal(old, new) for old, new in trained)
-        return {"torchvision": [(2.0, 1.0), (4.0, 1.0)], "detectron2": [(4.0, 4.0), (4.0, 2.0)]}
-
-    real = detection._step
-    monkeypatch.setattr(detection, "_step", lambda model, *args: models.append(model) or real(model, *args))
-    monkeypatch.setattr(detection, "time_rounds", times)
-    monkeypatch.setattr(
-        detection, "measure_peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0
-    )
-    (folder / "tiny.yaml").write_text(tiny_coco.config(folder, "unused", MODEL__MASK_ON=True).dump())
+    cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
+    for build in (detection.build_torchvision_step, detection.build_detectron2_step):
+        model, step = build(cfg, detection.draw_batch(1, 64, cfg))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        step()
+        assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    times = {"torchvision": [2.0, 4.0], "detectron2": [4.0, 4.0]}
+    monkeypatch.setattr(detection, "time_rounds", lambda forms, rounds: times)
+    (folder / "tiny.yaml").write_text(cfg.dump())
     written = numbers("detection", "--config-file", "tiny.yaml", "--images", "1", "--side", "64")
-    assert written["torchvision"] == {"wall_seconds": 3.0, "cpu_seconds": 1.0, "peak_mib": 3.0}
-    assert written["ratio"] == {"wall_seconds": 0.75, "cpu_seconds": 0.375, "peak_mib": 0.75}
+    ours, theirs, ratio = (written[name] for name in ("torchvision", "detectron2", "ratio"))
+    assert (ours["ms"], ratio["ms"]) == (3.0, 0.75) and ratio["peak_mib"] == ours["peak_mib"] / theirs["peak_mib"]
 
 
 def test_peak_memory_sees_a_large_tensor():

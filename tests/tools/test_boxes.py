@@ -76,46 +76,40 @@ def test_yolo(tmp_path: Path) -> None:
     assert content == made(tmp_path / "again", *words, str(tmp_path / "data.yaml"))
 
 
+def yolo(folder: Path, labels: str, names: str) -> list[str]:
+    """Write the labels of an image and a data.yaml; return the command that converts them."""
+    photo(folder / "a.jpg")
+    (folder / "a.txt").write_text(labels)
+    (folder / "data.yaml").write_text(names)
+    return ["yolo", str(folder), "--names", str(folder / "data.yaml")]
+
+
 @pytest.mark.parametrize(
     ("shape", "points"), [([2, 2], "0.4 0.4 0.6 0.6"), ([2, 3], "0.4 0.4 2 0.6 0.6 1"), ([1, 3], "0.4 0.4 1")]
 )
 def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) -> None:
-    photo(tmp_path / "a.jpg")
-    (tmp_path / "a.txt").write_text(f"0 0.5 0.5 0.4 0.4 {points}\n0 0.5 0.5 0.4 0.4\n")
-    (tmp_path / "data.yaml").write_text(f"kpt_shape: {shape}\nnames: [cat]\n")
-    words = ["yolo", str(tmp_path), "--names", str(tmp_path / "data.yaml")]
+    labels = f"0 0.5 0.5 0.4 0.4 {points}\n0 0.5 0.5 0.4 0.4\n"
+    words = yolo(tmp_path, labels, f"kpt_shape: {shape}\nnames: [cat]\n")
     for record in made(tmp_path, *words)["annotations"]:
         assert record["bbox"] == pytest.approx([12, 9, 16, 12]) and "segmentation" not in record
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6 0.1 0.1 0.3 0.3")  # of another shape
     refused(lambda: made(tmp_path / "other", *words), "a.txt, line 1")
 
 
-def test_two_classes_of_one_name(tmp_path: Path) -> None:
-    photo(tmp_path / "a.jpg")
-    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4\n")
-    (tmp_path / "data.yaml").write_text("names: [cat, dog, cat]\n")
-    words = ["yolo", str(tmp_path), "--names", str(tmp_path / "data.yaml")]
-    refused(lambda: made(tmp_path, *words), "data.yaml", "['cat', 'dog', 'cat']")
-
-
 @pytest.mark.parametrize(
-    ("line", "named"),
+    ("line", "names", "message"),
     [
-        ("3 0.5 0.5 0.1 0.1", "a class below 1"),
-        ("0 20 15 4 4", "a.txt, line 1: '0 20 15 4 4'"),
-        ("0 0.5 0.5 0.1", "a.txt, line 1"),
-        ("0 0.5 0.5 0 0.1", "a.txt, line 1"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "a.txt, line 1"),  # with a score
+        ("3 0.5 0.5 0.1 0.1", "[cat]", "a class below 1"),
+        ("0 20 15 4 4", "[cat]", "a.txt, line 1: '0 20 15 4 4'"),
+        ("0 0.5 0.5 0.1", "[cat]", "a.txt, line 1"),
+        ("0 0.5 0.5 0 0.1", "[cat]", "a.txt, line 1"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", "a.txt, line 1"),  # with a score
+        ("0 0.5 0.5 0.1 0.1", "{1: cat}", "data.yaml has no list of names"),
+        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have one name in ['cat', 'dog', 'cat']"),
     ],
 )
-def test_a_line_that_is_not_yolos_is_named(tmp_path: Path, line: str, named: str) -> None:
-    photo(tmp_path / "a.jpg")
-    (tmp_path / "a.txt").write_text(line)
-    (tmp_path / "names.txt").write_text("cat")
-    (tmp_path / "data.yaml").write_text("names: {1: cat}")
-    words = ["yolo", str(tmp_path), "--names"]
-    refused(lambda: made(tmp_path, *words, str(tmp_path / "names.txt")), named)
-    refused(lambda: made(tmp_path, *words, str(tmp_path / "data.yaml")), "data.yaml has no list of names")
+def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, message: str) -> None:
+    refused(lambda: made(tmp_path, *yolo(tmp_path, line, f"names: {names}")), message)
 
 
 def test_what_tools_write_into_vocs_files(tmp_path: Path) -> None:

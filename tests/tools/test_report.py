@@ -78,6 +78,9 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
 
 def test_the_heading_names_what_was_scored(tmp_path: Path):
     config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
+    text = render([tmp_path])
+    assert "## Pretraining without scores" in text and cells(text, "photos") == ["photos", "jcl"]
+    assert "- Every pretraining: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
     probe(tmp_path / "photos/knn_100", config, 40.0, "DATA.PROBE_TRAIN", "cifar100")
     first, second = render([tmp_path]).split("\n## ")[1:]
@@ -85,13 +88,6 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     assert second.startswith("Accuracy on the validation images of cifar100, in percent")
     assert "train cifar10," in first and "pretrained on folder:/photos, " in first
     assert cells(first, "photos")[-1] == "60.0" and cells(second, "photos")[-1] == "40.0"
-
-
-def test_a_pretraining_without_labels_is_shown(tmp_path: Path):
-    pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
-    text = render([tmp_path])
-    assert "## Pretraining without scores" in text and cells(text, "photos") == ["photos", "jcl"]
-    assert "- Every pretraining: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
 
 
 def test_a_start_from_other_weights_is_shown(tmp_path: Path):

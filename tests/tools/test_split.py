@@ -10,28 +10,17 @@ import numpy as np
 import pytest
 
 from tests.errors import refused
+from tests.tools import coco_file
 from tools import make_data
 from tools.data.split import stratify
 
-
-def write(path: Path, images: int = 100) -> dict:
-    """Class 1 on every image but each tenth, which has no box; 5 on a fifth, 9 on two images only."""
-    records = [{"id": 2 * n, "file_name": f"{n}.png", "height": 8, "width": 8, "camera": n} for n in range(images)]
-    classes = [[1] * (n % 10 > 0) + [5] * (n % 5 == 1) + [9] * (n in (3, 50)) for n in range(images)]
-    boxes = [(2 * n, label) for n, labels in enumerate(classes) for label in labels]
-    record = {"bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0, "by": "me"}
-    annotations = [
-        {"id": number, "image_id": image, "category_id": label, **record} for number, (image, label) in enumerate(boxes)
-    ]
-    categories = [{"id": label, "name": f"c{label}", "supercategory": "all"} for label in (9, 5, 1)]
-    content = {"info": {"year": 1}, "images": records, "annotations": annotations, "categories": categories}
-    path.write_text(json.dumps(content))
-    return content
+# Class 1 on every image but each tenth, which has no box; 5 on a fifth, 9 on two images only.
+CLASSES = [[1] * (n % 10 > 0) + [5] * (n % 5 == 1) + [9] * (n in (3, 50)) for n in range(100)]
 
 
 @pytest.mark.parametrize(("val", "count"), [("0.2", 20), ("20", 20), ("0.5", 50), ("1", 1), ("99", 99)])
 def test_every_record_is_in_one_part(tmp_path: Path, val: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = write(tmp_path / "all.json")
+    whole = coco_file.write(tmp_path / "all.json", CLASSES)
     make_data.main(["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out"), "--val", val])
     train, held_out = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("train", "val"))
     assert len(held_out["images"]) == count
@@ -73,7 +62,7 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
     ],
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, words: list[str], named: str) -> None:
-    content = write(tmp_path / "all.json")
+    content = coco_file.write(tmp_path / "all.json", CLASSES)
     command = ["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out")]
     refused(lambda: make_data.main([*command, *words]), named)
     content["annotations"][7]["image_id"] = 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.errors import refused
+from tests.tools import coco_file
 from tools import make_data
 from transfer.coco.data import read
 from transfer.config import load_config
@@ -22,15 +23,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.fixture(name="annotations")
 def write_annotations(tmp_path: Path) -> Path:
     """40 images, of which every fourth has no annotation."""
-    images = [{"id": 3 * n + 1, "file_name": f"{n}.png", "height": 8, "width": 8} for n in range(40)]
-    record = {"category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
-    records = [
-        {"id": n, "image_id": image["id"], **record} for n, image in enumerate(images * 2, start=1) if image["id"] % 4
-    ]
-    content = {"info": {"year": 2017}, "images": images, "annotations": records}
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps({**content, "categories": [{"id": 1, "name": "thing"}]}))
-    return path
+    coco_file.write(tmp_path / "train.json", [[1, 1] if n % 4 else [] for n in range(40)])
+    return tmp_path / "train.json"
 
 
 def _ids(path: Path) -> set[int]:

@@ -24,7 +24,7 @@ from transfer.torchvision_engine.solver import build_optimizer
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Print both engines' median wall and processor seconds, the median of the rounds' ratios, and peak memory.
+    """Print both engines' median milliseconds, the median of the rounds' ratios, and peak memory.
 
     Raises:
         UserError: Detectron2 is not installed, or the torchvision engine does not support a key.
@@ -40,16 +40,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for step in steps.values():  # fill caches and the momentum of the optimizers before the timed rounds
         step()
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
-    seconds = time_rounds(steps, args.rounds)
-    rows = []
+    milliseconds = time_rounds(steps, args.rounds)
+    numbers: dict[str, dict[str, float]] = {}
     for name, step in steps.items():
         gc.collect()
-        rows.append([name, *np.median(seconds[name], axis=0), measure_peak_mib(step, device)])
-    ratios = np.array(seconds["torchvision"]) / np.array(seconds["detectron2"])
-    rows.append(["ratio", *np.median(ratios, axis=0), rows[0][3] / rows[1][3]])
-    print(tabulate(rows, ["", "wall s", "CPU s", "peak MiB"], floatfmt=".3f"))
-    names = ("wall_seconds", "cpu_seconds", "peak_mib")
-    numbers = {row[0]: dict(zip(names, row[1:], strict=True)) for row in rows}
+        numbers[name] = {"ms": float(np.median(milliseconds[name])), "peak_mib": measure_peak_mib(step, device)}
+    ratios = np.array(milliseconds["torchvision"]) / np.array(milliseconds["detectron2"])
+    peak_ratio = numbers["torchvision"]["peak_mib"] / numbers["detectron2"]["peak_mib"]
+    numbers["ratio"] = {"ms": float(np.median(ratios)), "peak_mib": peak_ratio}
+    print(tabulate([[name, *row.values()] for name, row in numbers.items()], ["", "ms", "peak MiB"], floatfmt=".3f"))
     return {**describe_environment(["detectron2"], torch.get_num_threads()), **numbers}
 
 

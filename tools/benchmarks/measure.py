@@ -17,27 +17,25 @@ from torch.profiler import ProfilerActivity, profile
 _MIB = 2**20
 
 
-def time_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return (wall, processor) seconds of each form in each round.
+def time_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each form in each round.
 
     Each round runs every form, so that a slow moment of the machine affects all of them; the order alternates.
     """
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
+    milliseconds: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(rounds):
         for name in list(forms) if number % 2 else list(forms)[::-1]:
-            wall = time.perf_counter()
-            cpu = time.process_time()
+            start = time.perf_counter()
             forms[name]()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    return seconds
+            milliseconds[name].append(1e3 * (time.perf_counter() - start))
+    return milliseconds
 
 
 def measure_milliseconds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return median wall milliseconds of each form."""
-    times = time_rounds(forms, rounds)
-    return {name: 1e3 * statistics.median(wall for wall, _ in seconds) for name, seconds in times.items()}
+    """Return the median milliseconds of each form."""
+    return {name: statistics.median(times) for name, times in time_rounds(forms, rounds).items()}
 
 
 def measure_peak_mib(form: Callable[[], object], device: torch.device) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -24,18 +22,18 @@ from pretrain.data import datasets
 from pretrain.data.loader import build_loader
 from pretrain.data.recipes import RECIPES
 from pretrain.model.encoder import build_encoder
-from pretrain.model.objectives import build_objective
-from pretrain.optim import build_optimizer
-from pretrain.steps import TrainState, training_step
+from pretrain.state import build_train_state
+from pretrain.steps import training_step
 from tools import ROOT
 from tools.benchmarks.machine import describe_environment
+from tools.benchmarks.measure import measure_milliseconds
 from tools.benchmarks.objectives import naive_jcl
 
 _DEVICE = torch.device("cpu")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Print median milliseconds of both forms' steps and of their views alone, and the ratios; use one thread.
+    """Print median milliseconds of both forms' steps, and their ratio; use one thread.
 
     Raises:
         UserError: the demo's images are missing.
@@ -44,41 +42,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     overrides = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     cfg = load_config(ROOT / "configs/examples/demo_jcl_R18_digits.yaml", overrides)
     datasets.check_exists(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
-    forms = {"ours": _time_our_steps(cfg), "plain loop": _time_plain_steps(cfg)}
-    rounds = [{name: next(steps) for name, steps in forms.items()} for _ in range(1 + args.rounds)][1:]
-    medians = {name: _compute_medians([times[name] for times in rounds]) for name in forms}
-    (ours, our_views), (plain, plain_views) = medians.values()
-    rows = [["whole step", ours, plain, ours / plain], ["its views", our_views, plain_views, our_views / plain_views]]
+    loops = {"ours": _run_our_steps(cfg), "plain loop": _run_plain_steps(cfg)}
+    for loop in loops.values():  # the first step allocates
+        next(loop)
+    forms = {name: functools.partial(next, loop) for name, loop in loops.items()}
+    milliseconds = measure_milliseconds(forms, args.rounds)
+    ratio = milliseconds["ours"] / milliseconds["plain loop"]
     print(f"the demo's JCL, {cfg.SOLVER.IMS_PER_BATCH} images of {cfg.VIEWS.IMAGE_SIZE} pixels per step, one thread")
-    print(tabulate(rows, ["", "ms", "plain loop, ms", "ratio"], floatfmt=("", ".1f", ".1f", ".2f")))
-    return {**describe_environment([], 1), "milliseconds": medians, "ratio": ours / plain}
+    print(tabulate([[*milliseconds.values(), ratio]], ["ms", "plain loop, ms", "ratio"], floatfmt=".2f"))
+    return {**describe_environment([], 1), "milliseconds": milliseconds, "ratio": ratio}
 
 
-def _compute_medians(seconds: list[tuple[float, float]]) -> list[float]:
-    """Return median milliseconds of whole steps and of their views."""
-    return [1e3 * statistics.median(column) for column in zip(*seconds, strict=True)]
-
-
-def _time_our_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
-    """Run steps of pretrain/train.py without end; yield the seconds of each step and of its views."""
+def _run_our_steps(cfg: CfgNode) -> Iterator[None]:
+    """Run steps of pretrain/train.py without end, from views to optimizer; yield after each."""
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
     batch_size = cfg.SOLVER.IMS_PER_BATCH
     loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
-    objective = build_objective(cfg, _DEVICE, len(loader))
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
-    batches = loader.batches(0, 1 << 30)
-    while True:
-        start = time.perf_counter()
-        number, batch = next(batches)
-        batch = batch._replace(views_VNCHW=batch.views_VNCHW.contiguous())
-        views_ready = time.perf_counter()
-        training_step(training, batch, number)
-        yield time.perf_counter() - start, views_ready - start
+    state = build_train_state(cfg, _DEVICE, len(loader))
+    for number, batch in loader.batches(0, 1 << 30):
+        training_step(state, batch._replace(views_VNCHW=batch.views_VNCHW.contiguous()), number)
+        yield
 
 
-def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
+def _run_plain_steps(cfg: CfgNode) -> Iterator[None]:
     """Do the same with torchvision's transforms and data loader, a pass per key, and torch's default optimizer."""
     model = cfg.MODEL
     make_views = functools.partial(_make_views, _build_plain_transform(cfg), 1 + cfg.METHOD.NUM_KEYS)
@@ -92,11 +79,7 @@ def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
     queue_DK = normalize(torch.randn(model.EMBEDDING_DIM, model.QUEUE_SIZE), dim=0)
     pointer = 0
     while True:
-        batches = iter(loader)
-        for _ in range(len(loader)):
-            start = time.perf_counter()
-            views, _labels = next(batches)
-            views_ready = time.perf_counter()
+        for views, _labels in loader:
             with torch.no_grad():
                 for p_k, p_q in zip(encoder_k.parameters(), encoder_q.parameters(), strict=True):
                     p_k.data = p_k.data * model.EMA_MOMENTUM + p_q.data * (1 - model.EMA_MOMENTUM)
@@ -108,7 +91,7 @@ def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
             optimizer.step()
             queue_DK[:, pointer : pointer + len(q_ND)] = keys_MND.mean(dim=0).T
             pointer = (pointer + len(q_ND)) % queue_DK.shape[1]
-            yield time.perf_counter() - start, views_ready - start
+            yield
 
 
 def _build_plain_transform(cfg: CfgNode) -> transforms.Compose:

@@ -21,8 +21,8 @@ from pretrain.common.images import open_upright
 from pretrain.data.folders import images_below
 from transfer.coco.image_sizes import read_upright_size
 
-# Class (VOC: its name, YOLO: its index), box (x, y, width, height in pixels) and further fields of the record.
-_Object = tuple[Any, list[float], dict[str, Any]]
+# Name of the class, box (x, y, width, height in pixels) and further fields of the record.
+_Object = tuple[str, list[float], dict[str, Any]]
 
 
 def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
             continue
         try:
             if names:
-                image_objects = _read_yolo(files[name], width, height, len(class_names), keypoint_numbers)
+                image_objects = _read_yolo(files[name], width, height, class_names, keypoint_numbers)
             else:
                 image_objects = _read_voc(files[name], width, height)
             objects += [(len(records), item) for item in image_objects]
@@ -60,13 +60,13 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
             errors.append(str(error))
     if errors:
         raise UserError(f"{shorten_list(errors)}; correct or remove these files")
-    classes = range(len(class_names)) if names else sorted({label for _, (label, _, _) in objects})
+    classes = class_names if names else sorted({label for _, (label, _, _) in objects})
     ids = {label: number for number, label in enumerate(classes, 1)}
     annotations = [
         {"id": number, "image_id": image, "category_id": ids[label], "bbox": box, "area": box[2] * box[3], **more}
         for number, (image, (label, box, more)) in enumerate(objects, 1)
     ]
-    categories = [{"id": number, "name": class_names[label] if names else label} for label, number in ids.items()]
+    categories = [{"id": number, "name": label} for label, number in ids.items()]
     return {"images": records, "annotations": annotations, "categories": categories}
 
 
@@ -120,7 +120,7 @@ def _read_voc(path: Path, width: int, height: int) -> Iterable[_Object]:
         raise UserError(f"{path} cannot be read ({one_line(error)})") from error
 
 
-def _read_yolo(path: Path, width: int, height: int, classes: int, keypoint_numbers: int) -> Iterable[_Object]:
+def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint_numbers: int) -> Iterable[_Object]:
     """Yield the boxes and outlines of a YOLO file.
 
     A line is a class and a box (x y width height) or an outline (x y x y x y ...), relative to the image's width and
@@ -135,22 +135,23 @@ def _read_yolo(path: Path, width: int, height: int, classes: int, keypoint_numbe
                 del values[4:]
             is_outline = not keypoint_numbers and len(values) >= 6 and len(values) % 2 == 0
             is_box = len(values) == 4 and min(values[2:]) > 0
-            if label not in range(classes) or not (is_box or is_outline) or not all(-0.001 < v < 1.001 for v in values):
+            is_inside = all(-0.001 < value < 1.001 for value in values)
+            if label not in range(len(classes)) or not (is_box or is_outline) or not is_inside:
                 raise ValueError
         except ValueError:
             raise UserError(
-                f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {classes} and a box or an outline "
-                "relative to the image (x y width height, or x y x y x y ...); pose needs kpt_shape in --names"
+                f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {len(classes)} and a box or an "
+                "outline relative to the image (x y width height, or x y x y x y ...); pose needs kpt_shape in --names"
             ) from None
         xs = [x * width for x in values[::2]]
         ys = [y * height for y in values[1::2]]
         if is_box:
             box = [xs[0] - xs[1] / 2, ys[0] - ys[1] / 2, xs[1], ys[1]]
-            yield int(label), box, {"iscrowd": 0}
+            yield classes[int(label)], box, {"iscrowd": 0}
         else:
             outline = [value for point in zip(xs, ys, strict=True) for value in point]
             box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-            yield int(label), box, {"iscrowd": 0, "segmentation": [outline]}
+            yield classes[int(label)], box, {"iscrowd": 0, "segmentation": [outline]}
 
 
 def _read_names(path: Path) -> tuple[list[str], int]:

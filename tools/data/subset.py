@@ -30,7 +30,8 @@ def write_subsets(
             of images is rounded down.
 
     Raises:
-        UserError: a subset has no image, or the list does not contain it or is made for other images.
+        UserError: a percentage is out of range, a subset has no image, or the list does not contain it or is made for
+            other images.
     """
     images = sorted(content["images"], key=lambda image: image["id"])
     if published:
@@ -41,6 +42,8 @@ def write_subsets(
     for fold in range(folds):
         order = np.random.default_rng([seed, fold]).permutation(len(images)).tolist()
         for percent in percents:
+            if not 0 < percent < 100:
+                raise UserError(f"--percent is {percent:g}; use values between 0 and 100")
             count = round(len(images) * percent / 100)
             if not (count or published):
                 raise UserError(f"{percent:g}% of {len(images)} images is zero images; use a larger percentage")

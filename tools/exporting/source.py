@@ -16,12 +16,14 @@ from torchvision.models import ResNet
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.weights.resnet_names import is_bottleneck
+from pretrain.config_keys import IMAGENET_MEAN, IMAGENET_STD
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone
 from pretrain.probe.protocol import evaluation_size
 from transfer.weights.convert import open_source, read_source
 
-_IMAGENET_STATISTICS = {"MEAN": [0.485, 0.456, 0.406], "STD": [0.229, 0.224, 0.225]}
+_PIXEL_MEAN = [255 * value for value in IMAGENET_MEAN]
+_PIXEL_STD = [255 * value for value in IMAGENET_STD]
 _IMAGENET_SIZE = (224, 256)
 
 
@@ -73,35 +75,22 @@ def read_backbone(source: Path) -> Backbone:
         raise UserError(f"{path} was trained on {recorded['INPUT.FORMAT']} images; only RGB backbones are exported")
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict)
-    statistics = dict(_IMAGENET_STATISTICS)
-    for name in statistics:
-        if f"MODEL.PIXEL_{name}" in recorded:
-            statistics[name] = [round(value / 255, 6) for value in recorded[f"MODEL.PIXEL_{name}"]]
+    mean = [round(value / 255, 6) for value in recorded.get("MODEL.PIXEL_MEAN", _PIXEL_MEAN)]
+    std = [round(value / 255, 6) for value in recorded.get("MODEL.PIXEL_STD", _PIXEL_STD)]
     size, resize = _IMAGENET_SIZE
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # another project's config, or none
         size, resize = evaluation_size(CfgNode(parse_yaml(recorded["config"])))
-    return Backbone(
-        path=path,
-        resnet=resnet.eval().requires_grad_(False),
-        arch=file.arch,
-        stem=file.stem,
-        mean=statistics["MEAN"],
-        std=statistics["STD"],
-        size=size,
-        resize=resize,
-        provenance=recorded,
-    )
+    resnet = resnet.eval().requires_grad_(False)
+    return Backbone(path, resnet, file.arch, file.stem, mean, std, size, resize, provenance=recorded)
 
 
 def draw_sample_image(backbone: Backbone) -> np.ndarray:
-    """Draw an image (H, W, 3) uint8 of shapes and noise, which is always the same, to compare features of.
+    """Draw an image (H, W, 3) uint8 of noise, which is always the same, to compare features of.
 
     Its channels have different statistics, and it is wider than high if the evaluation crops. Its shorter side has the
     evaluation's size, so that no library resamples it, which each does in a different way.
     """
     height = backbone.resize or backbone.size
     width = height * 5 // 4 if backbone.resize else height
-    rows, columns = np.mgrid[-3 : 3 : height * 1j, -4 : 4 : width * 1j]
-    waves = np.stack([np.sin(rows + columns), np.cos(2 * rows), np.sin(3 * columns)], -1)
-    noise = np.random.default_rng(0).normal(0, 12, waves.shape)
-    return np.clip([150, 110, 70] + 50 * waves + noise, 0, 255).astype(np.uint8)
+    noise = np.random.default_rng(0).normal([150, 110, 70], 40, (height, width, 3))
+    return noise.clip(0, 255).astype(np.uint8)

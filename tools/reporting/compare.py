@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common.config.yaml_io import flatten, parse_yaml
-from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file, read_json
+from pretrain.common.config.yaml_io import flatten
+from pretrain.common.files import read_json
 from pretrain.common.run.metrics import read_metrics
 
-from .files import shorten_names
+from .files import read_config, read_environment, shorten_names
 
-_DIFFERENT_IN_EVERY_RUN = ("started", "command")  # lines of environment.txt
+_DIFFERENT_IN_EVERY_RUN = ("OUTPUT_DIR", "started", "command")  # keys of config.yaml, lines of environment.txt
 _MACHINE_METRICS = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share")
 _MACHINE_METRICS += ("max_memory_mib", "max_reserved_mib")
 
@@ -39,20 +37,12 @@ def compare(first: Path, second: Path) -> str:
     return "\n\n".join([f"{names[0]}: {first}\n{names[1]}: {second}", *differences, curves])
 
 
-def read_environment(run: Path) -> dict[str, str]:
-    """Return what environment.txt records of the last start of a run, or {} if there is no such file."""
-    path = run / "environment.txt"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    last_start = text.rstrip().rpartition("\n\n")[2]
-    return dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", last_start, re.MULTILINE))
-
-
 def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
     """Map each section's title to what the run recorded: DEVICE as resolved, initial weights by their content."""
-    config = _read_config(run)
+    config = {key: value for key, value in read_config(run).items() if key not in _DIFFERENT_IN_EVERY_RUN}
     results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
-    environment = read_environment(run)
-    machine = {key: value for key, value in environment.items() if key not in _DIFFERENT_IN_EVERY_RUN}
+    last_start = read_environment(run)[-1]
+    machine = {key: value for key, value in last_start.items() if key not in _DIFFERENT_IN_EVERY_RUN}
     if "cpu" in (config.pop("DEVICE", ""), config.pop("MODEL.DEVICE", "")):
         machine["devices"] = "cpu"
     engine = results.get("engine")
@@ -67,15 +57,6 @@ def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
     return {"config, data and weights": config, "engine, versions and machine": machine, "results": scores}
 
 
-def _read_config(run: Path) -> dict[str, Any]:
-    path = existing_file(run / "config.yaml", "config of a run")
-    try:
-        config = dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from error
-    return {key: value for key, value in config.items() if key != "OUTPUT_DIR"}
-
-
 def _compare_section(title: str, names: Sequence[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     keys = dict.fromkeys((*first, *second))
     pairs = {key: (first.get(key, "-"), second.get(key, "-")) for key in keys}
@@ -87,37 +68,34 @@ def _compare_curves(
     names: Sequence[str], first_lines: Iterable[Mapping[str, Any]], second_lines: Iterable[Mapping[str, Any]]
 ) -> str:
     """Return, for each metric that both runs logged, the first iteration at which it differs."""
-    first = _group_by_metric(first_lines)
-    second = _group_by_metric(second_lines)
-    compared = 0
-    diverged: dict[str, int] = {}
-    for metric in first.keys() & second.keys():
-        common = sorted(first[metric].keys() & second[metric].keys())
-        compared += bool(common)
-        different = [iteration for iteration in common if first[metric][iteration] != second[metric][iteration]]
-        if different:
-            diverged[metric] = different[0]
-    if not compared:
+    first = _collect_values(first_lines)
+    second = _collect_values(second_lines)
+    common = sorted(first.keys() & second.keys())
+    metrics = {metric for _, metric in common}
+    diverged: dict[str, tuple[int, str]] = {}
+    for point in common:
+        if first[point] != second[point]:
+            diverged.setdefault(point[1], point)
+    if not common:
         return "curves: the runs logged no metric at the same iterations"
     if not diverged:
-        return f"curves: equal in all {compared} metrics, at every iteration that both runs logged"
+        return f"curves: equal in all {len(metrics)} metrics, at every iteration that both runs logged"
     rows = [
-        [metric, str(at + 1), _format_value(first[metric][at]), _format_value(second[metric][at])]
-        for metric, at in sorted(diverged.items(), key=lambda item: (item[1], item[0]))
+        [metric, str(point[0] + 1), _format_value(first[point]), _format_value(second[point])]
+        for metric, point in diverged.items()
     ]
     table = _format_table(rows, ["", "diverge at step", *names])
-    equal = f"equal metrics: {compared - len(diverged)} of {compared}"
-    return f"curves diverge at step {min(diverged.values()) + 1}; {equal}\n{table}"
+    return f"curves diverge at step {rows[0][1]}; equal metrics: {len(metrics) - len(rows)} of {len(metrics)}\n{table}"
 
 
-def _group_by_metric(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
-    """Return metric -> iteration -> value of the logged ``lines``, without the metrics that depend on the machine."""
-    values: dict[str, dict[int, float]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_MACHINE_METRICS):
-                values.setdefault(name, {})[line["iteration"]] = float(value)
-    return values
+def _collect_values(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], float]:
+    """Map iteration and metric to the value in ``lines``, without the metrics that depend on the machine."""
+    return {
+        (line["iteration"], name): float(value)
+        for line in lines
+        for name, value in line.items()
+        if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_MACHINE_METRICS)
+    }
 
 
 def _format_table(rows: list[list[str]], head: list[str]) -> str:

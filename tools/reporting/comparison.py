@@ -12,25 +12,28 @@ from .runs import Score
 from .seeds import format_mean
 from .tables import TASK_NAMES
 
+_METRICS = ("top1", "top5", "AP", "AP50", "AP75")  # columns of the published tables
+
 
 def build_tables(scores: Sequence[Score]) -> Iterable[Table]:
     """Yield a table, with all its rows, for each published table and engine that has a comparable run."""
     groups: dict[tuple[str, str], list[tuple[Verdict, Score]]] = {}
     for score in scores:
         verdict = find_published(score)
-        if verdict.numbers:
+        if verdict.row:
             groups.setdefault((verdict.table, score.engine), []).append((verdict, score))
     for (name, engine), group in groups.items():
         yield _build_table(name, engine, group)
 
 
 def _build_table(name: str, engine: str, group: Sequence[tuple[Verdict, Score]]) -> Table:
-    metrics = list(group[0][0].numbers or {})
+    published_rows = read_rows(name)
+    metrics = [metric for metric in _METRICS if metric in published_rows[0]]
     head = ["published row"]
     for metric in metrics:
         head += [f"paper's {metric}", f"our {metric}", "difference"]
     rows = []
-    for published in read_rows(name):
+    for published in published_rows:
         scores = [score for verdict, score in group if verdict.row == published]
         cells = [_label(published)]
         for metric in metrics:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from pretrain.common.config.yaml_io import flatten
 from pretrain.common.run.metrics import read_metrics
 
 from .document import Table
-from .files import Run, shorten_names
+from .files import Run, read_environment, shorten_names
 from .seeds import format_mean
 
 _NOTES = [
@@ -27,12 +26,10 @@ def build_tables(runs: Sequence[Run]) -> Iterable[Table]:
     names = shorten_names([run.folder for run in runs])
     groups: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for run in runs:
-        config = dict(flatten(run.config))
-        path = run.folder / "environment.txt"
-        cost = compute_cost(read_metrics(run.folder), config.get("SOLVER.IMS_PER_BATCH", 0))
+        cost = compute_cost(read_metrics(run.folder), run.config.get("SOLVER.IMS_PER_BATCH", 0))
         if cost:
-            environment = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-            machine = _format_machine(environment, "cpu" in (config.get("DEVICE"), config.get("MODEL.DEVICE")))
+            on_cpu = "cpu" in (run.config.get("DEVICE"), run.config.get("MODEL.DEVICE"))
+            machine = _format_machine(read_environment(run.folder), on_cpu)
             name = re.sub(r"_seed=[^/]*", "", names[run.folder])
             groups.setdefault((name, machine), []).append(cost)
     rows = []
@@ -59,10 +56,12 @@ def compute_cost(lines: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[f
     return median(speeds), seconds / 3600, max(line.get("max_memory_mib", 0) for line in timed)
 
 
-def _format_machine(environment: str, on_cpu: bool) -> str:
+def _format_machine(starts: Iterable[Mapping[str, str]], on_cpu: bool) -> str:
     """Return the devices of every start without repetitions: ``2 x NVIDIA H200``, ``64 CPUs``."""
     machines: dict[str, None] = {}
-    for cpus, devices in re.findall(r"^host: .*, (\d+ CPUs)\)\ndevices: (.*)$", environment, re.MULTILINE):
-        gpus = {} if on_cpu or devices == "cpu" else Counter(devices.split(", "))
-        machines |= dict.fromkeys([f"{count} x {name}" for name, count in gpus.items()] or [cpus])
-    return ", ".join(machines) or "-"
+    for start in starts:
+        if on_cpu or start.get("devices", "cpu") == "cpu":
+            machines[start.get("host", "").rpartition(", ")[2].rstrip(")")] = None
+        else:
+            machines |= {f"{count} x {name}": None for name, count in Counter(start["devices"].split(", ")).items()}
+    return ", ".join(filter(None, machines)) or "-"

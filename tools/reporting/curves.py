@@ -10,7 +10,7 @@ from typing import Any
 from pretrain.common.run.metrics import read_metrics
 
 from .document import Report
-from .files import Plan, shorten_names
+from .files import shorten_names
 
 _TITLES = {  # metric -> title of its panel; panels have this order
     "loss": "loss",
@@ -42,37 +42,22 @@ Curves = dict[str, list[tuple[str, Points]]]  # title of a panel -> its lines: n
 def draw_curves(report: Report) -> dict[str, str]:
     """Map titles to SVG: one figure per stage of a pipeline or sweep, and one per stage of the other runs."""
     plans = report.collection.plans
-    planned: set[Path] = set()
-    stages: dict[str, list[tuple[str, Path]]] = {}
+    runs: list[tuple[str, str, Path]] = []  # title of the figure, name of the line, folder
     for plan in plans:
-        planned |= set(plan.stages)
-        for stage, runs in sorted(_group_by_stage(plan).items(), key=lambda item: item[0] != "pretrain"):
-            stages[f"{plan.folder.name}: {stage}" if len(plans) > 1 else stage] = runs
+        prefix = f"{plan.folder.name}: " if len(plans) > 1 else ""
+        for folder, (branch, stage) in sorted(plan.stages.items(), key=lambda item: item[1][1] != "pretrain"):
+            runs.append((prefix + stage, branch, folder))  # also if it is not finished
+    planned = [folder for plan in plans for folder in plan.stages]
     single = {run.folder: str(run.results.get("stage")) for run in report.collection.runs if run.folder not in planned}
     names = shorten_names(list(single))
-    for folder, stage in single.items():
-        stages.setdefault(f"{stage} (single runs)" if planned else stage, []).append((names[folder], folder))
-    curves = {title: read_curves(runs) for title, runs in stages.items()}
-    return {title: _draw_svg(panels) for title, panels in curves.items() if panels}
-
-
-def _group_by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
-    """Map ``mask`` to the branch, without its seed, and the folder of each of its runs, finished or not."""
-    stages: dict[str, list[tuple[str, Path]]] = {}
-    for folder, key in plan.stages.items():
-        branch, _, stage = key.partition("/")
-        stages.setdefault(stage, []).append((branch.partition("_seed=")[0], folder))
-    return stages
-
-
-def read_curves(runs: Iterable[tuple[str, Path]]) -> Curves:
-    """Read the lines of named run folders; single points are dropped."""
-    curves: Curves = {}
-    for name, folder in runs:
-        for title, points in collect_points(read_metrics(folder)).items():
+    suffix = " (single runs)" if planned else ""
+    runs += [(stage + suffix, names[folder], folder) for folder, stage in single.items()]
+    figures: dict[str, Curves] = {}
+    for figure, name, folder in runs:
+        for panel, points in collect_points(read_metrics(folder)).items():
             if len(points) > 1:
-                curves.setdefault(title, []).append((name, points))
-    return curves
+                figures.setdefault(figure, {}).setdefault(panel, []).append((name, points))
+    return {title: _draw_svg(curves) for title, curves in figures.items()}
 
 
 def collect_points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:

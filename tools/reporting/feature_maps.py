@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write
@@ -18,15 +18,7 @@ from .files import Plan
 from .runs import Score
 
 _MAX_CLASSES = 20  # with more, colors repeat and there is no legend
-
-
-class FeatureMap(NamedTuple):
-    """Positions of the validation images of one branch, the names of their classes, and kNN's top-1 or None."""
-
-    x: list[float]
-    y: list[float]
-    labels: list[str]
-    knn: float | None
+Points = dict[str, list[tuple[float, float]]]  # class -> positions of its validation images
 
 
 def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure | None:
@@ -38,70 +30,60 @@ def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure
     Raises:
         UserError: a map cannot be read, or the figure cannot be written.
     """
-    top1: dict[Path, float | None] = {}
-    for score in scores:
-        if score.stage == "knn":
-            top1.setdefault(score.folder.parent, score.metrics["top1"])
-    maps: dict[str, FeatureMap] = {}
-    for folder, key in plan.stages.items():
-        branch, _, stage = key.partition("/")
-        name = branch.partition("_seed=")[0]
+    maps: dict[str, Points] = {}
+    top1: dict[str, float | None] = {}
+    for folder, (branch, stage) in plan.stages.items():
         is_map = stage.partition("_")[0] == "embedding"
-        if is_map and (folder / "results.json").is_file() and name not in maps:
-            maps[name] = _read_map(folder / "embedding.csv", top1.get(folder.parent))
+        if is_map and (folder / "results.json").is_file() and branch not in maps:
+            maps[branch] = _read_map(folder / "embedding.csv")
+            knn = (score for score in scores if score.stage == "knn" and score.folder.parent == folder.parent)
+            top1[branch] = next((score.metrics["top1"] for score in knn), None)
     if not maps:
         return None
     image = io.BytesIO()
-    _draw(maps).savefig(image, format="png", dpi=110)
+    _draw(maps, top1).savefig(image, format="png", dpi=110)
     atomic_write(file, image.getvalue())
     note = (
         "Each point is a validation image; its color is its class. t-SNE places images next to each other if their "
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    return Figure(
-        f"Features of validation images in {plan.folder.name}", [note], f"features of {', '.join(maps)}", file
-    )
+    title = f"Features of validation images in {plan.folder.name}"
+    return Figure(title, [note], f"features of {', '.join(maps)}", file)
 
 
-def _read_map(file: Path, knn: float | None) -> FeatureMap:
+def _read_map(file: Path) -> Points:
+    points: Points = {}
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-        x = [float(row["x"]) for row in rows]
-        y = [float(row["y"]) for row in rows]
-        return FeatureMap(x, y, [row["label"] for row in rows], knn)
+            for row in csv.DictReader(lines):
+                points.setdefault(row["label"], []).append((float(row["x"]), float(row["y"])))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
+    return points
 
 
-def _draw(maps: Mapping[str, FeatureMap]) -> Any:
+def _draw(maps: Mapping[str, Points], top1: Mapping[str, float | None]) -> Any:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     warnings.filterwarnings("ignore", "Glyph")  # one warning per character that the font lacks
-    classes = sorted({label for feature_map in maps.values() for label in feature_map.labels})
+    classes = sorted({label for points in maps.values() for label in points})
     palette = colormaps["tab20" if len(classes) > 10 else "tab10"]
-    colors = {label: palette(number % palette.N) for number, label in enumerate(classes)}
     columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, (name, feature_map) in zip(panels, maps.items(), strict=False):
-        panel.scatter(feature_map.x, feature_map.y, s=7, color=[colors[label] for label in feature_map.labels])
+    for panel, (name, points) in zip(panels, maps.items(), strict=False):
+        for label in sorted(points):
+            color = palette(classes.index(label) % palette.N)
+            panel.scatter(*zip(*points[label], strict=True), s=7, color=color, label=figure_text(label))
         panel.set(xticks=[], yticks=[], title=figure_text(textwrap.shorten(name, 40, placeholder="...")))
-        panel.set_xlabel("" if feature_map.knn is None else f"kNN top-1: {feature_map.knn:.1f}%")
+        panel.set_xlabel("" if top1[name] is None else f"kNN top-1: {top1[name]:.1f}%")
     for panel in panels[len(maps) :]:
         panel.set_visible(False)
     if len(classes) <= _MAX_CLASSES:
-        marks = [panels[0].scatter([], [], s=20, color=color) for color in colors.values()]
-        names = [figure_text(label) for label in colors]
-        figure.legend(
-            marks,
-            names,
-            loc="outside lower center",
-            ncols=min(len(names), 3 * columns + 1),
-            frameon=False,
-            handletextpad=0.1,
-        )
+        marks, names = panels[0].get_legend_handles_labels()
+        options = {"ncols": min(len(names), 3 * columns + 1), "markerscale": 1.7, "handletextpad": 0.1}
+        figure.legend(marks, names, loc="outside lower center", frameon=False, **options)
     return figure

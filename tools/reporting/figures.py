@@ -65,9 +65,8 @@ def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple
     groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
     for plan in collection.plans:
         for score in (score for score in scores if score.folder in plan.stages):
-            branch, _, detector = plan.stages[score.folder].partition("/")
-            group = groups.setdefault((plan.folder, detector, score.test), {})
-            group.setdefault(branch.partition("_seed=")[0], score)
+            branch, detector = plan.stages[score.folder]
+            groups.setdefault((plan.folder, detector, score.test), {}).setdefault(branch, score)
     return groups
 
 

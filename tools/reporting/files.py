@@ -6,21 +6,22 @@ A results.json or config.yaml that cannot be read is named in one line and never
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.config.yaml_io import parse_yaml
+from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import read_json
+from pretrain.common.files import existing_file, read_json
 from tools.launcher.records import files_below
 from tools.launcher.spec import read_fingerprint
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder (absolute), its results.json, and its config.yaml as nested sections ({} if there is none)."""
+    """A run folder (absolute), its results.json, and the keys of its config.yaml ({} if there is none)."""
 
     folder: Path
     results: dict[str, Any]
@@ -29,10 +30,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """A pipeline or sweep; ``stages`` maps run folders to keys such as ``jcl/mask``."""
+    """A pipeline or sweep; ``stages`` maps run folders to branch, without its seed, and stage: ``("jcl", "mask")``."""
 
     folder: Path
-    stages: dict[Path, str]
+    stages: dict[Path, tuple[str, str]]
 
 
 @dataclass
@@ -52,25 +53,47 @@ def find_runs(folders: Sequence[Path]) -> Collection:
         UserError: a folder does not exist, or a record of the launcher is damaged.
     """
     collection = Collection()
-    files: dict[Path, None] = {}
+    run_folders: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"))
-    for path in files:
-        if path.name != "results.json":
-            _add_plan(path, collection)
-    planned = [folder for plan in collection.plans for folder in plan.stages]
-    position = {folder: index for index, folder in enumerate(planned)}
-    results = [path for path in files if path.name == "results.json"]
-    for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
+        root = Path(os.path.abspath(folder))
+        for path in files_below(root, "launch/pipeline.json", "results.json"):
+            if path.name == "results.json":
+                run_folders[path.parent] = None
+            elif path.parents[1] not in [plan.folder for plan in collection.plans]:
+                _add_plan(path, collection)
+    planned = [folder for plan in collection.plans for folder in plan.stages if folder in run_folders]
+    for folder in dict.fromkeys([*planned, *run_folders]):
         try:
-            content = read_json(path)
-            config = _read_config(path.parent / "config.yaml", collection.unreadable)
-            collection.runs.append(Run(path.parent, content, config))
+            results = read_json(folder / "results.json")
         except UserError as error:
             collection.unreadable.append(str(error))
+            continue
+        config: dict[str, Any] = {}
+        try:
+            config = read_config(folder) if (folder / "config.yaml").exists() else {}
+        except UserError as error:
+            collection.unreadable.append(f"{error}; the protocol of this run is unknown")
+        collection.runs.append(Run(folder, results, config))
     return collection
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the keys of a run's config.yaml, ``{"SOLVER.EPOCHS": 200, ...}``; raise UserError if it is damaged."""
+    path = existing_file(run / "config.yaml", "config of a run")
+    try:
+        return dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def read_environment(run: Path) -> list[dict[str, str]]:
+    """Return what environment.txt records of each start of a run, the last one at the end; one empty record if none."""
+    path = run / "environment.txt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    starts = text.rstrip().split("\n\n")
+    return [dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", start, re.MULTILINE)) for start in starts]
 
 
 def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
@@ -82,23 +105,16 @@ def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
     return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
-def _read_config(path: Path, unreadable: list[str]) -> dict[str, Any]:
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        unreadable.append(f"{path}: {error}; the protocol of this run is unknown")
-        return {}
-
-
 def _add_plan(path: Path, collection: Collection) -> None:
     """Add the pipeline or sweep of a record, even if its folder was moved."""
     plan_folder = path.parents[1]
-    stages: dict[Path, str] = {}
+    stages: dict[Path, tuple[str, str]] = {}
     incomplete: list[str] = []
     for stage in read_json(path)["stages"]:
         moved = plan_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
-        stages[folder] = stage["key"]
+        branch, _, name = stage["key"].partition("/")
+        stages[folder] = branch.partition("_seed=")[0], name
         if read_fingerprint(folder) != stage["fingerprint"]:
             incomplete.append(stage["key"])
     collection.plans.append(Plan(plan_folder, stages))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fvcore.common.config import CfgNode
@@ -22,82 +22,72 @@ from .runs import FREE_IN_TRANSFER, Origin, Score, normalize_protocol
 FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
 _DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
-Numbers = dict[str, float | None]
+_Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a score differs from its recipes
 
 
 class Verdict(NamedTuple):
     """Whether a run is comparable to a published result.
 
     Attributes:
-        numbers: the paper's numbers; None if the run is not comparable.
         table: ``JCL (Cai et al. 2020), Table 1``; empty if the run is unrelated to any row.
-        reason: why the run is not comparable.
-        row: the row of the table, if the run is comparable.
+        reason: why the run is not comparable to the row that it differs least from.
+        row: the row of the table, with the paper's numbers, if the run is comparable.
     """
 
-    numbers: Numbers | None = None
     table: str = ""
     reason: str = ""
     row: Mapping[str, str] | None = None
 
 
 def find_published(score: Score) -> Verdict:
-    """Find the published numbers of a linear probe or a detector."""
+    """Find the row of a published table that a linear probe or a detector differs least from."""
+    candidates: list[_Candidate] = []
     if score.stage == "linear":
-        return _find_linear_row(score)
-    if score.stage == "transfer" and not score.evaluated_only:
-        return _find_detection_row(score)
-    return Verdict()
+        candidates += _compare_with_linear_rows(score)
+    elif score.stage == "transfer" and not score.evaluated_only:
+        candidates += _compare_with_detection_rows(score)
+    if not candidates:
+        return Verdict()
+    table, row, reasons = min(candidates, key=lambda candidate: len(candidate[2]))
+    more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    return Verdict(table, "; ".join(reasons[:3]) + more, None if reasons else row)
 
 
-def _find_linear_row(score: Score) -> Verdict:
-    """Find top1 and top5 in the row whose recipe differs least from the run's config."""
+def _compare_with_linear_rows(score: Score) -> Iterator[_Candidate]:
+    """Yield the rows of the score's method, architecture and data."""
     config = score.origin.config
-    verdict = Verdict()
-    fewest_reasons = math.inf
-    for table, row in _list_linear_rows():
+    for table, row in _list_rows(FOLDER.glob("*_linear.csv")):
+        if not (row["pretrain"] and row["top1"]):
+            continue
         recipe = _load_pretrain_recipe(row["pretrain"], row["overrides"])
         if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):
             continue
         test, protocol = _load_probe_recipe(row["pretrain"], row["overrides"], row["linear"])
-        reasons = [score.origin.altered] if score.origin.altered else []
-        reasons += _list_pretraining_differences(config, recipe)
-        reasons += _list_differences({"scored on": score.test}, {"scored on": test}, "linear ")
-        reasons += _list_differences(score.protocol, protocol, "linear ")
-        if len(reasons) < fewest_reasons:
-            verdict = _build_verdict(table, row, ("top1", "top5"), reasons)
-            fewest_reasons = len(reasons)
-    return verdict
+        reasons = _list_pretraining_differences(score.origin, recipe)
+        settings = {"scored on": score.test, **score.protocol}
+        yield table, row, reasons + _list_differences(settings, {"scored on": test, **protocol}, "linear ")
 
 
-def _find_detection_row(score: Score) -> Verdict:
-    """Find AP, AP50, AP75 in JCL's Table 2 or MoCo's VOC table, of the task that it reports for this detector."""
-    origin = score.origin
-    for table, row in ((table, row) for table, rows in map(read_table, _DETECTION) for row in rows):
-        if not row["AP"] or row["task"] != TASKS[score.detector] or not _is_initialized_from(origin, row["pretrain"]):
+def _compare_with_detection_rows(score: Score) -> Iterator[_Candidate]:
+    """Yield the rows of the score's initialization, backbone and data, and of the task reported for its detector."""
+    for table, row in _list_rows(_DETECTION):
+        is_task = row["AP"] and row["task"] == TASKS[score.detector]
+        if not is_task or not _is_initialized_from(score.origin, row["pretrain"]):
             continue
         recipe, test = _load_transfer_recipe(row["recipe"], row["overrides"])
         if any(score.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
             continue
-        reasons = [origin.altered] if origin.altered else []
-        if row["pretrain"].endswith(".yaml"):
-            reasons += _list_pretraining_differences(origin.config, _load_pretrain_recipe(row["pretrain"]))
-        reasons += _list_differences({"test": score.test}, {"test": test})
-        reasons += _list_differences(score.protocol, recipe)
-        return _build_verdict(table, row, ("AP", "AP50", "AP75"), reasons)
-    return Verdict()
+        is_recipe = row["pretrain"].endswith(".yaml")
+        reasons = _list_pretraining_differences(
+            score.origin, _load_pretrain_recipe(row["pretrain"]) if is_recipe else {}
+        )
+        settings = {"test": score.test, **score.protocol}
+        yield table, row, reasons + _list_differences(settings, {"test": test, **recipe})
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
     """Return all rows of the published table with this name, as they are in verdicts."""
-    return next(rows for table, rows in map(read_table, sorted(FOLDER.glob("*.csv"))) if table == name)
-
-
-def _build_verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
-    if not reasons:
-        return Verdict({name: float(row[name]) if row[name] else None for name in names}, table, row=row)
-    more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    return Verdict(None, table, "; ".join(reasons[:3]) + more)
+    return [row for table, row in _list_rows(FOLDER.glob("*.csv")) if table == name]
 
 
 def _is_initialized_from(origin: Origin, pretrain: str) -> bool:
@@ -106,9 +96,11 @@ def _is_initialized_from(origin: Origin, pretrain: str) -> bool:
     return origin.config.get("METHOD.NAME") == _load_pretrain_recipe(pretrain)["METHOD.NAME"]
 
 
-def _list_pretraining_differences(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
+def _list_pretraining_differences(origin: Origin, recipe: Mapping[str, Any]) -> list[str]:
+    """Return why a backbone is not the result of a recipe, or ({}) of any finished pretraining."""
     free = (*pretraining.FREE_ON_RESUME, "SEED")
-    return _list_differences(config, {key: value for key, value in recipe.items() if not key.startswith(free)})
+    fixed = {key: value for key, value in recipe.items() if not key.startswith(free)}
+    return ([origin.altered] if origin.altered else []) + _list_differences(origin.config, fixed)
 
 
 def _list_differences(settings: Mapping[str, Any], recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -125,9 +117,10 @@ def _format_value(value: Any) -> str:
     return str(value) if isinstance(value, str) and value else json.dumps(value)
 
 
-def _list_linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
-    for table, rows in map(read_table, sorted(FOLDER.glob("*_linear.csv"))):
-        yield from ((table, row) for row in rows if row["pretrain"] and row["top1"])
+def _list_rows(files: Iterable[Path]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each row of published tables with the table's name."""
+    for table, rows in map(read_table, sorted(files)):
+        yield from ((table, row) for row in rows)
 
 
 @functools.cache

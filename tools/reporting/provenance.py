@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .compare import read_environment
 from .document import Report, Table
-from .files import shorten_names
+from .files import read_environment, shorten_names
 
 _HEAD = ["run", "stage", "made from", "last start", "host", "devices", "torch", "commit"]
 
@@ -18,7 +17,7 @@ def build_table(report: Report) -> Table:
     writers = {score.origin.sha256: names[score.folder] for score in pretrainings}
     rows = []
     for run in runs:
-        environment = read_environment(run.folder)
+        environment = read_environment(run.folder)[-1]
         origin = origins.get(run.folder)
         source = "" if origin is None or run.results.get("stage") == "pretrain" else origin.source or origin.method
         if source and origin and origin.sha256 in writers:

@@ -6,7 +6,7 @@ A protocol maps settings to values; two scores may share a column or a table onl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +133,10 @@ def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Orig
     # The folder is named only if the checkpoint itself was converted, without a conversion or fine-tuning in between.
     folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
     file = "/".join([*folder, _text(provenance.get("source"))])
-    return Origin(
-        method=method,
-        arch=_text(provenance.get("arch")),
-        data=data,
-        epochs=epochs,
-        seed=_text(config.get("SEED")),
-        source=f"{file} ({sha[:8]})" if sha else file,
-        sha256=sha,
-        config=config,
-        altered=", ".join(altered),
-    )
+    source = f"{file} ({sha[:8]})" if sha else file
+    arch = _text(provenance.get("arch"))
+    seed = _text(config.get("SEED"))
+    return Origin(method, arch, data, epochs, seed, source, sha, config, altered=", ".join(altered))
 
 
 def normalize_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
@@ -175,7 +168,7 @@ def _read_pretraining(run: Run) -> Score:
         "epoch": results["epochs"],
         "source_sha256": results["checkpoint_sha256"],
     }
-    origin = _build_origin(provenance, dict(flatten(run.config)))
+    origin = _build_origin(provenance, run.config)
     if "knn_top1" not in results["metrics"]:
         return Score(run.folder, "pretrain", origin)
     test, protocol = normalize_protocol("kNN", results["knn_protocol"])
@@ -193,8 +186,7 @@ def _read_probe(run: Run) -> Score:
 def _read_detections(run: Run) -> Iterable[Score]:
     """Yield one score per data set that the detector was evaluated on."""
     results = run.results
-    summary = results["protocol"]
-    engine = results["engine"]
+    origin = _read_detector_origin(results["weights"])
     # A config contains this project's own keys only where it sets them.
     config = OWN | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
@@ -204,16 +196,12 @@ def _read_detections(run: Run) -> Iterable[Score]:
             for task, values in tasks.items()
             for name, value in values.items()
         }
-        yield Score(
-            folder=run.folder,
-            stage="transfer",
-            origin=_read_detector_origin(results["weights"]),
-            test=test,
-            metrics=metrics,
-            protocol=protocol,
-            detector=summary["detector"],
-            engine=engine["name"],
-            headline=(*_describe_detector(results), f"{', '.join(summary['train'])} -> {test}"),
+        score = Score(run.folder, "transfer", origin, test, metrics, protocol)
+        yield replace(
+            score,
+            detector=results["protocol"]["detector"],
+            engine=results["engine"]["name"],
+            headline=(*_describe_detector(results), f"{', '.join(results['protocol']['train'])} -> {test}"),
             evaluated_only=results["iteration"] is None,
             predictions=results["predictions"].get(test, ""),
         )

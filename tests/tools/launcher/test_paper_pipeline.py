@@ -32,7 +32,8 @@ def published_top1(config: str) -> float | None:
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     test, settings = normalize_protocol("linear", build_protocol(cfg, "linear"))
     score = Score(Path(), "linear", origin, test, protocol=settings)
-    return (paper_tables.find_published(score).numbers or {}).get("top1")
+    row = paper_tables.find_published(score).row
+    return float(row["top1"]) if row else None
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ def test_nothing_to_report_is_said(tmp_path: Path):
     ("content", "message"),
     [
         ('{"stage": "transfer", "metr', " is not JSON (Unterminated string"),
-        ('{"stage": "transfer"}', " cannot be shown: it lacks 'protocol'"),
+        ('{"stage": "transfer"}', " cannot be shown: it lacks 'weights'"),
     ],
 )
 def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, content: str, message: str):

@@ -6,7 +6,6 @@ import html
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -106,38 +105,27 @@ def test_what_is_in_run_folders_is_text(source: str):
         assert any(place in text for text in words)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+@pytest.mark.parametrize("width", [400, 1280])
+def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], width: int):
+    """No error and no request to a network may occur in a window of this width."""
     api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make setup")
-    path = shutil.which("chromium")
+    messages: list[str] = []
     with api.sync_playwright() as playwright:
-        try:
-            opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root needs
+        try:  # root needs the option
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         except api.Error as error:
             pytest.skip(f"needs Chromium (apt-get install chromium): {str(error).splitlines()[0]}")
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(params=[400, 1280])
-def shown(request: pytest.FixtureRequest, browser: Any, written: tuple[Path, Path]) -> Iterator[Any]:
-    """Show the page in a window of this width; no error and no request to a network may occur."""
-    said: list[str] = []
-    page = browser.new_page(viewport={"width": request.param, "height": 900})
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else said.append(asked.url))
-    page.goto(written[0].as_uri())
-    yield page
-    assert said == []
-    page.close()
-
-
-def test_in_a_browser_nothing_is_broken_or_too_wide(shown: Any):
-    widths = shown.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(widths) > 2 and all(widths)
-    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    assert shown.evaluate("window.hacked === undefined")
-    ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
-    links = shown.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
-    assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda asked: None if asked.url[:5] in ("file:", "data:") else messages.append(asked.url))
+        page.goto(written[0].as_uri())
+        widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+        assert len(widths) > 2 and all(widths)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.evaluate("window.hacked === undefined")
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+        links = page.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
+        assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)
+        assert messages == []
+        browser.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from scipy import stats
 
 from pretrain.common.run.state import update_state
-from tests.tools.reporting.runs import render, write
+from tests.tools.reporting.runs import pipeline, render, write
 from tools.reporting.document import render_table
 from tools.reporting.seeds import Difference, build_table, difference, read_study
 
@@ -22,17 +21,11 @@ def detection(ap: float) -> dict[str, Any]:
     return {"stage": "transfer", "metrics": {"bbox": {"AP": ap}, "segm": {"AP": None}}}
 
 
-def pipeline(folder: Path, stages: list[str], baseline: str = "random") -> None:
-    branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
-    keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
-    record = [{"key": key, "folder": str(folder / key), "fingerprint": ""} for key in keys]
-    write(folder / "launch", {})
-    data = {"study": {"branches": branches, "baseline": baseline}, "stages": record}
-    (folder / "launch/pipeline.json").write_text(json.dumps(data))
-
-
 def study_in(folder: Path) -> Path:
-    pipeline(folder, ["mask_40", "knn", "mask_9", "distributions"])
+    branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
+    stages = ("mask_40", "knn", "mask_9", "distributions")
+    keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
+    pipeline(folder, *keys, study={"branches": branches, "baseline": "random"})
     for name, values in AP.items():
         for seed, ap in zip(SEEDS, values, strict=True):
             run = folder / f"{name}_seed={seed}"

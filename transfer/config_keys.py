@@ -10,7 +10,7 @@ import re
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.limits import Range
+from pretrain.common.config.limits import FLOAT32_PRECISION, Range
 from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
@@ -19,6 +19,7 @@ from .config import ALLOWED, MEANINGS, REJECTED, default_config, list_tasks
 
 LIMITS = {
     "DATALOADER.NUM_WORKERS": Range(),
+    "FLOAT32_PRECISION": FLOAT32_PRECISION,
     "SEED": Range(-1, 2**31 - 1),
     "SOLVER.ACCUMULATE": Range(1),
     "SOLVER.BASE_LR": Range(),
@@ -41,7 +42,7 @@ LIMITS = {
 
 
 def check_ranges(cfg: CfgNode) -> None:
-    """Check the numbers that a training and an evaluation read.
+    """Check the numbers and the precision that a training and an evaluation read.
 
     Raises:
         UserError: names the first key that is out of its range, or there is not one sigma per keypoint.

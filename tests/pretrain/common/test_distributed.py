@@ -175,6 +175,11 @@ def _take_turns(path: Path) -> None:
     dist.barrier()
 
 
+def test_a_single_process_keeps_its_rows_in_place():
+    rows = torch.ones(3, 2)
+    assert distributed.gather_uneven(rows) is rows
+
+
 def test_the_digest_of_the_code_covers_defaults_in_yaml(monkeypatch: pytest.MonkeyPatch):
     before = distributed.code_digest()
     read = Path.read_bytes

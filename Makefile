@@ -40,7 +40,8 @@ help:
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-detectron2  the ordinary tests that need Detectron2, and no others"
 	@echo "make gpu         on a machine with a GPU: the tests for it, then its speed and memory, in nine minutes, without a"
-	@echo "                 set-up: PYTHON=python3 make gpu runs in an environment that has the packages; OUTPUT=FILE"
+	@echo "                 set-up: PYTHON=python3 make gpu runs in an environment that has the packages; OUTPUT=FILE;"
+	@echo "                 without a GPU, tiny models on a simulated one"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
@@ -102,13 +103,15 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
 # A GPU may be lent for minutes: the tests get four of nine, and the measurements the others, whether or not a test failed.
-# No set-up: such a machine may have another environment, and no internet.
+# No set-up: such a machine may have another environment, and no internet. Without a GPU, both run on a simulated one.
 gpu: OUTPUT ?= docs/benchmarks/gpu_new.json
 gpu: GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 gpu:
-	@status=0; SECONDS=0; \
-	timeout --signal INT --kill-after 20 240 $(GPU_PYTHON) -m pytest -m 'gpu and not slow' tests/test_gpu.py || status=$$?; \
-	$(GPU_PYTHON) tools/benchmark.py gpu --seconds $$((540 - SECONDS)) --output $(OUTPUT) || status=$$?; \
+	@status=0; SECONDS=0; limit=240; benchmark="tools/benchmark.py gpu --output $(OUTPUT)"; \
+	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	    { limit=3600; benchmark="-m tests.simulated_device tools/benchmark.py gpu --small"; }; \
+	timeout --signal INT --kill-after 20 $$limit $(GPU_PYTHON) -m pytest -m 'gpu and not slow' tests/test_gpu.py || status=$$?; \
+	$(GPU_PYTHON) $$benchmark --seconds $$((300 + limit - SECONDS)) || status=$$?; \
 	exit $$status
 
 # In a separate environment: `.venv` keeps the versions of the lock file.

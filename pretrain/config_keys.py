@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .common.config import extensions
-from .common.config.limits import ABOVE_0, AT_LEAST_0, FRACTION, Choice, Range
+from .common.config.limits import ABOVE_0, AT_LEAST_0, FLOAT32_PRECISION, FRACTION, Choice, Range
 from .common.config.overrides import Key
 from .common.config.yaml_io import expected_type
 from .data.recipes import RECIPES
@@ -119,7 +119,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "IMPORTED": ("", None, "digest of your own modules, if METHOD.NAME or VIEWS are from there; set by each run"),
         # seed * 1_000_003 + step must fit in 64 bits
         "SEED": (0, Range(high=(1 << 32) - 1), "seed of weights, order and augmentation"),
-        "FLOAT32_PRECISION": ("", Choice(("", "highest", "high", "medium")), _FLOAT32_MEANING),
+        "FLOAT32_PRECISION": ("", FLOAT32_PRECISION, _FLOAT32_MEANING),
         "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
     }
 

@@ -2,15 +2,22 @@
 
 Its tensors hold their numbers on the CPU, but call themselves tensors of the device "sim". As with CUDA, an operation
 on tensors of both devices is an error, and so is reading one without copying it. Each operation that would make the
-host wait for the device is counted at the line that asked for it. Kernels, streams, half precision and nccl are not
-simulated.
+host wait for the device is counted at the line that asked for it. Autocast casts the inputs of convolutions, matrix
+products and torchvision's operations; ranks communicate by gloo. Kernels, streams, memory and nccl are not simulated.
+
+    python -m tests.simulated_device tools/benchmark.py gpu --small
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
+import multiprocessing
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,9 @@ import torchvision  # noqa: F401  (its operators)
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from pretrain.common import distributed
+from transfer import distributed as transfer_distributed
 
 aten = torch.ops.aten
 _COPIES = {aten.copy_.default, aten._to_copy.default}
@@ -39,7 +49,11 @@ _WAITS = {  # the size or the value of what they return must reach the host
     aten.equal.default,
     torch.ops.torchvision.nms.default,
 }
+_PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm)
+_HALF = [aten.conv2d.default, aten.conv_transpose2d.input, *(product.default for product in _PRODUCTS)]  # of autocast
+_FLOAT32 = [torch.ops.torchvision.roi_align.default, torch.ops.torchvision.nms.default]
 _ROOT = Path(__file__).parents[1]
+_libraries: list[torch.library.Library] = []  # registered as long as they exist
 
 
 class DeviceTensor(torch.Tensor):
@@ -63,6 +77,9 @@ class DeviceTensor(torch.Tensor):
         raise TypeError("can't convert a tensor of the device to numpy; copy it to the CPU first")
 
     __array__ = numpy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # in a file it is a tensor of the CPU
+        return self.host.__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -105,6 +122,40 @@ def register() -> None:
             return [torch.float16, torch.bfloat16]
 
     _setup_privateuseone_for_python_backend("sim", backend_module=Backend())
+    libraries = {
+        name: torch.library.Library(name, "IMPL", "AutocastPrivateUse1") for name in ("aten", "torchvision", "_")
+    }
+    libraries["_"].fallback(torch.library.fallthrough_kernel)
+    for operations, is_half in ((_HALF, True), (_FLOAT32, False)):
+        for operation in operations:
+            libraries[operation.namespace].impl(operation, functools.partial(_run_in_precision, operation, is_half))
+    _libraries.extend(libraries.values())
+
+
+def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
+    keys: Any = torch._C.DispatchKey  # whose stubs lack one
+    dtype = torch.get_autocast_dtype("sim") if is_half else torch.float32
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(keys.AutocastPrivateUse1)):
+        return operation(*(x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args))
+
+
+def become_device() -> SimulatedDevice:
+    """Makes it the device of both stages wherever a config does not choose the CPU, for the rest of this process."""
+    register()
+    distributed.init = transfer_distributed.join = functools.partial(_init, distributed.init)
+    return SimulatedDevice().__enter__()
+
+
+def _init(join_ranks: Callable[[str, str], torch.device], name: str = "auto", key: str = "DEVICE") -> torch.device:
+    host = join_ranks("cpu", key)
+    return host if name == "cpu" else torch.device("sim:0")
+
+
+@contextlib.contextmanager
+def start_process(prepare: Callable[[], object]) -> Iterator[Callable]:
+    """A process for what only one with the device can do: yields what calls a function there."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any], waits: collections.Counter | None) -> Any:
@@ -128,7 +179,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], waits: collections.Counte
     if wanted is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
     host_args, host_kwargs = tree_map_only(DeviceTensor, lambda x: x.host, (args, kwargs))
-    found = func(*host_args, **host_kwargs)
+    found = _SYNC_BN.get(func, func)(*host_args, **host_kwargs)
     if torch.Tag.inplace_view in func.tags:  # unsqueeze_ and its like change the shape, so the outer tensor's too
         with no_dispatch():
             func(*args, **kwargs)
@@ -138,6 +189,53 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], waits: collections.Counte
     if isinstance(args[0] if args else None, torch.Tensor) and not isinstance(args[0], DeviceTensor) and wanted is None:
         return args[0] if found is args[0] else tree_map_only(torch.Tensor, DeviceTensor, found)
     return tree_map_only(torch.Tensor, lambda x: same[id(x)] if id(x) in same else DeviceTensor(x), found)
+
+
+# SyncBN's kernels, which torch has on GPUs only. C: channels, R: ranks.
+
+
+def _bn_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    var_C, mean_C = torch.var_mean(x, [0, 2, 3], correction=0)
+    return mean_C, (var_C + eps).rsqrt()
+
+
+def _bn_gather(_x, mean_RC, invstd_RC, running_mean_C, running_var_C, momentum, eps, count_R):
+    total = count_R.sum()
+    fraction_R1 = (count_R / total)[:, None]
+    mean_C = (fraction_R1 * mean_RC).sum(0)
+    var_C = (fraction_R1 * (invstd_RC**-2 - eps + (mean_RC - mean_C) ** 2)).sum(0)
+    running_mean_C.lerp_(mean_C, momentum)
+    running_var_C.lerp_(var_C * total / (total - 1), momentum)
+    return mean_C, (var_C + eps).rsqrt()
+
+
+def _bn_apply(x, weight_C, bias_C, mean_C, invstd_C, eps):
+    return torch.addcmul(_by_channel(bias_C), x - _by_channel(mean_C), _by_channel(invstd_C * weight_C))
+
+
+def _bn_backward_reduce(dy, x, mean_C, invstd_C, *_: Any):
+    sum_C = dy.sum([0, 2, 3])
+    product_C = (dy * (x - _by_channel(mean_C))).sum([0, 2, 3])
+    return sum_C, product_C, product_C * invstd_C, sum_C
+
+
+def _bn_backward_apply(dy, x, mean_C, invstd_C, weight_C, sum_C, product_C, count_R):
+    centered = x - _by_channel(mean_C)
+    correction = (_by_channel(sum_C) + centered * _by_channel(invstd_C**2 * product_C)) / count_R.sum()
+    return (dy - correction) * _by_channel(invstd_C * weight_C)
+
+
+def _by_channel(x_C: torch.Tensor) -> torch.Tensor:
+    return x_C[:, None, None]
+
+
+_SYNC_BN = {
+    aten.batch_norm_stats.default: _bn_stats,
+    aten.batch_norm_gather_stats_with_counts.default: _bn_gather,
+    aten.batch_norm_elemt.default: _bn_apply,
+    aten.batch_norm_backward_reduce.default: _bn_backward_reduce,
+    aten.batch_norm_backward_elemt.default: _bn_backward_apply,
+}
 
 
 def _wait(func: Any, args: Any, kwargs: dict[str, Any], others: Sequence[torch.Tensor]) -> str:
@@ -173,3 +271,11 @@ def _caller() -> str:
             return f"{path.relative_to(_ROOT)}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
+
+
+if __name__ == "__main__":
+    from tests import simulated_device  # this file's own classes would be others
+
+    simulated_device.become_device()
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")

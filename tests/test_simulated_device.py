@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,8 @@ def _prepare() -> None:
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Callable]:
     """Calls a function in a separate process that has the device, whose name would stay for all other tests."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as pool:
-        yield lambda function, *args: pool.submit(function, *args).result()
+    with simulated_device.start_process(_prepare) as call:
+        yield call
 
 
 def _rules() -> None:

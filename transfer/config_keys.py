@@ -18,7 +18,7 @@ from .config import ALLOWED, LIMITS, MEANINGS, REJECTED, default_config, list_ta
 
 
 def check_ranges(cfg: CfgNode) -> None:
-    """Check the numbers that a training and an evaluation read.
+    """Check the numbers and the precision that a training and an evaluation read.
 
     Raises:
         UserError: names the first key that is out of its range, or there is not one sigma per keypoint.

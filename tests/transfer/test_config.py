@@ -41,6 +41,7 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
 REFUSALS = [  # a key of each kind of check, its value, and what else the refusal names
     ("SOLVER.IMS_PER_BATCH", "0", "at least 1"),
     ("SOLVER.MOMENTUM", "1.5", "at most 1"),
+    ("FLOAT32_PRECISION", "tf32", "highest"),
     ("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "-1.0", "at least 0"),  # would turn gradients around
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 from tabulate import tabulate
 from torch import nn
 
+from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         UserError: Detectron2 is not installed, or the torchvision engine does not support a key.
     """
     cfg = load_config(args.config_file, args.opts)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = distributed.init()
     cfg.MODEL.DEVICE = device.type
     batch = draw_batch(args.images, args.side, cfg)
     model, step = build_torchvision_step(cfg, batch)

@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     start = time.monotonic()
     if not torch.cuda.is_available() and not args.small:
-        raise UserError("torch sees no CUDA device; check nvidia-smi, or add --small to try the command on the CPU")
-    torch.backends.cudnn.benchmark = torch.cuda.is_available()  # as in training
+        raise UserError("torch sees no CUDA device; check nvidia-smi, or add --small to try the command without one")
     numbers: dict[str, Any] = {**describe_gpu(), **describe_environment([], torch.get_num_threads())}
     numbers |= {"small": args.small, "rows": {}}
     rows = gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 import transfer.config
+from pretrain.common import distributed
+from pretrain.common.device import autocast, set_float32_precision
 from pretrain.common.run.folder import usable_cores
 from pretrain.config import load_config
 from pretrain.data import datasets
@@ -146,7 +148,7 @@ def _detection_row(engine: str, precision: str, sizes: Sizes) -> Row:
 def _measure_pretraining(
     recipe: str, precision: str, words: tuple[str, ...], overrides: tuple[str, ...], seconds: float
 ) -> dict[str, Any]:
-    _allow_tf32(precision != "float32")
+    set_float32_precision("highest" if precision == "float32" else "high")
     flops = _count_flops(recipe, words)
     step, images = _build_pretraining_step(recipe, (*words, *overrides))
     result = _measure_steps(step, images, seconds)
@@ -164,7 +166,7 @@ def _count_flops(recipe: str, words: tuple[str, ...]) -> int:
 def _build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callable[[], object], int]:
     """Return a step that trains on views in the host's memory, and the number of its images."""
     cfg = load_config(ROOT / f"configs/pretrain/{recipe}.yaml", list(words))
-    device = _device()
+    device = distributed.init()
     size = cfg.VIEWS.IMAGE_SIZE
     images = cfg.SOLVER.IMS_PER_BATCH
     shape = (1 + cfg.METHOD.NUM_KEYS, images, size, size, 3)  # as the loader makes them: channels side by side
@@ -184,23 +186,24 @@ def _train_step(state: TrainState, batch: Batch, device: torch.device) -> Tensor
 
 
 def _measure_detection(engine: str, precision: str, sizes: Sizes) -> dict[str, Any]:
-    _allow_tf32(True)
-    words = ["MODEL.DEVICE", _device().type, *sizes.detector]
+    set_float32_precision("high")
+    device = distributed.init().type
+    words = ["MODEL.DEVICE", device, *sizes.detector]
     cfg = transfer.config.load_config(ROOT / "configs/coco_mask_R50_FPN_1x.yaml", words)
     _, step = _ENGINES[engine](cfg, detection.draw_batch(sizes.detector_images, sizes.side, cfg))
-    with torch.autocast(_device().type, torch.bfloat16, enabled=precision == "bf16"):
+    with autocast("bf16" if precision == "bf16" else "none", device):
         return _measure_steps(step, sizes.detector_images, sizes.seconds)
 
 
 def _measure_losses(losses: dict[str, int]) -> dict[str, Any]:
-    _allow_tf32(False)  # the forms must agree
+    set_float32_precision("highest")  # the forms must agree
     numbers = objectives.run(argparse.Namespace(**losses))
     return {name: numbers[name] for name in ("sizes", "objectives")}
 
 
 def _measure_loading(sizes: Sizes) -> dict[str, Any]:
     """Measure JCL's views of photographs of 500 x 375 pixels, from files to the device, with up to 16 workers."""
-    device = _device()
+    device = distributed.init()
     workers = min(16, usable_cores())
     batch_size = min(64, sizes.files // 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -249,15 +252,6 @@ def _measure_steps(step: Callable[[], object], images: int, seconds: float) -> d
     }
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _allow_tf32(is_allowed: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = is_allowed
-    torch.backends.cudnn.allow_tf32 = is_allowed

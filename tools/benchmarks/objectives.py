@@ -15,6 +15,7 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from pretrain.common import distributed
 from pretrain.methods import METHODS
 from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_milliseconds, measure_peak_mib
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
     torch.set_num_threads(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = distributed.init()
     q_ND, keys_MND, queue_DK = _draw_vectors(args.queries, args.keys, args.dims, args.negatives, device)
     z_AD = _draw_vectors(args.anchors, 1, args.dims, 1, device)[0]
     index_A = torch.arange(args.anchors, device=device)

@@ -51,3 +51,4 @@ class Choice:
 AT_LEAST_0 = Range()
 ABOVE_0 = Range(above=True)
 FRACTION = Range(high=1)
+FLOAT32_PRECISION = Choice(("", "highest", "high", "medium"))

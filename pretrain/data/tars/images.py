@@ -61,30 +61,36 @@ class TarImages:
 
 
 def find_tars(pattern: str) -> list[str]:
-    """List, sorted, the tars that match a pattern such as ``/data/*.tar`` or ``/data/{000..146}.tar``.
+    """List the tars that match a pattern such as ``/data/*.tar`` or ``/{disk1,disk2}/data-{000..146}.tar``.
 
     Raises:
-        UserError: no tar matches, or a tar of the range is missing.
+        UserError: no tar matches, or a tar that the braces name is missing.
     """
-    pattern = os.path.expanduser(os.path.expandvars(pattern.strip()))
-    number = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
-    if number:
-        width = len(number[1])
-        names = [f"{i:0{width}}" for i in range(int(number[1]), int(number[2]) + 1)]
-        tars = [pattern[: number.start()] + name + pattern[number.end() :] for name in names]
-        if not tars:
-            raise UserError(f"{PREFIX}{pattern}: the range is empty; write the smaller number first")
-        missing = [tar for tar in tars if not os.path.isfile(tar)]
-        if missing:
-            count = f"{len(missing)} of {len(tars)} tars"
-            raise UserError(f"{PREFIX}{pattern}: {count} are missing: {shorten_list(missing)}")
-        return tars
-    paths = [pattern] if os.path.isfile(pattern) else glob(pattern)
-    tars = sorted(path for path in paths if os.path.isfile(path) and not path.endswith(INDEX_SUFFIX))
+    paths = _expand_braces(os.path.expanduser(os.path.expandvars(pattern.strip())))
+    matches = {path: [path] if os.path.isfile(path) else sorted(glob(path)) for path in paths}
+    tars = [
+        tar for names in matches.values() for tar in names if os.path.isfile(tar) and not tar.endswith(INDEX_SUFFIX)
+    ]
+    missing = [path for path, names in matches.items() if not names]
+    if missing and len(paths) > 1:
+        raise UserError(f"{PREFIX}{pattern}: {len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}")
     if not tars:
-        remedy = f"write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
-        raise UserError(f"no file matches {PREFIX}{pattern}; {remedy}")
-    return tars
+        raise UserError(
+            f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
+        )
+    return list(dict.fromkeys(tars))
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Return the patterns that a shell would make of ``{first..last}`` and ``{one,other}``."""
+    braces = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
+    if not braces:
+        return [pattern]
+    first, last, words = braces.groups()
+    parts = words.split(",") if words else [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
+    return [
+        path for part in parts for path in _expand_braces(pattern[: braces.start()] + part + pattern[braces.end() :])
+    ]
 
 
 def load_tars(pattern: str) -> ImageData:

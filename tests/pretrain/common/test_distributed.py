@@ -155,6 +155,11 @@ def _rank_0_decides() -> None:
         distributed.on_first_rank(lambda: _raise(OSError("the disk")))
 
 
+def test_a_single_process_keeps_its_rows_in_place():
+    rows = torch.ones(3, 2)
+    assert distributed.gather_uneven(rows) is rows
+
+
 def test_the_digest_of_the_code_covers_defaults_in_yaml(monkeypatch: pytest.MonkeyPatch):
     before = distributed.code_digest()
     read = Path.read_bytes

@@ -57,7 +57,7 @@ def test_shards_equal_the_unpacked_folder(tmp_path: Path, prefix: str):
     for number, part in enumerate((NAMES[:2], NAMES[2:])):
         pack(tmp_path / f"shard-{number:03}.tar", folder, [f"{prefix}{name}" for name in part])
     unpacked = load(f"folder:{folder}/{prefix}", "train")
-    for pattern in ("shard-*.tar", "shard-{000..001}.tar"):
+    for pattern in ("shard-*.tar", "shard-{000..001}.tar", "{s*d,shard}-00{0,1}.ta*"):
         packed = load(f"tar:{tmp_path}/{pattern}", "train")
         assert_same(packed, unpacked)
         assert packed.classes == ["n01", "n02"] and packed.image_name(0).endswith("n01/c/x.png")
@@ -129,7 +129,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
     refused(lambda: load(f"tar:{tmp_path}/empty.tar", "train"), "no images")
     refused(lambda: load(f"tar:{tmp_path}/none-*.tar", "train"), "no file matches")
     refused(lambda: load(f"tar:{tmp_path}/x-{{000..002}}.tar", "train"), "3 of 3 tars are missing", "x-001.tar")
-    refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "the range is empty")
+    refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "no file matches", "5..1")
 
 
 def test_what_a_tar_may_also_contain(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -90,7 +90,8 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                 file.write(json.dumps(record))
             earlier = [path for path in _list_owners(folder, of) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in earlier):
-                unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
+                prefix = f".{glob.escape(of)}." if of else "."  # with `of`, its companions, such as weights.pth.json
+                unfinished = folder.glob(f"{prefix}*{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
                 for path in (*earlier, *unfinished):
                     path.unlink(missing_ok=True)
                 return owner_file

@@ -81,12 +81,12 @@ class Applied(Exception):
     """Ends a stage once it has set the precision."""
 
 
-@pytest.mark.parametrize(("module", "main"), [(train, train.main), (stage, lambda cfg: knn.main(cfg, "random"))])
-def test_stages_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, main: Any) -> None:
+@pytest.mark.parametrize("main", [train.main, lambda cfg: knn.main(cfg, "random")])
+def test_stages_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
     def apply(precision: str) -> None:
         raise Applied(precision)
 
-    monkeypatch.setattr(module, "set_float32_precision", apply)
+    monkeypatch.setattr(stage, "set_float32_precision", apply)
     with pytest.raises(Applied, match="medium"):
         main(load_config(None, ["FLOAT32_PRECISION", "medium", "OUTPUT_DIR", str(tmp_path), "DEVICE", "cpu"]))
 

@@ -15,7 +15,7 @@ from pretrain.common.run.state import read_record
 from pretrain.common.weights.file import read
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
-from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
+from tests.test_docs import FINE_TUNING, PRETRAINING
 from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, submit_jobs, wait_for
 from tests.tools.launcher.test_slurm_slow import attempts, is_complete
 from tools.launcher import pipeline, stages
@@ -87,7 +87,7 @@ def test_pretraining_on_two_nodes_equals_one_process(
 
 
 SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps
-    "DATA": f"{DIGITS} datasets/digits",
+    "DATA": "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4 datasets/digits",
     "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
     "OVERRIDES": f"{PRETRAINING} METHOD.NUM_KEYS 2 MODEL.STEM imagenet MODEL.BN_GROUPS 4 SOLVER.MAX_STEPS 40 "
     "SOLVER.LOG_PERIOD 1 DATA.VAL folder:datasets/digits/images PROBE.KNN_K 5 DEVICE cpu",

@@ -154,6 +154,12 @@ def test_a_file_that_cannot_be_read_is_a_live_owners(tmp_path: Path, monkeypatch
 
 
 def test_one_file_of_a_folder(tmp_path: Path) -> None:
+    another = f".a[1].pth2.{uuid.uuid4().hex}.tmp.pth2"
+    for name in (f".a[1].pth.{uuid.uuid4().hex}.tmp.pth", f".a[1].pth.json.{uuid.uuid4().hex}.tmp.json", another):
+        (tmp_path / name).touch()
+    with lock.claim(tmp_path, "conversion", of="a[1].pth"):
+        assert another in _files(tmp_path) and len(_files(tmp_path)) == 2
+    (tmp_path / another).unlink()
     with lock.claim(tmp_path, "conversion", of="a[1].pth"), lock.claim(tmp_path, "conversion", of="b.pth"):
         refused(
             lambda: lock.claim(tmp_path, "conversion", of="a[1].pth").__enter__(), f"{tmp_path}/a[1].pth", "conversion"

@@ -136,7 +136,9 @@ def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
     keys: Any = torch._C.DispatchKey  # whose stubs lack one
     dtype = torch.get_autocast_dtype("sim") if is_half else torch.float32
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(keys.AutocastPrivateUse1)):
-        return operation(*(x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args))
+        cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+        result = operation(*cast)
+    return result.to(args[0].dtype) if operation == torch.ops.torchvision.roi_align.default else result
 
 
 def become_device() -> SimulatedDevice:

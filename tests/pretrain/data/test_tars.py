@@ -128,6 +128,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
         pass
     refused(lambda: load(f"tar:{tmp_path}/empty.tar", "train"), "no images")
     refused(lambda: load(f"tar:{tmp_path}/none-*.tar", "train"), "no file matches")
+    (tmp_path / "x-001.tar").symlink_to("nowhere")
     refused(lambda: load(f"tar:{tmp_path}/x-{{000..002}}.tar", "train"), "3 of 3 tars are missing", "x-001.tar")
     refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "no file matches", "5..1")
 

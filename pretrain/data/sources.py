@@ -51,7 +51,11 @@ class PackedNames:
         return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
 
     def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
+        text = self.text.tobytes()  # slicing bytes takes a third of the time of slicing arrays
+        start = 0
+        for end in self.ends.tolist():
+            yield os.fsdecode(text[start:end])
+            start = end
 
 
 class Files:

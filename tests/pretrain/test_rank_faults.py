@@ -110,11 +110,11 @@ GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR"
 
 
 def _until(images: Path, output: Path, last: int) -> None:
-    """Resumes the run and stops it after step ``last``."""
+    """Resumes the run and stops one of its ranks after step ``last``."""
     real = TrainingMonitor.step
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
-        if number >= last - (1 if torch.distributed.is_initialized() else 0):  # agreed on one step later
+        if distributed.rank() == 1 and number >= last - 1:  # the others stop with it, one step later
             interrupt.request_stop("enough")
         real(self, loss, number, *more)
 

@@ -99,6 +99,8 @@ class _RecordChecker:
         width, height, name = image["width"], image["height"], image["file_name"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
+        if not isinstance(name, str):
+            return f"file_name {short(name)} is not text"
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:

@@ -17,6 +17,7 @@ from detectron2.data import (
 )
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.samplers import RepeatFactorTrainingSampler
+from detectron2.data.transforms import ResizeShortestEdge
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
@@ -76,6 +77,16 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 
 detection_utils.read_image = read_image  # which every mapper calls
+_output_shape = ResizeShortestEdge.get_output_shape
+
+
+def get_output_shape(*sizes: int) -> tuple[int, int]:
+    """Return Detectron2's resized (height, width), at least one pixel each, which 3000 x 2 would not keep."""
+    height, width = _output_shape(*sizes)
+    return max(1, height), max(1, width)
+
+
+ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
 def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:

@@ -67,10 +67,9 @@ def find_tars(pattern: str) -> list[str]:
         UserError: no tar matches, or a tar that the braces name is missing.
     """
     paths = _expand_braces(os.path.expanduser(os.path.expandvars(pattern.strip())))
-    matches = {path: [path] if os.path.isfile(path) else sorted(glob(path)) for path in paths}
-    tars = [
-        tar for names in matches.values() for tar in names if os.path.isfile(tar) and not tar.endswith(INDEX_SUFFIX)
-    ]
+    # Of a link whose target is missing, glob returns the name.
+    matches = {path: [path] if os.path.isfile(path) else list(filter(os.path.isfile, glob(path))) for path in paths}
+    tars = [tar for names in matches.values() for tar in sorted(names) if not tar.endswith(INDEX_SUFFIX)]
     missing = [path for path, names in matches.items() if not names]
     if missing and len(paths) > 1:
         raise UserError(f"{PREFIX}{pattern}: {len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}")

@@ -57,8 +57,9 @@ class Entries:
 
     def take(self, positions: np.ndarray) -> Entries:
         """Return the entries at ``positions``, in that order."""
-        names = PackedNames.pack(self.names[index] for index in positions.tolist())
-        return Entries(names, self.offsets[positions], self.sizes[positions], self.labels[positions])
+        names = list(self.names)
+        packed_names = PackedNames.pack(names[index] for index in positions.tolist())
+        return Entries(packed_names, self.offsets[positions], self.sizes[positions], self.labels[positions])
 
 
 def open_index(tar: str) -> Entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import io
@@ -16,8 +17,10 @@ import pytest
 import torchvision.datasets.imagenet as torchvision_imagenet
 from scipy.io import savemat
 
+from pretrain.common import images
 from pretrain.data.datasets import load
 from pretrain.data.image_data import ImageData, MissingSplit
+from pretrain.data.tars import images as tar_images
 from pretrain.data.tars import index
 from tests.errors import refused
 from tests.pretrain.images import write_folder
@@ -128,6 +131,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
         pass
     refused(lambda: load(f"tar:{tmp_path}/empty.tar", "train"), "no images")
     refused(lambda: load(f"tar:{tmp_path}/none-*.tar", "train"), "no file matches")
+    (tmp_path / "x-001.tar").symlink_to("nowhere")
     refused(lambda: load(f"tar:{tmp_path}/x-{{000..002}}.tar", "train"), "3 of 3 tars are missing", "x-001.tar")
     refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "no file matches", "5..1")
 
@@ -159,6 +163,23 @@ def test_a_tar_that_changes_during_a_run_is_refused(tmp_path: Path):
     data = load(f"tar:{tar}", "train")
     os.truncate(tar, 600)
     refused(lambda: data.read(0), tar, "has changed")
+
+
+def test_a_tar_whose_handle_is_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = load(f"tar:{pack(tmp_path / 't.tar', write_folder(tmp_path, ['a.png']), ['a.png'])}", "train")
+    expected = data.read(0)
+    errors = [OSError(errno.ESTALE, "Stale file handle")]
+    pread = os.pread
+
+    def fail_once(*args: int) -> bytes:
+        if errors:
+            raise errors.pop()
+        return pread(*args)
+
+    monkeypatch.setattr(images, "_RETRY_AFTER_S", 0)
+    monkeypatch.setattr(tar_images.os, "pread", fail_once)
+    np.testing.assert_array_equal(data.read(0), expected)
+    assert not errors and tar_images._open_tar.cache_info()[:2] == (0, 1)  # no hit, one miss
 
 
 def test_links_are_named_and_splits_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -62,3 +62,7 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     refused(lambda: engine.run_on_test_set(nn.Identity(), records, list), path)
     batches = engine.load_training_data().batches(seed=5, start=0, workers=workers)
     refused(lambda: list(itertools.islice(batches, 9)), path)
+
+
+def test_a_thin_image_keeps_a_pixel():
+    assert data.ResizeShortestEdge.get_output_shape(2, 3000, 96, 128) == (1, 128)

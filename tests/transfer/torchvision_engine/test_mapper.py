@@ -48,6 +48,12 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
         mapper().read(gray | {"width": 5})
 
 
+def test_a_thin_image_keeps_a_pixel_of_its_shorter_side():
+    rng = np.random.default_rng(0)
+    for size, resized in (((2, 3000), (1, 128)), ((3000, 2), (128, 1)), ((20, 3000), (1, 128))):  # 0.85 is rounded
+        assert mapper().output_size(*size, rng) == resized
+
+
 def test_masks_of_rle_fit_their_boxes(tmp_path):
     records, *_ = load_coco(tiny_coco.write(tmp_path, rle=True), "")
     target = mapper(masks="bitmask")(records[0], (0, 0))["target"]

@@ -156,7 +156,7 @@ def _digest(root: Path) -> str:
 
 def _list_code(root: Path) -> list[Path]:
     files = [path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()]
-    return sorted(file for file in files if file.suffix != ".pyc")
+    return sorted(file for file in files if file.parent.name != "__pycache__")  # its files come and go
 
 
 @contextlib.contextmanager

@@ -120,10 +120,14 @@ def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluste
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
     assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
-    (tmp_path / "edited/tools").mkdir(parents=True)
-    (tmp_path / "edited/tools/a.py").write_text("edited")
+    edited = tmp_path / "edited/tools"
+    (edited / "__pycache__").mkdir(parents=True)
+    (edited / "__pycache__/a.cpython-311.pyc.140").write_text("which Python renames at any time")
+    (edited / "a.py").write_text("edited")
+    (edited / "broken.py").symlink_to("nowhere.py")
     monkeypatch.setattr(submit, "ROOT", tmp_path / "edited")
-    assert submit.copy_code(tmp_path / "run") != copy
+    second = submit.copy_code(tmp_path / "run")
+    assert second != copy and {path.name for path in second.rglob("*")} == {"tools", "a.py", "GIT_STATE"}
 
 
 def test_a_script_has_no_wckey_the_users_dependency_and_options_of_srun(tmp_path: Path, cluster: Path):

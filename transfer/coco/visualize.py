@@ -24,6 +24,7 @@ from pretrain.common.images import open_upright
 from .check import select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
+_MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
@@ -137,7 +138,7 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
     Args:
         scale: 0 means to enlarge the image to _MIN_HEIGHT.
     """
-    scale = scale or max(1.0, _MIN_HEIGHT / photo.height)
+    scale = scale or max(1.0, min(_MIN_HEIGHT / photo.height, _MAX_ENLARGED / max(photo.size)))
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     canvas = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle

@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.transfer import tiny_coco
 from transfer.coco import data, visualize
@@ -92,3 +93,10 @@ def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     assert {name: str(visualize.picture_file("out", name)) for name in names} == {
         name: f"out/{kept}" for name, kept in names.items()
     }
+
+
+def test_a_thin_image_is_not_enlarged_beyond_measure(tmp_path: Path) -> None:
+    Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
+    visualize.draw_predictions(tmp_path / "thin.png", [], [], 0.5, tmp_path / "out.jpg")
+    with Image.open(tmp_path / "out.jpg") as drawn:
+        assert drawn.size == (4096, 3)

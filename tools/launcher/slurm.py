@@ -119,7 +119,7 @@ def test(script: str, environment: dict[str, str]) -> str:
 def max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
     listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
-    return max(map(int, re.findall(r"\d+", listed or "")), default=0)
+    return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
 
 
 def asks_for_gpus(key: str, value: str) -> bool:

@@ -176,7 +176,7 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
 
 
 def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):
-    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf '4\\n16\\n'\n")
+    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf 'CLUSTER: c64\\n4\\n16\\n'\n")
     (tmp_path / "bin/sinfo").chmod(0o755)
     asked = replace(OPTIONS, tasks=2, cpus_per_task=9)
     refused(lambda: run_alone(fake(tmp_path / "run"), asked), "--cpus-per-task 9", "18 cores", "more than 16")

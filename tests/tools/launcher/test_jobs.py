@@ -89,7 +89,7 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(tmp_path: P
     scancel = f'echo "$*" >> {tmp_path}/cancelled'
     squeue = 'for id in 76 77; do echo "$id|PENDING|Dependency|n"; done'
     programs(monkeypatch, tmp_path, squeue=squeue, scancel=scancel)
-    jobs.cancel(started(tmp_path / "report", {**SLURM, "id": "76"}, SLURM))
+    jobs.cancel(started(tmp_path / "report", ELSEWHERE, {**SLURM, "id": "76"}, SLURM))
     assert (tmp_path / "cancelled").read_text() == "76\n77\n"
 
 

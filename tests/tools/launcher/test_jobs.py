@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.lock import start_of
 from tests.errors import refused
 from tests.tools.launcher.helpers import end, job_of, programs
 from tools.launcher import jobs, slurm, status
+from tools.launcher.local_job import CANCEL
 from tools.launcher.records import launch_files
 
 LOCAL = {
@@ -83,6 +86,15 @@ def test_each_cluster_is_asked_for_its_own_jobs(
     assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
     jobs.cancel(started(tmp_path / "run", {**SLURM, "slurm_cluster": "alex"}))
     assert (tmp_path / "cancelled").read_text() == "-M alex 77\n"
+
+
+def test_cancel_stops_a_launcher_between_two_stages_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture):
+    with subprocess.Popen(["sleep", "60"]) as launcher:
+        started(tmp_path / "p/a", {**LOCAL, "launcher": {str(launcher.pid): start_of(launcher.pid)}})
+        jobs.cancel(tmp_path / "p/a")  # which has ended
+        assert "no running jobs" in capsys.readouterr().out and launcher.poll() is None
+        jobs.cancel(tmp_path / "p")
+        assert launcher.wait(30) == -CANCEL
 
 
 def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

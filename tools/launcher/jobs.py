@@ -126,10 +126,13 @@ def cancel(folder: Path, now: bool = False) -> None:
         UserError: a job cannot be ended from this machine, or SLURM refuses; the other jobs are still ended.
     """
     problems: list[str] = []
+    # A pipeline's report may have two: that of a resumed pipeline waits for the earlier one.
+    jobs = [(file.parents[1], job) for file in launch_files(folder) for job in read_json(file)["jobs"]]
+    last_jobs = dict(jobs)
     signaled: set[int] = set()
     has_stopped = False
-    for stage, (job, state) in read_last_jobs(file.parents[1] for file in launch_files(folder)).items():
-        if state == "UNKNOWN" and not is_finished(stage, job):
+    for (stage, job), state in zip(jobs, job_states([job for _, job in jobs]), strict=True):
+        if state == "UNKNOWN" and job is last_jobs[stage] and not is_finished(stage, job):
             problems.append(f"job {job['id']} of {stage} may still be running ({explain_unknown(job)})")
         # The launcher of a pipeline may be between two stages.
         is_next = job["cluster"] == "local" and stage != folder and local_job.launcher_of(job)

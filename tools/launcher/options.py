@@ -241,7 +241,7 @@ def _check(options: Options) -> None:
         minimum = option.metadata.get("minimum")
         if minimum is not None and isinstance(value, int) and value < minimum:
             raise UserError(f"{flag(option.name)} is {value!r}; it must be at least {minimum}")
-    if not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus or 0)):
+    if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
         if key in SET_BY_LAUNCHER or (key == "gres" and slurm.asks_for_gpus(key, value) and options.gpus_per_node):

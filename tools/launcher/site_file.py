@@ -44,7 +44,7 @@ def _parse(what: str, name: str, value: Any, kind: Callable[[str], Any]) -> Any:
             raise UserError(f"{what} is {value!r}; it must be shell lines")
         return tuple(lines)
     if not isinstance(value, str):
-        raise UserError(f"{what} is {value!r}; it must be text")
+        raise UserError(f"{what} is {value!r}; it must be a single value")
     try:
         return kind(value)
     except ValueError as error:

@@ -119,7 +119,7 @@ def test(script: str, environment: dict[str, str]) -> str:
 def max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
     listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
-    return max(map(int, re.findall(r"\d+", listed or "")), default=0)
+    return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
 
 
 def asks_for_gpus(key: str, value: str) -> bool:
@@ -187,9 +187,11 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     job_states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
-        if state not in _ENDED:  # SLURM has many more words for a job that is alive
+        if state == "COMPLETING":
+            state = "RUNNING (finishing)"
+        elif state not in _ENDED:  # SLURM has many more words for a job that is alive
             state = "PENDING" if state in _WAITING else "RUNNING"
-        has_reason = state != "RUNNING" and reason not in ("", "None")
+        has_reason = not state.startswith("RUNNING") and reason not in ("", "None")
         job_states[job_id, name] = f"{state} ({reason})" if has_reason else state
     return job_states if job_states or not lines else None
 
@@ -209,5 +211,7 @@ def _ask(command: list[str], cluster: str = "", **more: Any) -> subprocess.Compl
     options = {"capture_output": True, "text": True, "errors": "replace", "timeout": _TIMEOUT_S, "env": visible, **more}
     try:
         return subprocess.run([command[0], *(["-M", cluster] if cluster else []), *command[1:]], check=True, **options)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(" ".join(str(getattr(error, "stderr", "") or error).split())) from error
+    except subprocess.CalledProcessError as error:
+        raise UserError(" ".join((error.stderr or error.stdout or str(error)).split())) from error
+    except (OSError, subprocess.TimeoutExpired) as error:  # what was printed before a time-out does not say so
+        raise UserError(str(error)) from error

@@ -25,9 +25,9 @@ from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explai
 from .records import files_below, launch_files, read_outcome, resume_command
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
+_WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # those that need no hand
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
-_NOT_FAILED = ("complete", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")
-_WELL = ("complete", "running", "pending", "requeued", "not started")  # those that need no hand
+_NOT_FAILED = (*_WELL, "stopped", "cancelled", "unknown")
 _METRICS = {
     "loss": "loss {:.4g}",
     "total_loss": "total_loss {:.4g}",
@@ -144,7 +144,7 @@ def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: di
     if word == "PENDING":
         return "pending", explain_reason(detail.strip("()")) or reason
     if word == "RUNNING":
-        return "running", reason
+        return detail.strip("()") or "running", reason
     how = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
     if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
         return word.lower(), reason or how

@@ -155,8 +155,13 @@ def _digest(root: Path) -> str:
 
 
 def _list_code(root: Path) -> list[Path]:
-    files = [path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()]
-    return sorted(file for file in files if file.suffix != ".pyc")
+    """List the files of the code, also in linked folders, but no hidden or cached ones, which come and go."""
+    files = []
+    for name in _CODE:
+        for folder, folders, names in os.walk(root / name, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.is_file())
 
 
 @contextlib.contextmanager

@@ -43,8 +43,9 @@ def draw_curves(report: Report) -> dict[str, str]:
     """Map titles to SVG: one figure per stage of a pipeline or sweep, and one per stage of the other runs."""
     plans = report.collection.plans
     runs: list[tuple[str, str, Path]] = []  # title of the figure, name of the line, folder
+    titles = shorten_names([plan.folder for plan in plans])
     for plan in plans:
-        prefix = f"{plan.folder.name}: " if len(plans) > 1 else ""
+        prefix = f"{titles[plan.folder]}: " if len(plans) > 1 else ""
         for folder, (branch, stage) in sorted(plan.stages.items(), key=lambda item: item[1][1] != "pretrain"):
             runs.append((prefix + stage, branch, folder))  # also if it is not finished
     planned = [folder for plan in plans for folder in plan.stages]

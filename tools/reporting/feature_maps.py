@@ -74,16 +74,18 @@ def _draw(maps: Mapping[str, Points], top1: Mapping[str, float | None]) -> Any:
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    marks: dict[str, Any] = {}  # of each class, which some branches may not have
     for panel, (name, points) in zip(panels, maps.items(), strict=False):
         for label in sorted(points):
             color = palette(classes.index(label) % palette.N)
-            panel.scatter(*zip(*points[label], strict=True), s=7, color=color, label=figure_text(label))
+            marks[label] = panel.scatter(*zip(*points[label], strict=True), s=7, color=color)
         panel.set(xticks=[], yticks=[], title=figure_text(textwrap.shorten(name, 40, placeholder="...")))
         panel.set_xlabel("" if top1[name] is None else f"kNN top-1: {top1[name]:.1f}%")
     for panel in panels[len(maps) :]:
         panel.set_visible(False)
     if len(classes) <= _MAX_CLASSES:
-        marks, names = panels[0].get_legend_handles_labels()
+        handles = [marks[label] for label in classes]
+        names = [figure_text(label) for label in classes]
         options = {"ncols": min(len(names), 3 * columns + 1), "markerscale": 1.7, "handletextpad": 0.1}
-        figure.legend(marks, names, loc="outside lower center", frameon=False, **options)
+        figure.legend(handles, names, loc="outside lower center", frameon=False, **options)
     return figure

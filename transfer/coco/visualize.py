@@ -24,7 +24,7 @@ from pretrain.common.images import open_upright
 from .check import select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
-_MAX_ENLARGED = 4096  # pixels of the longer side, beyond which a thin image is not enlarged
+_MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.lock import start_of
+from tests.errors import refused
 from tests.tools.launcher.helpers import end, job_of, programs
-from tools.launcher import jobs, status
+from tools.launcher import jobs, slurm, status
+from tools.launcher.local_job import CANCEL
 from tools.launcher.records import launch_files
 
 LOCAL = {
@@ -42,7 +46,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
     ("squeue", "sacct", "state"),
     [
         ("echo '77|RUNNING|None|n'", None, "RUNNING"),
-        ("echo '77|COMPLETING|None|n'", None, "RUNNING"),
+        ("echo '77|COMPLETING|None|n'", None, "RUNNING (finishing)"),
         ("echo '77|RESIZING|None|n'", None, "RUNNING"),
         ("echo '77|STAGE_OUT|None|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
@@ -82,6 +86,37 @@ def test_each_cluster_is_asked_for_its_own_jobs(
     assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
     jobs.cancel(started(tmp_path / "run", {**SLURM, "slurm_cluster": "alex"}))
     assert (tmp_path / "cancelled").read_text() == "-M alex 77\n"
+
+
+def test_cancel_stops_a_launcher_between_two_stages_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture):
+    with subprocess.Popen(["sleep", "60"]) as launcher:
+        started(tmp_path / "p/a", {**LOCAL, "launcher": {str(launcher.pid): start_of(launcher.pid)}})
+        jobs.cancel(tmp_path / "p/a")  # which has ended
+        assert "no running jobs" in capsys.readouterr().out and launcher.poll() is None
+        jobs.cancel(tmp_path / "p")
+        assert launcher.wait(30) == -CANCEL
+
+
+def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scancel = f'echo "$*" >> {tmp_path}/cancelled'
+    squeue = 'for id in 76 77; do echo "$id|PENDING|Dependency|n"; done'
+    programs(monkeypatch, tmp_path, squeue=squeue, scancel=scancel)
+    jobs.cancel(started(tmp_path / "report", ELSEWHERE, {**SLURM, "id": "76"}, SLURM))
+    assert (tmp_path / "cancelled").read_text() == "76\n77\n"
+
+
+@pytest.mark.parametrize(
+    ("scancel", "why"),
+    [
+        ("echo not yours; exit 1", "not yours"),  # as wrappers of some sites print
+        ("echo retrying >&2; exec sleep 9", "timed out after 0.5 seconds"),
+        ("exit 3", "exit status 3"),
+    ],
+)
+def test_why_slurm_did_not_obey_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scancel=scancel)
+    monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.5)
+    refused(lambda: slurm.cancel(SLURM), "scancel 77 failed", why, "try again")
 
 
 def refuse_if_running(folder: Path) -> None:

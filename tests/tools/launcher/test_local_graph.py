@@ -208,13 +208,15 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
 def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
-    """c waits for the GPUs that a has; b, which needs none, meets a."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    """c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
-    assert start_graph(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
+    d = Node("d", replace(fake(tmp_path / "d"), one_process=True))
+    graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
+    assert start_graph(graph, replace(two(gpus=2), parallel=3)) == 0
     printed = capfd.readouterr().out
-    assert printed.index("[1/3] a: ") < printed.index("[2/3] c -> ")
+    assert printed.index("[1/4] a: ") < printed.index("[2/4] c -> ") < printed.index("[3/4] d -> ")
 
 
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):

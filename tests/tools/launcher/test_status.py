@@ -167,3 +167,9 @@ def test_a_stage_that_slurm_ended_has_failed_unless_it_was_cancelled(
     started(tmp_path / "run", SLURM)
     programs(monkeypatch, tmp_path, squeue="", sacct=f"echo '77|{state}|None|n'")
     assert launch.main(["status", str(tmp_path)]) == exit_status
+
+
+def test_a_job_whose_ranks_have_ended_is_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started(tmp_path, SLURM)
+    programs(monkeypatch, tmp_path, squeue="echo '77|COMPLETING|None|n'")
+    assert by_key(tmp_path)["."]["state"] == "finishing" and launch.main(["status", str(tmp_path)]) == 0

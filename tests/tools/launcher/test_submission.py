@@ -120,10 +120,17 @@ def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluste
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
     assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
-    (tmp_path / "edited/tools").mkdir(parents=True)
-    (tmp_path / "edited/tools/a.py").write_text("edited")
+    edited = tmp_path / "edited/tools"
+    (edited / "__pycache__").mkdir(parents=True)
+    (edited / "__pycache__/a.cpython-311.pyc.140").write_text("which Python renames at any time")
+    (edited / "a.py").write_text("edited")
+    (edited / "broken.py").symlink_to("nowhere.py")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/b.py").write_text("of a group's shared folder")
+    (edited / "linked").symlink_to(tmp_path / "linked")
     monkeypatch.setattr(submit, "ROOT", tmp_path / "edited")
-    assert submit.copy_code(tmp_path / "run") != copy
+    second = submit.copy_code(tmp_path / "run")
+    assert second != copy and {path.name for path in second.rglob("*.*")} == {"a.py", "b.py"}
 
 
 def test_a_script_has_no_wckey_the_users_dependency_and_options_of_srun(tmp_path: Path, cluster: Path):
@@ -172,7 +179,7 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
 
 
 def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):
-    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf '4\\n16\\n'\n")
+    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf 'CLUSTER: c64\\n4\\n16\\n'\n")
     (tmp_path / "bin/sinfo").chmod(0o755)
     asked = replace(OPTIONS, tasks=2, cpus_per_task=9)
     refused(lambda: run_alone(fake(tmp_path / "run"), asked), "--cpus-per-task 9", "18 cores", "more than 16")

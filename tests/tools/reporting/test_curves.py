@@ -25,6 +25,14 @@ def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_draw
     assert figures["pretrain"].count(">jcl</text>") == 1 and "mocov2" not in figures["pretrain"]
 
 
+def test_two_pipelines_of_one_name_have_a_figure_each(tmp_path: Path):
+    for folder in (tmp_path / "x/p", tmp_path / "y/p"):
+        pipeline(folder, "jcl/pretrain")
+        pretrain(folder / "jcl/pretrain", *DIGITS)
+        log(folder / "jcl/pretrain", ({"iteration": i, "loss": 1.0} for i in range(2)))
+    assert list(curves.draw_curves(report.gather([tmp_path]))) == ["x/p: pretrain", "y/p: pretrain"]
+
+
 def test_each_test_set_has_its_own_curve_of_ap():
     logged = [
         {"iteration": 1, "lr": 0.1, "a/bbox/AP": 1.0, "coco:b.json:/y/bbox/AP": 2.0, "a/bbox/AP50": 3.0},

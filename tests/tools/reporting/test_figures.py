@@ -13,6 +13,7 @@ import pytest
 from tests.tools.reporting.runs import DIGITS, cells, detector, pipeline, pretrain, probe, write
 from tests.transfer import tiny_coco
 from tools import report
+from tools.reporting import feature_maps
 from tools.reporting.document import render_markdown
 from tools.reporting.page import render_page
 
@@ -77,6 +78,11 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
     names = [f"all_{which}.png" for which in ("p_mask", "p_mask_2", "q_mask", "q_mask_2")]
     assert [file.name for file in files] == names
     assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]
+
+
+def test_the_legend_of_feature_maps_has_the_classes_of_every_branch():
+    figure = feature_maps._draw({"a": {"cat": [(0, 1)]}, "b": {"_dog": [(2, 3)]}}, {"a": None, "b": 50.0})
+    assert [text.get_text() for text in figure.legends[0].texts] == ["_dog", "cat"]
 
 
 def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):

@@ -95,8 +95,8 @@ def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     }
 
 
-def test_a_thin_image_is_not_enlarged_beyond_measure(tmp_path):
+def test_a_thin_image_is_not_enlarged_beyond_measure(tmp_path: Path) -> None:
     Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
-    visualize.draw_predictions(tmp_path / "thin.png", [], [], 0.5, tmp_path / "out.png")
-    with Image.open(tmp_path / "out.png") as drawn:
+    visualize.draw_predictions(tmp_path / "thin.png", [], [], 0.5, tmp_path / "out.jpg")
+    with Image.open(tmp_path / "out.jpg") as drawn:
         assert drawn.size == (4096, 3)

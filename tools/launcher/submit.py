@@ -38,7 +38,8 @@ _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 _CHECKED = """\
 # ends the job at a line that fails, but not for what fails in a file that a line sources
 trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "set-up line failed with status $status: """
-_CHECKED += """$(sed -n ${LINENO}p "$0")" >&2; exit 1; }' ERR"""
+_CHECKED += """$(sed -n ${LINENO}p "$0"); correct it and repeat the first command, because resume keeps it" >&2; """
+_CHECKED += "exit 1; }' ERR"
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
 _PORT = """\
 port=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))

@@ -122,7 +122,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     known = dict(flatten(cfg)) if default is None else {}
     if default is None and key not in known:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
-        raise UserError(f"unknown config key {key}{where}{did_you_mean(key, known)}{hint}")
+        raise UserError(f"unknown config key {key}{where}{hint}{did_you_mean(key, known)}")
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:

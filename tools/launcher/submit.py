@@ -18,7 +18,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from pretrain.common.config import extensions
 from pretrain.common.files import atomic_write, make_folder, write_error
 from pretrain.common.run import wandb
-from pretrain.common.run.folder import git_state
+from pretrain.common.run.folder import CODE, git_state
 from tools import ROOT
 
 from . import slurm
@@ -29,7 +29,6 @@ from .records import new_log_folder, record_job
 from .spec import StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
-_CODE = ("pretrain", "transfer", "tools", "configs")
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
 # Variables of a job that this process may be part of; but MASTER_ADDR of a set-up line counts.
@@ -156,7 +155,7 @@ def _digest(root: Path) -> str:
 
 
 def _list_code(root: Path) -> list[Path]:
-    files = [path for name in _CODE for path in (root / name).rglob("[!.]*") if path.is_file()]
+    files = [path for name in CODE for path in (root / name).rglob("[!.]*") if path.is_file()]
     return sorted(file for file in files if file.suffix != ".pyc")
 
 

@@ -108,6 +108,7 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
     ("words", "named"),
     [
         (["data", "--run", "data"], "data is not the run folder of a detector"),
+        (["data", "--run", "nothing"], "no run folder or config file at nothing"),
         (["data", "--config-file", "empty.yaml"], "MODEL.WEIGHTS is empty"),
         (["data", "--config-file", "empty.yaml", "MODEL.WEIGHTS", "no.pth"], "no weights file (MODEL.WEIGHTS)"),
         (["--config-file", "empty.yaml", "data", "SOLVER.BASE_LRR", "1"], "SOLVER.BASE_LR"),

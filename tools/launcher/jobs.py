@@ -95,8 +95,8 @@ def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
     parts = [explain_reason(reason)] if reason else []
     files = find_output(folder, job, 0)
     if files[1].exists():
-        text = files[1].read_text(errors="replace")
-        parts += [line for line in text.splitlines() if line.strip() and not line.startswith("srun: ")][-1:]
+        lines = files[1].read_text(errors="replace").splitlines()
+        parts += [line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit "))][-1:]
     elif word == "FAILED":
         parts.append(f"it wrote nothing; can its nodes see {folder}?")
     return ": ".join(parts)

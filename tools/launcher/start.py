@@ -196,6 +196,8 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     if options.cluster == "slurm":
         print(describe_cost([node.spec for node in plan.missing.values()], options))
         if ask_slurm:
+            if errors:
+                print("# SLURM was not asked about invalid stages, nor about those that wait for one")
             errors += _ask_slurm(batches, options, code)
     return 2 if errors else 0
 

@@ -18,7 +18,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from pretrain.common.config import extensions
 from pretrain.common.files import atomic_write, make_folder, write_error
 from pretrain.common.run import wandb
-from pretrain.common.run.folder import git_state
+from pretrain.common.run.folder import CODE, git_state
 from tools import ROOT
 
 from . import slurm
@@ -29,7 +29,6 @@ from .records import new_log_folder, record_job
 from .spec import StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
-_CODE = ("pretrain", "transfer", "tools", "configs")
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
 # Variables of a job that this process may be part of; but MASTER_ADDR of a set-up line counts.
@@ -38,7 +37,8 @@ _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 _CHECKED = """\
 # ends the job at a line that fails, but not for what fails in a file that a line sources
 trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "set-up line failed with status $status: """
-_CHECKED += """$(sed -n ${LINENO}p "$0")" >&2; exit 1; }' ERR"""
+_CHECKED += """$(sed -n ${LINENO}p "$0"); correct it and repeat the first command, because resume keeps it" >&2; """
+_CHECKED += "exit 1; }' ERR"
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
 _PORT = """\
 port=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))
@@ -157,7 +157,7 @@ def _digest(root: Path) -> str:
 def _list_code(root: Path) -> list[Path]:
     """List the files of the code, also in linked folders, but no hidden or cached ones, which come and go."""
     files = []
-    for name in _CODE:
+    for name in CODE:
         for folder, folders, names in os.walk(root / name, followlinks=True):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
             files += [Path(folder, name) for name in names if not name.startswith(".")]

@@ -122,7 +122,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     known = dict(flatten(cfg)) if default is None else {}
     if default is None and key not in known:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
-        raise UserError(f"unknown config key {key}{where}{did_you_mean(key, known)}{hint}")
+        raise UserError(f"unknown config key {key}{where}{hint}{did_you_mean(key, known)}")
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:
@@ -134,12 +134,17 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     except _WRONG:
         fits = False
     if not fits:
-        hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
-        hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
+        hint = "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
-        raise UserError(f"{key}{where} must be {expected_type(default)}, not {repr(value)[:60]}{hint}")
+        if key.startswith("DATASETS."):
+            hint = f'; write "({value!r},)"'
+        raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _convert(value: Any, default: Any, accepted: Any = object) -> Any:

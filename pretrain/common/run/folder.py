@@ -18,6 +18,7 @@ from ..files import atomic_write
 from .state import read_state
 
 _PRODUCTS = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
+CODE = ("pretrain", "transfer", "tools", "configs")  # other files, such as a pipeline of yours, are no edits
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-python-headless timm"
 
@@ -106,7 +107,7 @@ def git_state() -> str:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], **options)
         if commit.returncode:
             return "not a git checkout"
-        changed = subprocess.run(["git", "status", "--porcelain"], **options)
+        changed = subprocess.run(["git", "status", "--porcelain", "--", *CODE], **options)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")

@@ -42,7 +42,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scancel = f"for id; do :; done; echo $id >> {folder}/cancelled"
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=sbatch, squeue=squeue, sacct="", scancel=scancel)
     monkeypatch.setattr(slurm, "_RETRY_S", 0)
-    monkeypatch.setattr(submit, "_CODE", ("tools",))  # is copied fast
+    monkeypatch.setattr(submit, "CODE", ("tools",))  # is copied fast
     return folder
 
 

@@ -95,13 +95,16 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     assert (cluster / "asked").read_text() == "\n"
 
 
-def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
+):
     bad = replace(fake(tmp_path / "bad"), inputs={"gone.pth": ""})
     nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
     nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
     nodes += [Node("later", fake(tmp_path / "later"), ("good",))]
-    assert show_graph(graph_of(tmp_path, *nodes), SLURM) == 2
+    assert show_graph(graph_of(tmp_path, *nodes), SLURM, ask_slurm=True) == 2
     shown = capsys.readouterr().out
+    assert "# SLURM was not asked about invalid stages" in shown
     assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
     assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, of which 1 is invalid" in shown
     assert show_graph(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0

@@ -176,3 +176,9 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
         jobs.cancel(tmp_path / "runs", now=True)
     assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
+
+
+def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_path: Path):
+    warning = "submitit WARNING (2026-11-26 14:59:24,633) - Bypassing signal SIGCONT"
+    (tmp_path / "77_0_log.err").write_text(f"ValueError: odd\n{warning}\nsrun: error: 127.0.1.1: task 0: Killed\n")
+    assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "CANCELLED by 0") == "ValueError: odd"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch.cuda import nccl
 
-from pretrain.common.run.folder import check_stage_of, write_environment
+from pretrain.common.run.folder import check_stage_of, git_state, write_environment
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 
@@ -62,3 +63,15 @@ def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name:
     refused(lambda: check_stage_of(tmp_path, "knn"), tmp_path, name, "OUTPUT_DIR")
     update_state(tmp_path, stage="knn")
     check_stage_of(tmp_path, "knn")
+
+
+def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretrain.common.run.folder.__file__", str(tmp_path / "pretrain/common/run/folder.py"))
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(("git", *words), cwd=tmp_path, check=True)
+    (tmp_path / "tuning.yaml").touch()
+    assert "with uncommitted changes" not in git_state()
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain/new.py").touch()
+    assert git_state().endswith(" with uncommitted changes")

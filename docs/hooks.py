@@ -41,11 +41,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
-
-    def on_site(link: re.Match[str]) -> str:
-        return posixpath.relpath(_on_site(_in_repository(here, link[0])), posixpath.dirname(here) or ".")
-
-    return _LINK.sub(on_site, markdown)
+    folder = posixpath.dirname(here) or "."
+    return _LINK.sub(lambda link: posixpath.relpath(_on_site(_in_repository(here, link[0])), folder), markdown)
 
 
 def _in_repository(page: str, link: str) -> str:
@@ -63,5 +60,6 @@ def _on_site(path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    text, language = (ROOT / path).read_text(encoding="utf-8"), _LANGUAGES.get(Path(path).suffix, "text")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    language = _LANGUAGES.get(Path(path).suffix, "text")
     return f"{_NOT_SEARCHED}# {path}\n\n~~~~~{language}\n{text.rstrip()}\n~~~~~\n"

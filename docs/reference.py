@@ -36,9 +36,12 @@ def pages() -> dict[Path, str]:
         "detector_keys": _keys(fine_tuning.describe_keys()),
         "layouts": _layouts(),
     }
-    paths = {_FOLDER / f"{name}.md": text for name, text in written.items()}
-    return {path: "".join(path.read_text(encoding="utf-8").partition(_MARKER)[:2]) + f"\n{text}\n"
-            for path, text in paths.items()}  # fmt: skip
+    return {_FOLDER / f"{name}.md": _introduction(name) + f"{_MARKER}\n{text}\n" for name, text in written.items()}
+
+
+def _introduction(name: str) -> str:
+    """Return the part of a page that is written by hand."""
+    return (_FOLDER / f"{name}.md").read_text(encoding="utf-8").partition(_MARKER)[0]
 
 
 def _keys(described: Sequence[Key]) -> str:
@@ -59,9 +62,11 @@ def _layouts() -> str:
     rows = ["| file | read | with `--encoder key` | not read |", "| --- | --- | --- | --- |"]
     with tempfile.TemporaryDirectory() as folder:
         for name, content in sorted(LAYOUTS.items(), key=lambda item: item[0].lower()):
-            torch.save(content(), path := Path(folder, "weights.pth"))
+            path = Path(folder, "weights.pth")
+            torch.save(content(), path)
             file = read_weights_file(path)
-            query, key = extract_backbone(file), ""
+            query = extract_backbone(file)
+            key = ""
             with contextlib.suppress(UserError):
                 key = f"`{extract_backbone(file, 'key').provenance['prefix']}*`"
             unread = ", ".join(f"`{module}`" for module in query.unread.split(", ") if module)
@@ -71,7 +76,8 @@ def _layouts() -> str:
 
 def _commands() -> str:
     """The help of every program; what all of the launcher's jobs share comes once."""
-    parts, shared = ["## tools/launch.py"], {}
+    parts = ["## tools/launch.py"]
+    shared = {}
     for name in _choices(launch):
         text, *sections = re.split(r"\n\n(?=config keys:|resources:)", _help(launch, name))
         shared |= {section.partition(":")[0]: section for section in sections}
@@ -99,7 +105,8 @@ def _path(module: Any) -> str:
 
 def _help(module: Any, *words: str) -> str:
     """What a program prints with --help, without its usage, which repeats the options, and without --help itself."""
-    out, columns = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="100")
+    out = io.StringIO()
+    columns = mock.patch.dict(os.environ, COLUMNS="100")
     with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
         module.main([*words, "--help"])
     text = re.sub(r"\n  -h, --help .+", "", out.getvalue().partition("\n\n")[2].strip())

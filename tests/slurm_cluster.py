@@ -40,14 +40,14 @@ def _free_ports(count: int) -> int:
     for first in range(21000 + os.getpid() % 20000, 64000, count):
         sockets = [socket.socket() for _ in range(count)]
         try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + offset))
+            for offset, socket_ in enumerate(sockets):
+                socket_.bind(("127.0.0.1", first + offset))
             return first
         except OSError:
             continue
         finally:
-            for one in sockets:
-                one.close()
+            for socket_ in sockets:
+                socket_.close()
     raise RuntimeError("no free ports")
 
 
@@ -151,14 +151,14 @@ def _output(*command: str) -> str:
 
 def _of_node(node: str, root: str) -> list[tuple[int, int]]:
     """(parent, process) of everything that runs on a node of the cluster in ``root``."""
-    found = []
+    processes = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended
             text = environment.read_text(errors="replace")
             if f"SLURMD_NODENAME={node}\0" in text and root in text:
                 fields = (environment.parent / "stat").read_text().rsplit(")", 1)[1].split()
-                found.append((int(fields[1]), int(environment.parent.name)))
-    return found
+                processes.append((int(fields[1]), int(environment.parent.name)))
+    return processes
 
 
 @pytest.fixture(scope="session")

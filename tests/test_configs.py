@@ -46,7 +46,8 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
     for file in sorted((CONFIGS / "papers").glob("*.csv")):
         _, rows = paper_tables.read_table(file)
         for row in rows:
-            number, recipe = row.get("AP") or row.get("top1"), ROOT / (row.get("recipe") or row["pretrain"])
+            number = row.get("AP") or row.get("top1")
+            recipe = ROOT / (row.get("recipe") or row["pretrain"])
             if recipe.is_file() and number and (not row.get("overrides") or is_the_recipes_own(row)):
                 assert re.search(rf"^# Published: .*\b{number}\b.*{file.name}", header(recipe), re.MULTILINE), recipe
                 assert "launch.py linear" in header(recipe) or "recipe" in row, recipe

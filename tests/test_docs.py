@@ -65,8 +65,8 @@ class Snippet(NamedTuple):
     @property
     def needs(self) -> str:
         """The hardware, data or network that it needs."""
-        found = re.match(r"# Needs (.+)\.\n", self.text)
-        return found[1] if found else ""
+        match = re.match(r"# Needs (.+)\.\n", self.text)
+        return match[1] if match else ""
 
     def lines(self) -> list[str]:
         """The commands of a shell, one per line and without comments."""
@@ -76,9 +76,9 @@ class Snippet(NamedTuple):
 
 def snippets(*languages: str) -> list[Snippet]:
     blocks = [
-        Snippet(page, *found)
+        Snippet(page, *language_and_text)
         for page in PAGES
-        for found in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        for language_and_text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     ]
     return [block for block in blocks if not languages or block.language in languages]
 
@@ -89,8 +89,8 @@ def commands() -> list[tuple[str, str]]:
     for page in PAGES:
         if page.name != "CHANGELOG.md":  # names commands, also former ones
             texts |= set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
-    found = {program_of(text) for text in texts} - {None}
-    return sorted(found)  # type: ignore[type-var]
+    programs = {program_of(text) for text in texts} - {None}
+    return sorted(programs)  # type: ignore[type-var]
 
 
 def program_of(text: str) -> tuple[str, str] | None:
@@ -107,7 +107,8 @@ class Parsed(Exception):
 
 @pytest.fixture
 def only_parse(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, open_calls = argparse.ArgumentParser.parse_known_args, []
+    parse = argparse.ArgumentParser.parse_known_args
+    open_calls = []
 
     def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         open_calls.append(self)
@@ -126,11 +127,11 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
     try:
         module.main(shlex.split(words))
     except Parsed as parsed:
-        args, rest = parsed.args
+        args, trailing_words = parsed.args
     except SystemExit as end:
         assert end.code == 0, words  # --help
         return
-    keys = [*getattr(args, "opts", []), *rest]
+    keys = [*getattr(args, "opts", []), *trailing_words]
     assert not [word for word in keys if word.startswith("--")], words
     if getattr(args, "extensions", []):  # the templates have their own tests
         return
@@ -148,8 +149,8 @@ def test_every_snippet_is_one_that_is_checked() -> None:
     known = {"bash", "python", "yaml", "text", "bibtex"}
     assert [(block.page.name, block.language) for block in snippets() if block.language not in known] == []
     for page in PAGES:
-        rest = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        assert not re.search(r"^ {4,}(python|make|from|import|git) ", rest, re.MULTILINE), page
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^ {4,}(python|make|from|import|git) ", text, re.MULTILINE), page
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block in snippets("bash"):
         for line in block.lines():
@@ -169,8 +170,8 @@ def test_every_test_that_is_named_exists() -> None:
 
 def runnable(page: Path) -> list[Snippet]:
     """The snippets of a page of docs/ that need nothing but this machine; the others' are targets of make."""
-    own = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
-    return [block for block in own if not block.needs]
+    blocks = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
+    return [block for block in blocks if not block.needs]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
@@ -191,7 +192,8 @@ def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     write_own_images(Path("data"))
-    train, keys = pretrain.pretrain, PRETRAINING.split()
+    train = pretrain.pretrain
+    keys = PRETRAINING.split()
     fewer_steps = dict(zip(keys[::2], map(yaml.safe_load, keys[1::2]), strict=True))
     monkeypatch.setattr(pretrain, "pretrain", lambda file, overrides: train(file, overrides | fewer_steps))
     blocks = [block for block in snippets("bash", "python") if "your own images" in block.needs]
@@ -252,7 +254,8 @@ def run_line(line: str) -> None:
     found = program_of(line)
     if not found or ("--dry-run" not in line and any(text in line for text in RUN_ELSEWHERE)):
         return
-    program, words = found[0], small(found[0], words_of(found[1]))
+    program = found[0]
+    words = small(found[0], words_of(found[1]))
     if "--import" in words:
         run_apart(*(["-m", "tests.in_process"] if words[0] == "pipeline" else [str(ROOT / program)]), *words)
         return
@@ -266,7 +269,7 @@ def run_line(line: str) -> None:
 
 def words_of(text: str) -> list[str]:
     """The words of a command line, with the files that a pattern stands for."""
-    return [one for word in shlex.split(text) for one in (sorted(glob.glob(word)) if "*" in word else [word])]
+    return [expanded for word in shlex.split(text) for expanded in (sorted(glob.glob(word)) if "*" in word else [word])]
 
 
 def run_apart(*words: str) -> None:
@@ -300,8 +303,8 @@ def small(program: str, words: Sequence[str]) -> list[str]:
 def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
     """A pipeline with fewer images, as above, hardly any training and at most two seeds."""
     if plan["DATA"]:
-        kind, *rest = pipeline.split_words(plan["DATA"])
-        plan["DATA"] = [kind, *rest[:-1], *FEWER_IMAGES.split(), rest[-1]]
+        kind, *arguments = pipeline.split_words(plan["DATA"])
+        plan["DATA"] = [kind, *arguments[:-1], *FEWER_IMAGES.split(), arguments[-1]]
     plan["OVERRIDES"] = [*pipeline.split_words(plan["OVERRIDES"]), *PRETRAINING.split()]
     plan["TRANSFER_OVERRIDES"] = [*pipeline.split_words(plan["TRANSFER_OVERRIDES"]), *shlex.split(FINE_TUNING)]
     plan["SEEDS"] = plan["SEEDS"][: 2 if plan["BASELINE"] else 1]

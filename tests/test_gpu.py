@@ -101,10 +101,10 @@ def test_the_first_loss_is_the_cpus(
     on_device: Call, images: Path, tmp_path: Path, on_cpu: list[float], amp: str
 ) -> None:
     results = on_device(_pretrain, images, tmp_path, "SOLVER.AMP", amp)
-    found = losses(tmp_path)
-    assert results["steps"] == len(found) == len(on_cpu) == 6
-    assert found[0] == pytest.approx(on_cpu[0], rel=SINGLE[amp])
-    assert all(loss == loss for loss in found)
+    on_gpu = losses(tmp_path)
+    assert results["steps"] == len(on_gpu) == len(on_cpu) == 6
+    assert on_gpu[0] == pytest.approx(on_cpu[0], rel=SINGLE[amp])
+    assert all(loss == loss for loss in on_gpu)
     assert ("max_memory_mib" in (tmp_path / "metrics.json").read_text()) == (DEVICE == "cuda")
 
 
@@ -175,9 +175,9 @@ HEADS = {"mask": {"MODEL.MASK_ON": True}, "keypoint": {"MODEL.KEYPOINT_ON": True
 
 def _fine_tune(folder: Path, data: str, engine: str, device: str, keys: dict[str, Any]) -> dict[str, Any]:
     """Fine-tune for one iteration; return results.json and the last line of metrics.json."""
-    own = {"DATASETS.TRAIN": (data,), "DATASETS.TEST": (data,), "OUTPUT_DIR": str(folder), "MODEL.DEVICE": device}
+    run_keys = {"DATASETS.TRAIN": (data,), "DATASETS.TEST": (data,), "OUTPUT_DIR": str(folder), "MODEL.DEVICE": device}
     short = {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1}
-    words = tiny_coco.words(tiny_coco.MODEL_KEYS | own | short | {"FLOAT32_PRECISION": "highest"} | keys)
+    words = tiny_coco.words(tiny_coco.MODEL_KEYS | run_keys | short | {"FLOAT32_PRECISION": "highest"} | keys)
     results = tiny_coco.fine_tune(["--config-file", tiny_coco.BASE, "--engine", engine, *words])
     return results | json.loads((folder / "metrics.json").read_text().splitlines()[-1])
 

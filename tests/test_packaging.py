@@ -64,13 +64,13 @@ def distributions(requirements: list[str]) -> set[str]:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     """Another package may bring one in today and no longer do so tomorrow."""
-    own = {"pretrain", "transfer", "tools"}
-    names = {name for folder in own for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
-    names -= {*sys.stdlib_module_names, *own, "detectron2"}  # make detectron2 installs that one
+    our_packages = {"pretrain", "transfer", "tools"}
+    names = {name for folder in our_packages for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
+    names -= {*sys.stdlib_module_names, *our_packages, "detectron2"}  # make detectron2 installs that one
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = {one for name in ("peers", "export", "loggers", "heif") for one in distributions(extras[name])}
+    optional = set().union(*(distributions(extras[name]) for name in ("peers", "export", "loggers", "heif")))
     names -= {name.replace("-", "_") for name in optional}  # only where they are asked for
     declared = distributions(PROJECT["project"]["dependencies"])
     providers = metadata.packages_distributions()
-    missing = {name for name in names if not declared & {one.lower() for one in providers.get(name, [])}}
+    missing = {name for name in names if not declared & {package.lower() for package in providers.get(name, [])}}
     assert len(names) > 10 and not missing

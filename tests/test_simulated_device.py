@@ -66,11 +66,11 @@ def test_the_simulation_has_the_rules_of_a_gpu(elsewhere: Callable) -> None:
 @contextlib.contextmanager
 def _waits_by_step() -> Iterator[list[Waits]]:
     """On the simulated device; the list holds all waits up to the end of each optimizer step."""
-    found: list[Waits] = []
+    waits_by_step: list[Waits] = []
     with simulated_device.SimulatedDevice() as simulated:
-        hook = register_optimizer_step_post_hook(lambda *_: found.append(simulated.waits.copy()))
+        hook = register_optimizer_step_post_hook(lambda *_: waits_by_step.append(simulated.waits.copy()))
         try:
-            yield found
+            yield waits_by_step
         finally:
             hook.remove()
 

@@ -88,7 +88,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
     commands = [*MISTAKES, *ANSWERS]
-    words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
+    words = json.dumps([[str(ROOT / file), *arguments] for file, *arguments in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=words, cwd=root, env=environment, capture_output=True, text=True

@@ -67,8 +67,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     logs = folder / "launch/submission"
     logs.mkdir(parents=True)
     spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
-    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1,
-           "submitted": 0}  # fmt: skip
+    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
     end(folder, "failed", stage=text, host=text, reason=text, job="submission")
@@ -76,8 +75,8 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     for kind in ("out", "err"):
         (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")
     (folder / "environment.txt").write_text(f"git: {text}\n")
-    found = {"source": text, "method": text, "epoch": text}
-    write(folder, detector(weights=found))
+    weights = {"source": text, "method": text, "epoch": text}
+    write(folder, detector(weights=weights))
     (folder / "config.yaml").write_text(json.dumps({"METHOD": {"NAME": text}}))
     return folder
 

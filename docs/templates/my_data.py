@@ -27,7 +27,8 @@ class Squares:
 
     def read(self, index: int) -> np.ndarray:
         """(32, 32, 3) uint8 RGB; always the same for one index."""
-        image, side = np.zeros((32, 32, 3), np.uint8), 6 * (self.sides[index] + 1)
+        image = np.zeros((32, 32, 3), np.uint8)
+        side = 6 * (self.sides[index] + 1)
         top, left = self._corners[index]
         image[top : top + side, left : left + side] = 160
         return image

@@ -22,8 +22,9 @@ def _watch(skipped_steps: int = 0) -> TrainingMonitor:
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
     monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 3)
     monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: 16.0)
-    report, scales = _watch(skipped_steps=2), iter([8.0, 8.0, 4.0, 2.0, 1.0])
-    monkeypatch.setattr(report._scaler, "scale", lambda one: one * next(scales))
+    report = _watch(skipped_steps=2)
+    scales = iter([8.0, 8.0, 4.0, 2.0, 1.0])
+    monkeypatch.setattr(report._scaler, "scale", lambda loss: loss * next(scales))
     for step in range(4):
         report.step(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
@@ -40,7 +41,7 @@ def lines_of(values, name, first_epoch=1.0):
 @pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])
 def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
     lines = lines_of([bad, bad, good, bad, bad, bad, bad, good, bad, bad, bad], name)
-    assert [len(found) for found in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [len(warnings) for warnings in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert lines[5] == [f"step 60: {name} is {bad:.3g}: {CAUSES[name]}"]
 
 

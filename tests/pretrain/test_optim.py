@@ -36,8 +36,8 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
                 scaler.step(steps)
                 scaler.update()
             results.append([p.detach().clone() for p in model.parameters()])
-        for one, two in zip(*results, strict=True):
-            assert one.isfinite().all() and torch.equal(one, two)
+        for first, second in zip(*results, strict=True):
+            assert first.isfinite().all() and torch.equal(first, second)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -129,10 +129,11 @@ def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: P
     run_ranks(_until, 4, images, tmp_path / "run", 2)
     run_ranks(_until, 2, images, tmp_path / "run", 5)
     run(images, tmp_path / "run", *GROUPS)
-    one, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
-    assert [line["iteration"] for line in many] == [line["iteration"] for line in one] == list(range(9))
-    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in one], rel=2e-3)
+    single, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
+    assert [line["iteration"] for line in many] == [line["iteration"] for line in single] == list(range(9))
+    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in single], rel=2e-3)
     a, b = (checkpoint.read(tmp_path / name / checkpoint.FINAL)["optimizer"]["state"] for name in ("one", "run"))
     for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
-        expected, found = state["momentum_buffer"], b[number]["momentum_buffer"]
-        assert (found - expected).norm() < 0.3 * expected.norm(), number
+        expected = state["momentum_buffer"]
+        actual = b[number]["momentum_buffer"]
+        assert (actual - expected).norm() < 0.3 * expected.norm(), number

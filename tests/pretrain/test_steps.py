@@ -70,17 +70,17 @@ def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
 
 
 def _assert_same_steps(
-    one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: tuple[str, ...], in_parts: bool = False
+    first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], case: tuple[str, ...], in_parts: bool = False
 ) -> None:
     """Running statistics follow each micro-batch, so they are compared only of whole batches."""
     if in_parts:
-        one = {name: value for name, value in one.items() if "running_" not in name and "num_batches" not in name}
+        first = {name: value for name, value in first.items() if "running_" not in name and "num_batches" not in name}
     else:
-        assert one.keys() == other.keys()
-    assert (one["loss0"] - other["loss0"]).abs() < 1e-5
-    largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
-    for name, value in one.items():
-        difference = (value - other[name]).abs().max()
+        assert first.keys() == second.keys()
+    assert (first["loss0"] - second["loss0"]).abs() < 1e-5
+    largest = max(value.abs().max() for name, value in first.items() if name.startswith("grad."))
+    for name, value in first.items():
+        difference = (value - second[name]).abs().max()
         if name.startswith("grad."):
             assert difference < 1e-5 * largest, (case, name)
         elif name.endswith(("queue_ptr", "num_batches_tracked")):

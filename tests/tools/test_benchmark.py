@@ -38,19 +38,19 @@ def test_objectives(capsys: pytest.CaptureFixture[str]):
 
 def test_memory_grows_with_the_keys_in_the_naive_form_only():
     sizes = ["--queries", "32", "--dims", "8", "--negatives", "20000", "--anchors", "6"]
-    one, six = (numbers("objectives", "--keys", keys, *sizes)["objectives"]["multikey"] for keys in ("1", "6"))
-    assert six["naive_mib"] > 2 * one["naive_mib"] and six["mib"] < 1.2 * one["mib"]
-    assert six["times_smaller"] > 5
+    one_key, six_keys = (numbers("objectives", "--keys", keys, *sizes)["objectives"]["multikey"] for keys in ("1", "6"))
+    assert six_keys["naive_mib"] > 2 * one_key["naive_mib"] and six_keys["mib"] < 1.2 * one_key["mib"]
+    assert six_keys["times_smaller"] > 5
 
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Both ways make the views that are asked for; their times are compared with ours."""
-    made: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("make_views", "_make_pil_views"):
         form = getattr(views, name)
-        monkeypatch.setattr(views, name, lambda *args, name=name, form=form: made.setdefault(name, form(*args)))
+        monkeypatch.setattr(views, name, lambda *args, name=name, form=form: results.setdefault(name, form(*args)))
     milliseconds = numbers("views", "--views", "2", "--size", "32")["milliseconds"]
-    assert [np.shape(images) for images in made.values()] == 2 * [(2, 32, 32, 3)]
+    assert [np.shape(images) for images in results.values()] == 2 * [(2, 32, 32, 3)]
     assert list(milliseconds) == ["ours", "ours, decoding alone", views._PIL]
     ratio = milliseconds[views._PIL] / milliseconds["ours"]
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(ratio, abs=0.005)

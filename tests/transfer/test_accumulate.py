@@ -25,7 +25,8 @@ class Toy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.weight, self.sizes = nn.Parameter(torch.randn(3)), []
+        self.weight = nn.Parameter(torch.randn(3))
+        self.sizes = []
 
     def forward(self, batch: list[Tensor]) -> dict[str, Tensor]:
         self.sizes.append(len(batch))
@@ -54,7 +55,8 @@ def test_bfloat16_in_micro_batches_on_a_cpu(tmp_path: Path, engine: str, monkeyp
     """Its losses are near those in full precision; the weights stay float32."""
     keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "SOLVER__IMS_PER_BATCH": 4, "DATASETS__TEST": ()}
     half = keys | {"SOLVER__AMP__ENABLED": True}
-    exact, losses = [], []
+    exact = []
+    losses = []
     if engine == "detectron2":
         heads = importlib.import_module("transfer.detectron2_engine.heads")
         monkeypatch.setattr(heads, "keep_rois_in_float32", lambda model: exact.append(model.training))

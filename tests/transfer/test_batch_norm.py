@@ -44,7 +44,8 @@ BATCHES = [torch.randn(2, 3, 12, 12, generator=GENERATOR), torch.randn(3, 3, 20,
 
 def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
-    frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
+    frozen = network(FrozenBatchNorm2d)
+    plain = network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
     estimate(frozen, BATCHES[:1])
     torch.testing.assert_close(frozen(BATCHES[0]), plain(BATCHES[0]), rtol=1e-4, atol=1e-5)

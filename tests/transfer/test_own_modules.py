@@ -42,8 +42,8 @@ def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
     command = re.search(r"train_net\.py (.+?)\n\n", TEMPLATE.read_text().replace("\\\n", " ") + "\n\n", re.DOTALL)
     assert command
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command[1].split('"""')[0])]
-    own = ("INPUT", "MODEL.ROI_HEADS.N")  # keys that the template sets
-    small = {key: value for key, value in tiny_coco.MODEL_KEYS.items() if not key.startswith(own)}
+    template_keys = ("INPUT", "MODEL.ROI_HEADS.N")  # keys that the template sets
+    small = {key: value for key, value in tiny_coco.MODEL_KEYS.items() if not key.startswith(template_keys)}
     small |= {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.NUM_ITER": 1, "OUTPUT_DIR": str(tmp_path)}
     words = [sys.executable, "transfer/train_net.py", *words, *tiny_coco.words(small)]
     environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}

@@ -110,7 +110,8 @@ def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     ours, theirs = both(tmp_path, kind, depth)
     our_model, their_model = models(ours, theirs)
     our_batch, their_batch = batch_of(ours, theirs, [0, 2, 3])
-    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
+    a = losses_of(our_model, our_batch)
+    b = losses_of(their_model, their_batch)
     assert set(a) == set(b)
     for name in a:
         assert a[name].item() == pytest.approx(b[name].item(), abs=1e-4, rel=1e-4), name
@@ -173,7 +174,8 @@ def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
     if is_empty:
         assert len(our_batch[0]["target"]["boxes"]) == 0
         del their_batch[0]["instances"]._fields["gt_masks"]
-    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
+    a = losses_of(our_model, our_batch)
+    b = losses_of(their_model, their_batch)
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
 
 
@@ -196,7 +198,8 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
             expected = reference(entry)
             actual = mapper(record, (0, 0))
             assert torch.equal(actual["image"], expected["image"])
-            instances, target = expected["instances"], actual["target"]
+            instances = expected["instances"]
+            target = actual["target"]
             assert torch.allclose(target["boxes"], instances.gt_boxes.tensor, atol=1e-5)
             assert torch.equal(target["labels"], instances.gt_classes)
             if masks == "bitmask":
@@ -241,7 +244,8 @@ def test_initial_values_have_the_same_spread(tmp_path):
     torch.manual_seed(0)
     for kind in KINDS:
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
-        our_model, their_model = build_model(ours, torch.device("cpu")), build_theirs(theirs)
+        our_model = build_model(ours, torch.device("cpu"))
+        their_model = build_theirs(theirs)
         their_state = their_model.state_dict()
         for name, tensor in our_model.state_dict().items():
             if tensor.is_floating_point() and tensor.numel() > 1:

@@ -45,5 +45,6 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert f"- Every pretraining: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown
     assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown
-    kept = results["predictions"][f"{name}:skip_bad"]  # their folder is named after the copy without the bad records
-    assert isinstance(json.loads((tmp_path / "out" / kept).read_text()), list)
+    # Predictions are in a folder that is named after the copy without the bad records.
+    predictions = results["predictions"][f"{name}:skip_bad"]
+    assert isinstance(json.loads((tmp_path / "out" / predictions).read_text()), list)

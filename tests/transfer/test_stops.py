@@ -40,7 +40,8 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
 ) -> None:
     keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2}
     keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
     files: list[str] = []
@@ -72,7 +73,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
     command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
-    ranks, deadline = Path(f"/proc/{run.pid}/task/{run.pid}/children"), time.monotonic() + 120
+    ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    deadline = time.monotonic() + 120
     while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGTERM)

@@ -49,7 +49,8 @@ EVALUATION = "transfer.engine.log_progress"
 def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
     """SIGTERM arrives at the beginning of that call of a function, counted from 1."""
     module, name = place.rsplit(".", 1)
-    original, calls = getattr(importlib.import_module(module), name), iter(range(1, 99))
+    original = getattr(importlib.import_module(module), name)
+    calls = iter(range(1, 99))
 
     def stopped(*args: Any, **keys: Any) -> Any:
         if next(calls) == call:
@@ -77,7 +78,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
     trained = go(MODEL__WEIGHTS=first)
     assert trained["weights"]["path"] == first
-    kept = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
+    written = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
     more = {"MODEL__WEIGHTS": first, "SOLVER__MAX_ITER": 3}
     with claim(out, "fine-tuning"):  # while a training runs
@@ -97,7 +98,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
         refused(lambda flags=flags: go(*flags, **more | {"MODEL__WEIGHTS": other}), first, other, "--resume")
     refused(lambda: go("--resume", **more | {"SOLVER__MAX_ITER": 1}), "SOLVER.MAX_ITER", 1, 2)
     refused(lambda: go("--resume", **more, SOLVER__GAMMA=0.2), "SOLVER.GAMMA", 0.1, 0.2)
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in written} == written
 
     Path(first).unlink()  # a resumed run does not need them, and still records where it began
     with open(out / "metrics.json", "a") as file:  # of iterations that a crash lost
@@ -110,7 +111,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the same file, exported again in another order, are refused; an earlier run without them goes on."""
-    out, data = tmp_path / "out", tiny_coco.write(tmp_path / "data")
+    out = tmp_path / "out"
+    data = tiny_coco.write(tmp_path / "data")
     keys: dict[str, Any] = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ()}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "OUTPUT_DIR": str(tmp_path / "eval")}
 

@@ -98,7 +98,8 @@ def _batch_norm(rank: int) -> None:
     part: Any = images[rows].clone().requires_grad_()
     norm: Any = nn.BatchNorm2d(5)
     sync_norm: Any = ProcessSyncBatchNorm(5)
-    expected, actual = norm(whole), sync_norm(part)
+    expected = norm(whole)
+    actual = sync_norm(part)
     (expected**3).sum().backward()
     (actual**3).sum().backward()
     assert torch.allclose(actual, expected[rows], rtol=1e-4, atol=1e-4)
@@ -140,14 +141,16 @@ def _evaluate_one_network(folder: Path, name: str) -> None:
 
 def _pool_frozen_statistics(rank: int) -> None:
     """Each rank has its own batch; they differ in size."""
-    ranks, alone = frozen_bn.network(FrozenBatchNorm2d), frozen_bn.network(FrozenBatchNorm2d)
+    ranks = frozen_bn.network(FrozenBatchNorm2d)
+    alone = frozen_bn.network(FrozenBatchNorm2d)
     frozen_bn.estimate(ranks, [frozen_bn.BATCHES[rank]])
     frozen_bn.estimate(alone, frozen_bn.BATCHES)  # both ranks have both
     torch.testing.assert_close(ranks[1].running_var, alone[1].running_var)
 
 
 def _average_gradients_once(rank: int) -> None:
-    toy, reduced = accumulate.Toy(), []
+    toy = accumulate.Toy()
+    reduced = []
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]

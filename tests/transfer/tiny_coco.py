@@ -26,12 +26,15 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
     """Writes the data set (the last image empty, one crowd); returns its name, `coco:<json>:<images>`."""
     rng = np.random.default_rng(3)
     folder.mkdir(parents=True, exist_ok=True)
-    images, annotations = [], []
+    images = []
+    annotations = []
     for number, (width, height) in enumerate(SIZES, start=1):
         picture = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
         for slot in range(0 if number == len(SIZES) else 2):
-            x, y = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1, rng.uniform(2, height - 46)
-            w, h = min(rng.uniform(14, width / 2 - 12), width - x - 1), rng.uniform(20, 40)
+            x = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1
+            y = rng.uniform(2, height - 46)
+            w = min(rng.uniform(14, width / 2 - 12), width - x - 1)
+            h = rng.uniform(20, 40)
             category = 1 if keypoints else 1 + (number + slot) % 3
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
@@ -114,9 +117,9 @@ def words(keys: dict) -> list[str]:
 def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
     """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
     overrides = {key.replace("__", "."): value for key, value in keys.items()}
-    own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
+    run_keys = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    keys = words(MODEL_KEYS | own | short | overrides)
+    keys = words(MODEL_KEYS | run_keys | short | overrides)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
 
 

@@ -209,8 +209,8 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
 
 def _normalize(words: dict[str, str]) -> dict[str, str]:
     """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
-    given = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
-    return {key: "" if value.lower() == "true" else value for key, value in given.items()}
+    sbatch_options = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
+    return {key: "" if value.lower() == "true" else value for key, value in sbatch_options.items()}
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:

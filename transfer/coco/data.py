@@ -226,8 +226,9 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
-    if text := check.find_box_format_problem(content):
-        raise UserError(f"{path}: {text}")
+    box_problem = check.find_box_format_problem(content)
+    if box_problem:
+        raise UserError(f"{path}: {box_problem}")
     _check_categories(data_set, content, cfg)
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
     if data_set.name in cfg.DATASETS.TRAIN:

@@ -145,7 +145,8 @@ def check_config(weights: Weights, cfg: CfgNode) -> None:
     if arch != f"resnet{depth}":
         raise UserError(f"{weights.path} contains a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
     keys = [key for key in weights.provenance if key.startswith(("MODEL.", "INPUT."))]
-    if unknown := [key for key in _CHECKED if key not in keys]:
+    unknown = [key for key in _CHECKED if key not in keys]
+    if unknown:
         log.info(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
     for key in keys:
         value = get(cfg, key)

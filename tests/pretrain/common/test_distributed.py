@@ -122,7 +122,7 @@ def _gather() -> None:
     gathered.register_hook(gradients.append)
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
     (torch.full_like(everything, rank + 1) * gathered).sum().backward()
-    assert torch.equal(gradients[0], torch.full_like(gathered, rank + 1))  # autograd's own is left alone
+    assert torch.equal(gradients[0], torch.full_like(gathered, rank + 1))  # autograd's tensor is not modified
     assert rows.grad is not None and torch.equal(rows.grad, torch.full_like(rows, 1 + 2 + 3))
     assert torch.equal(distributed.gather_uneven(everything[:rank]), everything[[0, 0, 1]])
 

@@ -27,8 +27,8 @@ HERE = Options(cluster="local", gpus=0)
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
     """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
-    given = args or ((1,) if function == "count" else ())
-    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
+    args = args or ((1,) if function == "count" else ())
+    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *args))
 
 
 def graph_of(folder: Path, *nodes: Node) -> Graph:

@@ -76,8 +76,8 @@ def test_a_gpu_older_than_torchs_kernels_is_named(monkeypatch: pytest.MonkeyPatc
 def test_shared_memory_for_the_workers_of_eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for gib, state in ((0.5, "bad"), (4, "note"), (16, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda place, gib=gib: SimpleNamespace(free=gib * 2**30))
-        _, found, text = doctor._inspect_shared_memory(tmp_path)
-        assert found == state and ("--ipc=host" in text) == (state != "ok")
+        _, actual, text = doctor._inspect_shared_memory(tmp_path)
+        assert actual == state and ("--ipc=host" in text) == (state != "ok")
 
 
 def test_a_disk_that_is_full_or_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

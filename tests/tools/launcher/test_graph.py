@@ -109,7 +109,8 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
 
 def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "content_of", lambda path: pytest.fail(f"{path} was read"))
-    a, b = fake(tmp_path / "a"), replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
+    a = fake(tmp_path / "a")
+    b = replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
     assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
 
 

@@ -151,7 +151,8 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert "stages to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert launch.main([*words, "folder:gone"]) == 2
-    assert "invalid  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
+    shown = capsys.readouterr().out
+    assert "invalid  pretrain" in shown and "no image folder at gone" in shown
     assert "process on this machine" not in shown
     assert not (tmp_path / "runs").exists()
 

@@ -25,9 +25,9 @@ def no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def from_site(text: str, **given: object) -> Options:
+def from_site(text: str, **options: object) -> Options:
     Path("cluster.yaml").write_text(text)
-    return resolve({"cluster": "slurm", **given}, "cluster.yaml")
+    return resolve({"cluster": "slurm", **options}, "cluster.yaml")
 
 
 def test_a_sites_values_have_their_types_and_the_command_line_wins():
@@ -106,8 +106,8 @@ def test_values_that_cannot_work(given: dict[str, Any], message: str, monkeypatc
 CONVERT = stages.convert("runs/a", "a.pth")
 
 
-def spec(stage: str, **given: Any) -> StageSpec:
-    return StageSpec(stage, "/runs/x", "a:b", **given)
+def spec(stage: str, **fields: Any) -> StageSpec:
+    return StageSpec(stage, "/runs/x", "a:b", **fields)
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
@@ -170,7 +170,8 @@ def test_the_cluster_of_the_shell_is_on_record(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():
-    pretraining, asked = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}"), Options(cluster="slurm")
+    pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
+    asked = Options(cluster="slurm")
     assert [asked.for_stage(stage).cpus_per_task for stage in (pretraining, spec("report"))] == [9, 1]
     assert replace(asked, cpus_per_task=6).for_stage(pretraining).cpus_per_task == 6
     assert Options(cluster="local").for_stage(pretraining).cpus_per_task is None

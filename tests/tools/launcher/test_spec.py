@@ -53,7 +53,8 @@ def test_keys_that_a_stage_does_not_read_leave_it_complete():
 def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
     complete(detector())
     assert detector().is_complete()
-    longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
+    longer = detector("SOLVER: {MAX_ITER: 5}\n")
+    other = detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
     assert not longer.is_complete()
     check_may_continue(longer)
     with pytest.raises(UserError, match=r"mask contains a different run \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
@@ -66,10 +67,10 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     from transfer import train_net
     from transfer.config import load_config
 
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def main(words: list[str]) -> None:
-        found["cfg"], found["words"] = load_config(words[1], words[-2:]), words
+        received["cfg"], received["words"] = load_config(words[1], words[-2:]), words
 
     monkeypatch.setattr(train_net, "main", main)
     spec = detector("SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}\n", "DATASETS.TEST", "('coco:a.json:images',)")
@@ -78,8 +79,8 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
     queued.run()
-    assert found["cfg"] == expected
-    assert found["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+    assert received["cfg"] == expected
+    assert received["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
 def test_weights_count_by_content_and_not_by_path():

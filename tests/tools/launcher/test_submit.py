@@ -41,14 +41,14 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
 
 
 def test_sbatch_hears_the_users_shell_and_no_outer_job(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
+    passed_on = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
     hidden = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_EXECUTOR": "local", "RANK": "1"}
     hidden |= {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1", "SBATCH_QOS": "low"}  # sbatch prefers them
-    for name, value in {**kept, **hidden}.items():
+    for name, value in {**passed_on, **hidden}.items():
         monkeypatch.setenv(name, value)
     submit_jobs([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))
     received = dict(line.split("=", 1) for line in (cluster / "env").read_text().splitlines() if "=" in line)
-    assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
+    assert passed_on.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (cluster / "100.script").read_text()
     assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "100"
 
@@ -87,7 +87,8 @@ def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
 def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    real, copied = shutil.copy2, []
+    real = shutil.copy2
+    copied = []
 
     def copy(source: str, target: str, **more: Any) -> Any:
         copied.append(source)

@@ -110,8 +110,8 @@ def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
     for name, method in (("msra", {"method": "supervised_msra"}), ("torchvisions", {})):
         source = {"source": "r50.pkl", "source_sha256": "1676ba61" * 8, "arch": "resnet50", **method}
         write(tmp_path / name, detector(*overrides, weights=source))
-    found = published(tmp_path, f"{TABLE}2, engine detectron2")
-    assert {name: row[:3] for name, row in found.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
+    rows = published(tmp_path, f"{TABLE}2, engine detectron2")
+    assert {name: row[:3] for name, row in rows.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
     assert "; torchvisions: r50.pkl (1676ba61)." in render([tmp_path])
 
 

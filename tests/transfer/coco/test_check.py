@@ -83,12 +83,12 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(
 def test_all_records_of_an_ambiguous_id_are_bad_and_all_their_objects(people: dict[str, Any], section: str) -> None:
     people["categories"].append({"id": 8, "name": "b"})
     people["annotations"][0]["category_id"] = 8
-    first, second, *others = people[section]
+    first, second, *good_records = people[section]
     second["id"] = first["id"]
     problems = find_problems(people, None, Rules())
     assert [p.text.partition(": ")[2] for p in problems if p.section == section] == ["duplicate id"] * 2
     remaining = drop_bad(people, problems)
-    assert remaining[section] == others
+    assert remaining[section] == good_records
     named = {"images": "image_id", "categories": "category_id"}[section]
     assert not any(record[named] == first["id"] for record in remaining["annotations"])
 
@@ -141,7 +141,8 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     pixels = rng.random((height, width)) < (0.5 if seed % 2 else 0.001)
     pixels[: height // 2, width // 3 :] = True
     code: Any = coco_mask.encode(np.asfortranarray(pixels, np.uint8))
-    size, counts = [height, width], code["counts"].decode()
+    size = [height, width]
+    counts = code["counts"].decode()
     runs = np.diff(np.flatnonzero(np.diff(pixels.ravel("F"), prepend=False, append=not pixels[-1, -1])), prepend=0)
     for good in (counts, runs.tolist()):
         assert find_mask_problem({"size": size, "counts": good}, width, height) == ""

@@ -34,7 +34,8 @@ def test_prepare_fails_or_skips(
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
         data.check_early(cfg, [name])  # too slow to read here
-    skipping, out = f"{name}:skip_bad", tmp_path / "with:colon"
+    skipping = f"{name}:skip_bad"
+    out = tmp_path / "with:colon"
     data.prepare(tiny_coco.config(out, skipping, **keys), [skipping])
     logged = caplog.messages
     assert "skipped 1 bad records" in logged[0] and "annotation 1 of image 1" in logged[0]
@@ -51,8 +52,10 @@ def test_prepare_fails_or_skips(
 @pytest.mark.parametrize("damage", ["truncated", "turned"])
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, split: str) -> None:
-    good, bad = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "bad")
-    path, exif = tmp_path / "bad" / "1.png", Image.Exif()
+    good = tiny_coco.write(tmp_path / "good")
+    bad = tiny_coco.write(tmp_path / "bad")
+    path = tmp_path / "bad" / "1.png"
+    exif = Image.Exif()
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:300])
     else:
@@ -72,7 +75,8 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
 
 
 def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
-    name, path = tiny_coco.write(tmp_path / "data"), tmp_path / "data" / "3.png"
+    name = tiny_coco.write(tmp_path / "data")
+    path = tmp_path / "data" / "3.png"
     whole = path.read_bytes()
     path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
     cfg = tiny_coco.config(tmp_path / "out", name)
@@ -82,7 +86,8 @@ def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -> None:
-    good, lost = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "lost")
+    good = tiny_coco.write(tmp_path / "good")
+    lost = tiny_coco.write(tmp_path / "lost")
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
     for name in tmp_path.glob("lost/*.png"):
         name.unlink()

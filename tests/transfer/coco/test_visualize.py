@@ -63,7 +63,8 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     assert canvas.shape == (2 * (side + title), 4 * (side + gap), 3)
 
     def panel(row, column):
-        top, left = row * (side + title) + title, column * (side + gap)
+        top = row * (side + title) + title
+        left = column * (side + gap)
         return canvas[top : top + round(side * first["height"] / first["width"]), left : left + side]
 
     plain = panel(1, 0)
@@ -90,5 +91,5 @@ def test_the_compared_images_are_the_first_with_an_object(tmp_path):
 def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
     assert {name: str(visualize.picture_file("out", name)) for name in names} == {
-        name: f"out/{kept}" for name, kept in names.items()
+        name: f"out/{path}" for name, path in names.items()
     }

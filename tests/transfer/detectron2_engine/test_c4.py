@@ -98,7 +98,8 @@ def test_rois_keep_their_corners_under_bfloat16() -> None:
     from transfer.detectron2_engine.heads import keep_rois_in_float32
 
     x = torch.rand(1, 1, 200, 334, generator=torch.Generator().manual_seed(0))
-    features, rois = x.bfloat16(), torch.tensor([[0, 1001.3, 601.7, 1033.9, 640.2]])
+    features = x.bfloat16()
+    rois = torch.tensor([[0, 1001.3, 601.7, 1033.9, 640.2]])
     pool = ROIAlign((7, 7), 0.25, 0)
     expected = pool(features.float(), rois)
     with torch.autocast("cpu", torch.bfloat16):

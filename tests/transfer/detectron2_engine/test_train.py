@@ -87,7 +87,8 @@ def test_augmentation_at_test_time_is_added(
     seen: list[int] = []
     inference = GeneralizedRCNN.inference
     monkeypatch.setattr(GeneralizedRCNN, "inference", lambda *args, **keys: seen.append(1) or inference(*args, **keys))
-    name, keys = tiny_coco.write(tmp_path / "data"), {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80]}
+    name = tiny_coco.write(tmp_path / "data")
+    keys = {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80]}
     metrics = go(tmp_path, name, SOLVER__MAX_ITER=1, **keys)["metrics"]
     assert metrics.keys() == {"bbox", "bbox_TTA"} and metrics["bbox"] != metrics["bbox_TTA"]
     assert len(seen) >= 6 + 6

@@ -100,7 +100,8 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
 
 
 def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
-    scaler, build_model = torch.amp.grad_scaler.GradScaler, TorchvisionEngine.build_model
+    scaler = torch.amp.grad_scaler.GradScaler
+    build_model = TorchvisionEngine.build_model
     iterations = itertools.count()  # the gradients of the first and the third overflow
 
     def build(*args):
@@ -112,7 +113,8 @@ def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchvisionEngine, "build_model", build)
     # The CPU has no fast fp16.
     monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
-    name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
+    name = tiny_coco.write(tmp_path / "data")
+    out = tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

@@ -36,7 +36,9 @@ class Case:
     """One of the two kinds of files, and its conversion."""
 
     def __init__(self, folder: Path, folded: bool) -> None:
-        self.folded, self.source, arrays = folded, folder / "R-50.pkl", caffe2(folded)
+        self.folded = folded
+        self.source = folder / "R-50.pkl"
+        arrays = caffe2(folded)
         arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
         # As Python 2 wrote them: Detectron's wrapper, or none.
         self.source.write_bytes(pickle.dumps({"blobs": arrays} if folded else arrays, protocol=2))
@@ -114,7 +116,8 @@ def test_names_that_are_missing_or_unknown_are_refused() -> None:
         (lambda a: a.pop("res4_5_branch2b_bn_gamma"), "layer3.5.bn2.weight"),
         (lambda a: a.update(res6_0_branch2a_w=np.zeros(1)), "res6_0_branch2a_w"),
     ):
-        damage(arrays := caffe2())
+        arrays = caffe2()
+        damage(arrays)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         file, _ = from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))
         refused(lambda file=file: extract_backbone(file), name)

@@ -112,8 +112,8 @@ def test_provenance_is_in_the_file_and_next_to_it_and_handed_on(tmp_path: Path, 
     assert (inside["method"], inside["epoch"], inside["step"], inside["encoder"]) == ("jcl", 200, 1000, "query")
     assert inside["config"] == torch.load(source)["config"]
     assert inside["MODEL.RESNETS.STRIDE_IN_1X1"] is False and inside["MODEL.RESNETS.RES2_OUT_CHANNELS"] == 64
-    beside = json.loads((converted / "w.pth.json").read_text())
-    assert beside == {**inside, "file_sha256": sha256(converted / "w.pth")}
+    sidecar = json.loads((converted / "w.pth.json").read_text())
+    assert sidecar == {**inside, "file_sha256": sha256(converted / "w.pth")}
     for suffix in (".pkl", ".safetensors"):
         convert(source, tmp_path / f"w{suffix}")
         assert read_weights(tmp_path / f"w{suffix}").provenance == inside

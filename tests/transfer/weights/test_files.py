@@ -21,7 +21,8 @@ ROOT = "https://example.org/models"
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
     """The folder that stands for the server at ROOT, and the addresses that iopath downloads from it."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    folder, asked = tmp_path / "site", []
+    folder = tmp_path / "site"
+    asked = []
     folder.mkdir()
 
     def download(address: str, to: str, *, filename: str) -> str:

@@ -1,4 +1,4 @@
-"""One owner per run folder: who is refused, and when a dead owner's folder is free again."""
+"""A run folder has one owner; others are refused until it has ended or is taken for dead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with claim(sys.argv[1], "pretraining"):
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds the folder."""
+    """Start another process that owns the folder."""
     process = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
@@ -70,12 +70,13 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     (tmp_path / ".draft.txt.tmp").touch()
     assert lock.holder(tmp_path) == {}
     with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and what it was writing is gone
+        assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and its temporary file is removed
     assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
 _HERE = {"place": lock._identify_place(), "pid": os.getpid()}
-OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {  # seconds of silence, record, what is named
+# Seconds since the owner last touched its file, its record, and what the error names.
+OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {
     "a process id in use again": (0, _HERE, ()),
     "another machine": (lock._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
     "another machine, silent for too long": (lock._DEAD_AFTER_S + 5, {}, ()),
@@ -125,7 +126,9 @@ def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(
 
 def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
     _owner(tmp_path, 1000)  # all of them see a dead owner
-    begin, refusals, end = threading.Barrier(8), threading.Barrier(8), threading.Event()
+    begin = threading.Barrier(8)
+    refusals = threading.Barrier(8)
+    end = threading.Event()
 
     def come(_: int) -> bool:
         begin.wait()

@@ -1,4 +1,4 @@
-"""Weights & Biases, whose library runs without a service here, continues the run of a folder."""
+"""Weights & Biases continues the run of a folder; its library works offline here."""
 
 from __future__ import annotations
 

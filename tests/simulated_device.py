@@ -32,7 +32,7 @@ from transfer import distributed as transfer_distributed
 
 aten = torch.ops.aten
 _COPIES = {aten.copy_.default, aten._to_copy.default}
-_INDEXED = {  # the indexed tensor's device decides; indices may come from the CPU
+_INDEXED = {  # the indexed tensor's device counts; indices may be on the CPU
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
@@ -78,7 +78,7 @@ class DeviceTensor(torch.Tensor):
 
     __array__ = numpy
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # in a file it is a tensor of the CPU
+    def __reduce_ex__(self, protocol: Any) -> Any:  # files contain CPU tensors
         return self.host.__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
@@ -114,7 +114,7 @@ class SimulatedDevice(TorchDispatchMode):
 
 
 def register() -> None:
-    """Names the device; once per process, and permanently."""
+    """Register the device in torch. This is done once per process, and cannot be undone."""
     from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
     class Backend(_DummyBackendModule):
@@ -140,7 +140,7 @@ def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
 
 
 def become_device() -> SimulatedDevice:
-    """Makes it the device of both stages wherever a config does not choose the CPU, for the rest of this process."""
+    """Make it the device of both stages for the rest of this process, unless a config chooses the CPU."""
     register()
     distributed.init = transfer_distributed.join = functools.partial(_init, distributed.init)
     return SimulatedDevice().__enter__()
@@ -153,7 +153,7 @@ def _init(join_ranks: Callable[[str, str], torch.device], name: str = "auto", ke
 
 @contextlib.contextmanager
 def start_process(prepare: Callable[[], object]) -> Iterator[Callable]:
-    """A process for what only one with the device can do: yields what calls a function there."""
+    """Start a process that has the device; yield a function that calls another one there."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 
@@ -241,7 +241,7 @@ _SYNC_BN = {
 
 
 def _wait(func: Any, args: Any, kwargs: dict[str, Any]) -> str:
-    """Why the host would wait for the device, or nothing."""
+    """Return why the host would wait for the device, or an empty string."""
     if func in _WAITS:
         return str(func)
     if func is aten.copy_.default:
@@ -266,7 +266,7 @@ def _non_blocking(args: Any, kwargs: dict[str, Any], place: int) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line of this project, its libraries aside."""
+    """Return the innermost line of the call stack that belongs to this project."""
     frame = sys._getframe(2)
     while frame:
         path = Path(frame.f_code.co_filename)

@@ -45,7 +45,7 @@ RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",
 }
-# What is appended to the commands of the pages. No key of DATA or DATASETS: those are the pages' own.
+# Appended to the commands of the pages. No key of DATA or DATASETS: the data are those of the page.
 FEWER_IMAGES = "--images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
     "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
@@ -64,12 +64,12 @@ class Snippet(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """The hardware, data or network that it needs."""
+        """Return the hardware, data or network that the snippet needs."""
         match = re.match(r"# Needs (.+)\.\n", self.text)
         return match[1] if match else ""
 
     def lines(self) -> list[str]:
-        """The commands of a shell, one per line and without comments."""
+        """Return the shell commands, one per line and without comments."""
         joined = re.sub(r" \\\n +", " ", self.text)
         return [line for line in (re.sub(r"(^| {2,})# .*", "", line) for line in joined.splitlines()) if line]
 
@@ -84,7 +84,7 @@ def snippets(*languages: str) -> list[Snippet]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Programs as paths, with the words of their command lines: those of snippets, and those within lines of text."""
+    """Return (path of a program, its arguments) of each command in a snippet or within a line of text."""
     texts = {line for block in snippets("bash") for line in block.lines()}
     for page in PAGES:
         if page.name != "CHANGELOG.md":  # names commands, also former ones
@@ -102,7 +102,7 @@ def program_of(text: str) -> tuple[str, str] | None:
 
 
 class Parsed(Exception):
-    """Ends a program once it has parsed its command line."""
+    """An exception that ends a program once it has parsed its command line."""
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
 
 
 def test_every_snippet_is_one_that_is_checked() -> None:
-    """Fenced, in a language that has a check, and with nothing in it that no test knows."""
+    """Each snippet is fenced, in a language that is checked, and contains only commands that a test knows."""
     known = {"bash", "python", "yaml", "text", "bibtex"}
     assert [(block.page.name, block.language) for block in snippets() if block.language not in known] == []
     for page in PAGES:
@@ -169,7 +169,7 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def runnable(page: Path) -> list[Snippet]:
-    """The snippets of a page of docs/ that need nothing but this machine; the others' are targets of make."""
+    """Return the snippets of a page of docs/ that need only this machine; those of other pages are targets of make."""
     blocks = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
     return [block for block in blocks if not block.needs]
 
@@ -188,7 +188,7 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs both blocks of README that need your own images, on drawn scenes in place of /data."""
+    """Run both blocks of README that need your own images, on drawn scenes in place of /data."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     write_own_images(Path("data"))
@@ -225,7 +225,7 @@ def write_own_images(folder: Path) -> None:
 
 
 def test_only_these_commands_are_changed() -> None:
-    """Counts the commands that do not run as written; none of them gets other data than its page names."""
+    """Count the commands that do not run as written; none of them uses other data than its page names."""
     lines = [line for page in PAGES for block in runnable(page) if block.language == "bash" for line in block.lines()]
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
     data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
@@ -246,7 +246,7 @@ def run(block: Snippet) -> None:
 
 
 def run_line(line: str) -> None:
-    """Runs a line of a shell in this process, on little data and for few steps."""
+    """Run a shell command in this process, on little data and for few steps."""
     if line == "make demo-quick":
         line = "python tools/launch.py pipeline configs/examples/demo_quick.yaml"
     if line.startswith("cp "):
@@ -268,25 +268,25 @@ def run_line(line: str) -> None:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a command line, with the files that a pattern stands for."""
+    """Split a command line into words, and expand patterns of file names."""
     return [expanded for word in shlex.split(text) for expanded in (sorted(glob.glob(word)) if "*" in word else [word])]
 
 
 def run_apart(*words: str) -> None:
-    """Runs Python in a separate process, which may import and register what this one must not."""
+    """Run Python in a separate process, which may import and register what this one must not."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 def is_training(program: str, words: Sequence[str]) -> bool:
-    """Whether a command trains, or extracts features, and is not only a dry run."""
+    """Return whether a command trains or extracts features, and is not a dry run."""
     stages_that_train = ("pretrain", "linear", "knn", "embedding", "distributions", "pipeline")
     is_stage = program == "tools/launch.py" and words[0] in stages_that_train
     return (is_stage or program == "transfer/train_net.py") and not {"--dry-run", "--help-keys"} & set(words)
 
 
 def small(program: str, words: Sequence[str]) -> list[str]:
-    """The same command with fewer images, or with hardly any training and on this machine."""
+    """Return the same command with fewer images, or with hardly any training and on this machine."""
     if program == "tools/make_data.py" and words[0] == "digits":
         return [*words, *FEWER_IMAGES.split()]
     if not is_training(program, words):
@@ -301,7 +301,7 @@ def small(program: str, words: Sequence[str]) -> list[str]:
 
 
 def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """A pipeline with fewer images, as above, hardly any training and at most two seeds."""
+    """Return a pipeline with fewer images, hardly any training and at most two seeds."""
     if plan["DATA"]:
         kind, *arguments = pipeline.split_words(plan["DATA"])
         plan["DATA"] = [kind, *arguments[:-1], *FEWER_IMAGES.split(), arguments[-1]]
@@ -314,7 +314,7 @@ def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_yaml(text: str) -> None:
-    """Saves a file under the name in its first line, and reads it as the program does that it is for."""
+    """Save a file under the name in its first line, and read it as its program does."""
     name = Path(text.splitlines()[0].removeprefix("# ")).name
     Path(name).write_text(text)
     if name == "cluster.yaml":

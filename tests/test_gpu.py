@@ -1,4 +1,4 @@
-"""On one CUDA device, and on two: the CPU's numbers, mixed precision, compiled encoders, probes, both engines, nccl.
+"""Tests on one or two CUDA devices: equality with the CPU, mixed precision, compilation, probes, both engines, nccl.
 
 Without a CUDA device, the same tests run on the simulated one (`simulated_device.py`), with tiny networks, compilation
 without code generation, and gloo.
@@ -36,7 +36,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "sim"
 slow_without = pytest.mark.skipif(DEVICE == "sim", reason="no CUDA device: the next case compiles as well")
 HAS_TWO = DEVICE == "sim" or torch.cuda.device_count() > 1
 SHORT = ("SOLVER.EPOCHS", "1")  # two steps
-SINGLE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}  # relative difference of a loss from the CPU's in full precision
+SINGLE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}  # largest relative difference from the CPU's loss in full precision
 
 
 Call = Callable[..., Any]
@@ -44,7 +44,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def on_device() -> Iterator[Call]:
-    """Calls a function in a process that has the device."""
+    """Yield a function that calls another one in a process with the device."""
     if DEVICE == "cuda":
         yield lambda function, *args: function(*args)
         return
@@ -53,7 +53,7 @@ def on_device() -> Iterator[Call]:
 
 
 def _prepare() -> None:
-    """In a process of its own: a short time-out; without a GPU, the simulated one and quick networks."""
+    """Set a short time-out in a new process; without a GPU, use the simulated one and tiny networks."""
     patch = pytest.MonkeyPatch()
     patch.setattr(distributed, "TIMEOUT_S", 60.0)
     if DEVICE == "sim":
@@ -218,7 +218,7 @@ CASES = {
     "fp16": ("MODEL.BN_GROUPS", "2", "SOLVER.AMP", "fp16"),
     "compiled": ("MODEL.BN_GROUPS", "2", "SOLVER.COMPILE", "True"),
 }
-SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the next loss
+SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the loss
 BACKENDS = ["0", "1"] if DEVICE == "cuda" else ["0"]  # TORCH_DIST_USE_NCCL2: torch has two implementations of nccl
 
 

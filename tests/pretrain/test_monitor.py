@@ -1,4 +1,4 @@
-"""What is reported of a run that goes wrong: a loss that is not finite or jumps, skipped steps, a collapse."""
+"""Runs that go wrong are reported: a loss that is not finite or jumps, skipped steps, collapsed features."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_a_loss_that_jumps_is_reported_and_noise_is_not():
     assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
     (line,) = checks.warnings(60, 2.0, {"loss": 12.0})
     assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
-    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # of the same jump
+    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # which belong to the same jump
 
 
 def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_finite(tmp_path):

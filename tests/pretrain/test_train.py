@@ -1,4 +1,4 @@
-"""Whole runs on tiny images: resume bit for bit, bad input."""
+"""Whole runs on tiny images: resumed runs are bitwise equal, and bad input is refused."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory) -> Path:
-    """The run folder of an uninterrupted run, with kNN after each epoch."""
+    """Train without interruption, with kNN after each epoch; return the run folder."""
     output = tmp_path_factory.mktemp("runs") / "whole"
     results = run(images, output, "PROBE.KNN_PERIOD", "1")
     assert results["steps"] == 2 * STEPS_PER_EPOCH
@@ -50,12 +50,12 @@ def test_another_config_in_the_same_folder_is_refused(images, whole):
 
 
 def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tmp_path):
-    """More steps, another path of the images and rounding are free; another rate needs consent and is recorded."""
+    """Steps, the images' path and precision may change; another learning rate needs consent and is recorded."""
     moved = shutil.copytree(images, tmp_path / "moved")
     out = tmp_path / "run"
     run(images, out, "SOLVER.MAX_STEPS", "3")
     words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHECKPOINT_KEEP", "9"]
-    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # what only probes read
+    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # keys that only probes read
     run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
@@ -70,7 +70,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
 
 @pytest.mark.parametrize("name", ["class0/0000.png", "class1/000.png"])
 def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, name):
-    """Another name, or another label."""
+    """An image has another name, or another label."""
     data = shutil.copytree(images, tmp_path / "moved")
     (data / "train/class0/000.png").rename(data / "train" / name)
     shutil.copytree(whole, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run folder belongs to one run: who may enter it, what a fresh start finds, which checkpoints fit."""
+"""A run folder belongs to one run: other runs are refused, and so are checkpoints that do not fit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What several ranks of one run must agree on, and what they say when they do not."""
+"""The ranks of a run must agree on its inputs; if they do not, the error says where they differ."""
 
 import time
 from pathlib import Path
@@ -52,7 +52,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
         patch.setattr(checkpoint, "read", missing)
         refused(lambda: run(images, run_folder, *words), "rank 1 of 2", "no checkpoint at", "same files?")
 
-    with pytest.MonkeyPatch.context() as patch:  # ... or holds the weights of another run
+    with pytest.MonkeyPatch.context() as patch:  # ... or contains the weights of another run
 
         def other(path: Path) -> dict:
             state = real_read(path)

@@ -1,4 +1,4 @@
-"""Each benchmark runs on little, asserts that the compared forms are equal, and writes what it prints."""
+"""Each benchmark runs at a small size, checks that the compared implementations agree, and writes what it prints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
 
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Both ways make the views that are asked for; their times are compared with ours."""
+    """Both implementations compute the requested views; their times are compared with ours."""
     results: dict[str, Any] = {}
     for name in ("make_views", "_make_pil_views"):
         form = getattr(views, name)
@@ -67,7 +67,7 @@ def test_both_loops_step():
 
 @pytest.mark.detectron2
 def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every engine's iterations train it; the ratio of times is the median of the rounds' ratios."""
+    """Every engine trains; the reported ratio is the median of the rounds' ratios."""
     from tools.benchmarks import detection
 
     cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
@@ -95,7 +95,7 @@ def test_forms_take_turns_at_going_first():
 
 
 def test_reading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Each round drops the pages of each form, reads its images cold, then warm; ratios are those of rounds."""
+    """Each round empties the page cache, then reads the images of each format cold and warm; ratios are per round."""
     calls: list[str] = []
     times = iter([1.0, 1.0, 2.0, 2.0, 4.0, 2.0, 1.0, 1.0] * 2)
 

@@ -31,7 +31,7 @@ def use_rows(patch: pytest.MonkeyPatch, **rows: Callable[[], Any]) -> None:
 
 
 def _run_on_simulated_device(output: Path) -> tuple[dict[str, Any], list[str], int]:
-    """Returns the numbers, the names of the rows, and how many modules were compiled."""
+    """Return the numbers, the names of the rows, and how many modules were compiled."""
     patch = pytest.MonkeyPatch()
     tiny.use(patch)
     compiled: list[torch.nn.Module] = []

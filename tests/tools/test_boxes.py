@@ -1,4 +1,4 @@
-"""VOC's and YOLO's boxes in COCO's format."""
+"""Boxes in VOC's and YOLO's formats are converted to COCO's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = "<size><width>{}</width><height>{}</height></size>"
 
 
 def photo(path: Path, turned: bool = False) -> None:
-    """40 pixels wide and 30 high, as it is shown."""
+    """Write a photo that is 40 pixels wide and 30 high when displayed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
     exif[0x0112] = 6 if turned else 1
@@ -53,7 +53,7 @@ def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "all boxes 2" in lines and "of them crowds 1" in lines
     voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
-    refused(lambda: made(tmp_path, *words), "contains data that differ in content")  # of the file before it was edited
+    refused(lambda: made(tmp_path, *words), "contains data that differ in content")  # the output of the earlier file
 
 
 def test_yolo(tmp_path: Path) -> None:

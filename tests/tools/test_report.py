@@ -1,4 +1,4 @@
-"""The report: what stands beside what, and what is never put together."""
+"""The report groups what belongs together, and never compares what does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
     for seed, top1 in ((0, 68.0), (1, 68.4)):
         probe(tmp_path / f"jcl/linear_{seed}", config, top1, "SEED", seed, recipe="R50_IN1k_100ep")
-    probe(tmp_path / "jcl/knn", config, 50.0)  # what the pretraining found at its end: shown once
+    probe(tmp_path / "jcl/knn", config, 50.0)  # the probe at the end of the pretraining, which is shown once
     text = render([tmp_path])
     assert cells(text, "jcl")[2:] == ["50.0", "68.0 / 68.4", "88.0"]
 
@@ -48,7 +48,7 @@ def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path
 
 
 def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
-    """An equal recipe in the same folder is another run; a folder that was renamed is still the same one."""
+    """A run with an equal recipe in the same folder is another run; a renamed folder is still the same run."""
     older = pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.03")
     (tmp_path / "jcl").rename(tmp_path / "older")
     newer = pretrain(tmp_path / "jcl", *DIGITS, knn=50.0)
@@ -124,7 +124,7 @@ def test_equal_runs_in_other_places_share_a_table(tmp_path: Path):
     overrides += " SOLVER.CHECKPOINT_PERIOD 1000 SOLVER.CHECKPOINT_KEEP 2"
     write(tmp_path / "b", detector(*overrides.split()))
     text = render([tmp_path])
-    assert text.count("| run ") == 1 and "Not compared" not in text  # beside the paper's random row, too
+    assert text.count("| run ") == 1 and "Not compared" not in text  # also next to the paper's random row
 
 
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):

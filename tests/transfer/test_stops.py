@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def recorded(out: Path) -> dict[int, dict[str, float]]:
-    """iteration -> its metrics and losses in metrics.json."""
+    """Return the metrics and losses in metrics.json, by iteration."""
     lines = list(map(json.loads, (out / "metrics.json").read_text().splitlines()))
     assert len({line["iteration"] for line in lines}) == len(lines)  # nothing is repeated
     return {
@@ -87,7 +87,7 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def _fail_and_hang() -> None:
-    """Rank 1 fails, and hangs at its exit, as nccl may; the other would wait for an hour."""
+    """Fail on rank 1, which then hangs at its exit, as nccl may; the other rank would wait for an hour."""
     atexit.register(time.sleep, 3600)
     if os.environ["RANK"] == "1":
         raise RuntimeError("rank 1 cannot go on")

@@ -1,4 +1,4 @@
-"""What several tests of the launcher need: fake stages and programs, and what jobs leave in a run folder."""
+"""Helpers of the launcher's tests: fake stages and programs, and the files that jobs leave in a run folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def end(folder: Path, state: str, **values: Any) -> None:
 
 
 def complete(spec: StageSpec) -> StageSpec:
-    """Leave what a job leaves of complete work."""
+    """Write what a complete job leaves."""
     end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.identity)
     Path(spec.folder, spec.produces).write_text("{}")
     return spec

@@ -1,4 +1,4 @@
-"""The doctor: what it finds here, and what it must name."""
+"""The doctor checks this machine and names each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a job: a scheduler that is silent, a job of another machine, a damaged record."""
+"""The state of a job is known even if the scheduler does not answer, the job is elsewhere, or a record is damaged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_each_cluster_is_asked_for_its_own_jobs(
     programs(
         monkeypatch, tmp_path, squeue=f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}', scancel=scancel
     )
-    for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # of the shell: not where these jobs are
+    for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # the shell's cluster, where these jobs are not
         monkeypatch.setenv(name, "other")
     elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
     assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]

@@ -1,4 +1,4 @@
-"""The options of a job: the site's file, what a stage gets, times, and values that cannot work."""
+"""The options of a job: the site file, what each stage gets, times, and values that cannot work."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
     convert = asked.for_stage(CONVERT)
     assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
     assert convert.signal_delay < 60 * convert.minutes and convert.gpus_per_node == 0
-    assert convert.for_stage(CONVERT) == convert  # as `resume` has it
+    assert convert.for_stage(CONVERT) == convert  # as for `resume`
     assert asked.for_stage(spec("pretrain")) == replace(asked, cpus_per_task=1)
 
 

@@ -1,4 +1,4 @@
-"""Files of several runs: each shipped one loads, a wrong one is one line, and a sweep becomes a table and a plot."""
+"""Pipeline files: each of ours loads, a wrong one ends with one line, and a sweep becomes a table and a plot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
         is_converted = "convert" in {node.spec.stage for node in graph.nodes}
-        assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which starts from random values alone
+        assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which is only initialized at random
         assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
 
 

@@ -1,4 +1,4 @@
-"""What a stage's identity is made of: every key, weights by content, no place, and a word for each change."""
+"""A stage's identity consists of its keys and the content of its weights, not of paths; changes are described."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     assert content_of("run") == final != early
 
     final = save("detector/model_final.pth", 899)
-    save("detector/evaluating.pth", 1200)  # an evaluation is not finished: no conversion reads this file
+    save("detector/evaluating.pth", 1200)  # the evaluation is not complete, so no conversion reads this file
     assert content_of("detector") == final
     longer = save("detector/model_0001000.pth", 1000)  # MAX_ITER was raised
     assert content_of("detector") == longer != final

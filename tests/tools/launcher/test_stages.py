@@ -1,4 +1,4 @@
-"""How a command line's or a pipeline file's words become the spec of a stage."""
+"""The words of a command line or a pipeline file become the spec of a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed to sbatch: the script, the environment, and what is refused before."""
+"""The script and the environment that sbatch receives, and what is refused before."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_job_that_cannot_be_recorded_is_a_warning(
 
 
 def test_jobs_are_told_apart_by_name(tmp_path: Path):
-    """In squeue, and by the guard against a foreign job of the same id."""
+    """Names serve in squeue, and to recognize another user's job with the same id."""
     root = str(tmp_path / "demo")
     stages = [replace(fake(tmp_path / "demo" / name / "pretrain"), root=root) for name in ("jcl", "sce")]
     assert [submit.name_job([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]

@@ -1,4 +1,4 @@
-"""Several machines without SLURM: two agents of torchrun, each of which stands for a machine."""
+"""Several machines without SLURM; here, each of two torchrun agents represents a machine."""
 
 from __future__ import annotations
 

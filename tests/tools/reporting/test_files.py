@@ -1,4 +1,4 @@
-"""What a report says of stages that are not done and of files that cannot be read."""
+"""A report lists stages that are not complete, and files that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a page: what it shows of runs, that their text is inert, and how it behaves in a real browser."""
+"""The report as a page shows all runs, escapes their text, and works in a real browser."""
 
 from __future__ import annotations
 

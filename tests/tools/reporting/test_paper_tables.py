@@ -1,4 +1,4 @@
-"""Which runs stand next to a paper's numbers, and which are told why they do not."""
+"""Runs that match a row of a paper are compared with it; for others, the report says why not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 
 def published(folder: Path, table: str) -> dict[str, list[str]]:
-    """Return the rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
+    """Return the rows of a published table with our numbers: for each metric the paper's, ours and the difference."""
     tables = {shown.title: shown for shown in report.gather([folder]).tables}
     rows = tables[f"Published: {table}"].rows if f"Published: {table}" in tables else []
     return {row[0]: list(row[1:]) for row in rows if row[2] != "-"}
 
 
 def test_a_probe_stands_next_to_table_1(tmp_path: Path):
-    """What does not change the result may differ from the recipe."""
+    """Keys that do not change the result may differ from the recipe."""
     changes = "SEED 7 DATA.ROOT /scratch DATALOADER.NUM_WORKERS 2 PROBE.KNN_K 20 DEVICE cpu SOLVER.CHECKPOINT_PERIOD 50"
     config = pretrain(tmp_path / "jcl", *changes.split())
     probe(tmp_path / "jcl/linear", config, 68.0, "SEED", 9, recipe="R50_IN1k_100ep")

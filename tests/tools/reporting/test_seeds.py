@@ -1,4 +1,4 @@
-"""Tables over seeds: means, intervals and paired differences, against scipy's own intervals."""
+"""Means, intervals and paired differences over seeds are compared with scipy's intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bad record of an annotation file is named once, whatever JSON it holds, and can be dropped."""
+"""A bad record of an annotation file is named once, whatever JSON it contains, and can be skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a good data set of people, its annotations beside the images."""
+    """Write a valid data set of people, with the annotations next to the images."""
     folder = tmp_path_factory.mktemp("data")
     tiny_coco.write(folder, keypoints=True)
     return folder
@@ -97,7 +97,7 @@ def test_good_records_are_good(people: dict[str, Any], images: Path) -> None:
     x, y, w, _ = people["annotations"][0]["bbox"]
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
     people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
-    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that begin anew in each image
+    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that start again in each image
     people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not find_problems(people, images, STRICTEST)
     people["annotations"][0] |= {"bbox": [x, y, w, 0], "keypoints": "not read", "segmentation": [[]]}

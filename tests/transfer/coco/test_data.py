@@ -1,4 +1,4 @@
-"""Data sets by name or two paths; bad records end the run, or are skipped."""
+"""Data sets are given by name or by two paths; bad records end the run, or are skipped."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -
 
 
 def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
-    """Not the file, of which Detectron2 refuses ids that begin anew, `ignore`, and a byte-order mark."""
+    """Detectron2 refuses repeated ids, `ignore` and a byte-order mark, so it must not read the file itself."""
     name = tiny_coco.write(tmp_path / "data")
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(id=2, ignore=1, segmentation=[[]]))
     path = Path(name.split(":")[1])
@@ -166,7 +166,7 @@ def test_images_that_train_and_test_share_are_told(tmp_path: Path, caplog: pytes
 
 
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
-    """Although the annotation files of two have the same base name."""
+    """This holds even if two annotation files have the same base name."""
     twins = [f"{tiny_coco.write(tmp_path / split)}:skip_bad" for split in ("train", "valid")]
     for name in twins:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
@@ -223,7 +223,7 @@ def test_cocos_names_are_those_of_detectron2() -> None:
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not any file of its name; its categories are compared with those of other data sets."""
+    """Other files with that name are checked; COCO's categories are compared with those of other data sets."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     name = tiny_coco.write(tmp_path / "coco" / "val2017")
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))

@@ -1,4 +1,4 @@
-"""Which keypoints change places in a flipped image."""
+"""Left and right keypoints are exchanged in a flipped image."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""COCO metrics: known values, no predictions, Detectron2's own numbers."""
+"""COCO metrics have known values, work without predictions, and equal Detectron2's."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     assert not drawn[2].any(), "no prediction, nothing drawn"
     scale = side / first["width"]
     boxes = [record["bbox"] for record in truth if record["image_id"] == 1]
-    for column, shown in ((0, boxes), (1, boxes), (3, boxes[:1])):  # of weak predictions only the best is shown
+    for column, shown in ((0, boxes), (1, boxes), (3, boxes[:1])):  # of weak predictions, only the best is shown
         for box in boxes:
             x, y, w, h = (round(value * scale) for value in box)
             edge = drawn[column][y + h - 4 : y + h + 4, x + 4 : x + w - 4].any(axis=0).mean()

@@ -1,4 +1,4 @@
-"""SGD groups, the learning rate's course and clipping."""
+"""Parameter groups of SGD, learning rate schedules and gradient clipping."""
 
 from __future__ import annotations
 

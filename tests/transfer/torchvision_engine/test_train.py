@@ -1,4 +1,4 @@
-"""Runs of the torchvision engine: files, resume, refusals."""
+"""Runs of the torchvision engine: their files, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 
 
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
-    """The metrics of the one data set that ``cfg`` is tested on; {} on other ranks than the first."""
+    """Train; return the metrics of the only test data set, or {} on ranks other than the first."""
     weights = read_weights(cfg.MODEL.WEIGHTS)
     results = train.run(TorchvisionEngine, cfg, torch.device("cpu"), weights=weights, **options)
     return next(iter(results.values()), {})
@@ -41,14 +41,14 @@ def masks(out: Path, name: str) -> CfgNode:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The data set, the folder and the metrics of a run without interruption."""
+    """Train without interruption; return the data set, the folder and the metrics."""
     folder = tmp_path_factory.mktemp("finished")
     name = tiny_coco.write(folder / "data")
     return name, folder / "out", run(masks(folder / "out", name), visualize=2)
 
 
 def stop_after(monkeypatch, steps: int) -> None:
-    """A stop is requested while step ``steps`` (from 1) runs."""
+    """Request a stop while step ``steps`` (from 1) runs."""
     calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
     monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
 

@@ -1,4 +1,4 @@
-"""MSRA's files in Caffe2's names: what they become is what Detectron2 loads from them."""
+"""MSRA's files with Caffe2's names are converted to what Detectron2 loads from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def expected(folded: bool) -> dict[str, Tensor]:
-    """The state in torchvision's names: what the file lacks is what Detectron2 loads for it."""
+    """Return the state in torchvision's names; tensors that the file lacks have Detectron2's initial values."""
     state = resnet_state("resnet50", head=False)
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked") or (folded and name.endswith("running_mean")):
@@ -63,7 +63,7 @@ def expected(folded: bool) -> dict[str, Tensor]:
 
 
 def in_torchvision(weights: Weights) -> list[Tensor]:
-    """res2-res5 of the torchvision engine's backbone, in evaluation."""
+    """Compute res2-res5 of the torchvision engine's backbone in evaluation mode."""
     model = BottomUp("resnet50", nn.BatchNorm2d, stride_in_1x1=True, freeze_at=0)
     holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": model})})
     load_weights(holder.state_dict, weights)

@@ -135,5 +135,5 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
     refused(lambda: check_config(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
-    (tmp_path / "config.yaml").write_text("METHOD: []")  # of another program
+    (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
     assert read_detector_provenance(tmp_path / "model_final.pth") == {}

@@ -1,4 +1,4 @@
-"""The verification of a conversion notices other features, and its network is Detectron2's."""
+"""The verification of a conversion notices different features, and uses Detectron2's network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_other_features_are_refused() -> None:
 
 
 def test_another_stride_is_refused() -> None:
-    """The weights are equal; a bottleneck that strides in its first convolution computes other features."""
+    """With equal weights, a bottleneck that strides in its first convolution computes other features."""
     image = verify.sample_image()[..., :64, :64]
     plain = resnet_state("resnet50", head=False)
     source = verify.torchvision_stages(plain, "resnet50", image, stride_in_1x1=True)

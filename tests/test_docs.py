@@ -224,7 +224,7 @@ def write_own_images(folder: Path) -> None:
     (folder / "new_photos").symlink_to(Path("drawn/coco/val").absolute())
 
 
-def test_only_these_commands_are_changed() -> None:
+def test_few_commands_of_the_pages_are_shortened() -> None:
     """Count the commands that do not run as written; none of them uses other data than its page names."""
     lines = [line for page in PAGES for block in runnable(page) if block.language == "bash" for line in block.lines()]
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]

@@ -41,7 +41,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("number", "name", "part", "of"), list(cases()))
-def test_an_interrupted_stage_goes_on(
+def test_an_interrupted_stage_resumes_to_equal_files(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, number: signal.Signals, name: str, part: int, of: int
 ) -> None:
     """A kill ends the run at the call; a request to stop may come too late only near the end of the run."""

@@ -45,7 +45,7 @@ def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
     assert lines[5] == [f"step 60: {name} is {bad:.3g}: {CAUSES[name]}"]
 
 
-def test_the_first_epoch_says_nothing():
+def test_a_collapse_is_not_reported_in_the_first_epoch():
     assert not any(lines_of([0.01] * 4, "feature_spread", first_epoch=-4.5))
 
 

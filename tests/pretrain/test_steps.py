@@ -107,7 +107,7 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 
 @pytest.mark.parametrize("method", [("mocov2",), ("jcl",), ("jcl", *DENSE), ("sce",), ("simclr",), ("tcl",)])
-def test_a_batch_in_parts_gives_the_gradients_of_the_whole(method):
+def test_micro_batches_give_the_gradients_of_the_whole_batch(method):
     case = (*method, "SOLVER.IMS_PER_BATCH", "12", "MODEL.BN_GROUPS", "4")
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case, True)
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case, True)

@@ -27,7 +27,7 @@ def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
     assert "99.0" not in (tmp_path / "metrics.json").read_text()
 
 
-def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, tmp_path, monkeypatch):
+def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path, monkeypatch):
     weights = tmp_path / "start/checkpoint_final.pth"
     read = []
     real = objectives.read_backbone

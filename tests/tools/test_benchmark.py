@@ -88,7 +88,7 @@ def test_peak_memory_sees_a_large_tensor():
     assert 32 <= measure_peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
 
 
-def test_forms_take_turns_at_going_first():
+def test_compared_implementations_take_turns_at_running_first():
     calls: list[str] = []
     time_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "baabba"

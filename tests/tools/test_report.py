@@ -12,7 +12,7 @@ from tests.tools.reporting.runs import DIGITS, cells, column, detector, pretrain
 from tools import launch
 
 
-def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
+def test_probes_with_equal_settings_share_a_cell(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
     for seed, top1 in ((0, 68.0), (1, 68.4)):
         probe(tmp_path / f"jcl/linear_{seed}", config, top1, "SEED", seed, recipe="R50_IN1k_100ep")

@@ -136,7 +136,7 @@ def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((out / "classes.json").read_text()) == ["c2", "c1", "c3"]
 
 
-def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
+def test_a_run_that_failed_early_records_no_classes(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "coco_2017_val", MODEL__WEIGHTS="")
     update_state(tmp_path, stage="transfer")
     (tmp_path / "classes.json").write_text('["a"]')

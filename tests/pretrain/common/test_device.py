@@ -82,7 +82,7 @@ class Applied(Exception):
 
 
 @pytest.mark.parametrize("main", [train.main, lambda cfg: knn.main(cfg, "random")])
-def test_stages_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
+def test_stages_apply_the_float32_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
     def apply(precision: str) -> None:
         raise Applied(precision)
 

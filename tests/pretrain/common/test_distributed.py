@@ -52,7 +52,7 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
         ({"CUDA_VISIBLE_DEVICES": "-1", "SLURM_JOB_GPUS": "0,1"}, ""),
     ],
 )
-def test_gpus_that_a_job_was_given_do_not_idle(
+def test_a_job_with_gpus_that_torch_cannot_use_is_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
     def init() -> NoReturn:

@@ -79,7 +79,7 @@ def test_workers_change_nothing_and_leave_torchs_stream_alone(data: ImageData):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_steps_from_any_on_are_the_tail_of_all(data: ImageData):
+def test_batches_from_a_step_on_are_the_tail_of_all_batches(data: ImageData):
     whole = list(make(data).batches(0, 11))
     assert [step for step, _ in whole] == list(range(11))
     for start in (1, 4, 6, 11):  # 4 steps per epoch

@@ -132,7 +132,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
     refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "no file matches", "5..1")
 
 
-def test_what_a_tar_may_also_contain(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_other_members_of_a_tar_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = write_folder(tmp_path / "My [set]", ["a.png", "b.png", "@eaDir/a.png", "c.heic2"])
     (folder / "a.txt").write_text("a caption")
     tar = pack(folder / "x.tar", folder, ["a.png", "b.png", "@eaDir/a.png", "c.heic2", "a.txt", "a.png"])

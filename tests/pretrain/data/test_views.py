@@ -99,7 +99,7 @@ def test_boxes_are_distributed_as_torchvisions():
 
 
 @pytest.mark.parametrize(("height", "width", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
-def test_a_strip_of_an_image_gives_its_middle(height: int, width: int, box: tuple[int, ...]):
+def test_a_thin_image_is_cropped_to_its_center(height: int, width: int, box: tuple[int, ...]):
     assert sample_params(RECIPES["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
     assert sample_params(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
 

@@ -55,7 +55,7 @@ def test_classify_counts_top1_and_top5():
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
 
 
-def test_the_bank_is_held_once():
+def test_knn_normalizes_the_features_in_place():
     bank = Features(torch.randn(20, 4), torch.arange(20) % 3, 3)
     classify(bank, bank, k=1, temperature=0.07)
     assert bank.features_NF.norm(dim=1).tolist() == pytest.approx([1.0] * 20)
@@ -102,7 +102,7 @@ def _classify_a_part(expected_order: dict[int, dict[str, float]]) -> None:
             assert classify(ours, val, k=k, temperature=0.5) == scores
 
 
-def test_ranks_with_a_part_of_the_images_each_find_the_neighbors_of_one_process():
+def test_ranks_that_share_the_images_find_the_neighbors_of_one_process():
     """This includes ranks with fewer images than neighbors, and ranks without images."""
     train, val = _draw_with_ties()
     expected_order = {}

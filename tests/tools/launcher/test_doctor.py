@@ -16,7 +16,7 @@ from tools import launch
 from tools.launcher import doctor
 
 
-def test_this_machine_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_doctor_examines_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture):
     for name in ("imagenet/train", "coco"):
         (tmp_path / name).mkdir(parents=True)
     launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
@@ -27,7 +27,7 @@ def test_this_machine_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 
 @pytest.mark.parametrize(("states", "status"), [(["ok", "note"], 0), (["ok", "bad", "note"], 1)])
-def test_only_a_bad_finding_is_a_failure(
+def test_the_doctor_fails_only_if_a_finding_is_bad(
     states: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     findings = [(f"part {number}", state, f"text {number}") for number, state in enumerate(states)]

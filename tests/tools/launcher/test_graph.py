@@ -114,7 +114,7 @@ def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypa
     assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
 
 
-def test_a_run_stays_complete_when_the_weights_that_it_began_with_are_deleted(tmp_path: Path):
+def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
     spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
     Path("weights.pth").write_bytes(b"weights")
     begun = build_single(spec).nodes[0].spec
@@ -133,7 +133,7 @@ def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path
     assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
-def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accepts(
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     graph = chain(tmp_path)

@@ -172,7 +172,7 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
         launch.main(words)
 
 
-def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
+def test_a_dry_run_reports_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere

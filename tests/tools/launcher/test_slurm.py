@@ -70,7 +70,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
     all_jobs.cancel(tmp_path)
 
 
-def test_no_probe_of_a_point_that_was_cancelled_while_it_waited(
+def test_a_pretraining_that_was_cancelled_while_pending_is_not_probed(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
     """SLURM drops a pending task out of an array without a record, and then counts afterok as satisfied."""

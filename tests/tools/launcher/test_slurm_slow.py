@@ -45,7 +45,7 @@ def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_clu
 
 
 @pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2: counted"), (True, "not stopped in time")])
-def test_a_run_longer_than_its_time_limit_comes_back(
+def test_a_run_beyond_its_time_limit_is_requeued(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):
     spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)

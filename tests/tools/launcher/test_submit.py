@@ -24,7 +24,7 @@ from tools.launcher.start import start_graph
 OPTIONS = Options(cluster="slurm", gpus=0)
 
 
-def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
+def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
     program = tmp_path / "bin/sbatch"
@@ -40,7 +40,7 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
     assert list(tmp_path.glob("runs/run/launch/code-*"))  # a job may be queued
 
 
-def test_sbatch_hears_the_users_shell_and_no_outer_job(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sbatch_gets_the_users_environment_only(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     passed_on = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
     hidden = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_EXECUTOR": "local", "RANK": "1"}
     hidden |= {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1", "SBATCH_QOS": "low"}  # sbatch prefers them

@@ -11,7 +11,7 @@ from tests.tools.reporting.runs import DIGITS, cells, column, detector, pipeline
 from tools import report
 
 
-def test_a_pipelines_branches_are_rows_and_what_is_not_done_is_named(tmp_path: Path):
+def test_a_pipelines_branches_are_rows_and_incomplete_stages_are_named(tmp_path: Path):
     pipeline(tmp_path / "p", "jcl/pretrain", "jcl/linear", "moco/pretrain", "moco/linear")
     config = pretrain(tmp_path / "p/jcl/pretrain", *DIGITS)
     probe(tmp_path / "p/jcl/linear", config, 60.0, recipe="own")

@@ -93,7 +93,7 @@ def test_all_records_of_an_ambiguous_id_are_bad_and_all_their_objects(people: di
     assert not any(record[named] == first["id"] for record in remaining["annotations"])
 
 
-def test_good_records_are_good(people: dict[str, Any], images: Path) -> None:
+def test_valid_records_have_no_problems(people: dict[str, Any], images: Path) -> None:
     x, y, w, _ = people["annotations"][0]["bbox"]
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
     people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
@@ -191,7 +191,7 @@ def test_sizes_are_the_decoded_images(tmp_path: Path, kind: str, decode: bool) -
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "bmp"])
-def test_damage_is_seen(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_image_has_no_size(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{kind}"
     Image.fromarray(PIXELS).save(path)
     whole = path.read_bytes()

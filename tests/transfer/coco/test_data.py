@@ -21,7 +21,7 @@ UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
-def test_prepare_fails_or_skips(
+def test_bad_records_end_the_run_or_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -85,7 +85,7 @@ def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
-def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -> None:
+def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str) -> None:
     good = tiny_coco.write(tmp_path / "good")
     lost = tiny_coco.write(tmp_path / "lost")
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
@@ -151,7 +151,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
-def test_images_that_train_and_test_share_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_in_both_train_and_test_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     train = tiny_coco.write(tmp_path / "data")
     test = train.replace(".json", "_test.json")

@@ -104,7 +104,7 @@ def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
         refused(lambda: check_config(case.weights, good), "MODEL.RESNETS.NORM", "SyncBN", "w.pth")
 
 
-def test_it_does_not_become_torchvisions(case: Case, tmp_path: Path) -> None:
+def test_msras_weights_are_not_converted_to_torchvisions_names(case: Case, tmp_path: Path) -> None:
     refused(lambda: read_backbone(case.weights.path), case.weights.path)
     for source in (case.source, case.weights.path):
         refused(lambda source=source: convert(source, tmp_path / "plain.pth", to_torchvision=True), "STRIDE_IN_1X1")

@@ -14,7 +14,7 @@ from pretrain.common.run.state import update_state
 from tests.errors import refused
 
 
-def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
+def test_a_resumed_run_keeps_the_record_of_its_first_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for word in ("first", os.fsdecode(b"\xff")):  # a path need not be UTF-8

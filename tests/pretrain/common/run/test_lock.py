@@ -124,7 +124,7 @@ def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(
     _refused(tmp_path, "node7")  # it is alive
 
 
-def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
+def test_exactly_one_of_many_concurrent_processes_gets_the_folder(tmp_path: Path) -> None:
     _owner(tmp_path, 1000)  # all of them see a dead owner
     begin = threading.Barrier(8)
     refusals = threading.Barrier(8)
@@ -147,7 +147,7 @@ def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -
     assert _files(tmp_path) == []
 
 
-def test_a_file_that_cannot_be_read_is_a_live_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_owner_file_counts_as_a_live_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise OSError(24, "Too many open files")
 
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_a_live_owners(tmp_path: Path, monkeypatch
     _refused(tmp_path, "another machine")
 
 
-def test_one_file_of_a_folder(tmp_path: Path) -> None:
+def test_a_lock_of_one_file_leaves_other_files_of_the_folder_free(tmp_path: Path) -> None:
     another = f".a[1].pth2.{uuid.uuid4().hex}.tmp.pth2"
     for name in (f".a[1].pth.{uuid.uuid4().hex}.tmp.pth", f".a[1].pth.json.{uuid.uuid4().hex}.tmp.json", another):
         (tmp_path / name).touch()

@@ -105,7 +105,7 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
         ("0 0.5 0.5 0 0.1", "[cat]", "a.txt, line 1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", "a.txt, line 1"),  # with a score
         ("0 0.5 0.5 0.1 0.1", "{1: cat}", "data.yaml has no list of names"),
-        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have one name in ['cat', 'dog', 'cat']"),
+        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have the same name in ['cat', 'dog', 'cat']"),
     ],
 )
 def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_load_names_what_does_not_fit(r50: Weights, caplog: pytest.LogCaptureFix
     load_weights(lambda: state, r50)
     assert torch.equal(state[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
     assert caplog.messages == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
-    refused(lambda: load_weights(lambda: state, r50, require_heads=True), "w.pth", "no detector")
+    refused(lambda: load_weights(lambda: state, r50, require_heads=True), "w.pth", "not a detector")
     head = {"roi_heads.box_predictor.bbox_pred.weight": torch.ones(1)}
     other = dataclasses.replace(r50, state=r50.state | head)
     refused(lambda: load_weights(lambda: state, other, require_heads=True), "box_predictor.cls_score.weight")

@@ -26,7 +26,7 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages from above docs/, and a page for every other file that some page links to."""
+    """Add the pages from above docs/, and a page for every other file that a page links to."""
     for name, page in _ABOVE.items():
         header = _NOT_SEARCHED if name.startswith("studies/") else ""
         files.append(File.generated(config, page, content=header + (ROOT / name).read_text(encoding="utf-8")))
@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes links relative to the page's place on the site."""
+    """Make links relative to the page's place on the site."""
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
@@ -46,13 +46,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _in_repository(page: str, link: str) -> str:
-    """The path in the repository of what a page links to."""
+    """Return the path in the repository of what a page links to."""
     folder = posixpath.dirname(_SOURCES.get(page, f"docs/{page}"))
     return posixpath.normpath(posixpath.join(folder, link))
 
 
 def _on_site(path: str) -> str:
-    """The place on the site of a file of the repository."""
+    """Return the place on the site of a file of the repository."""
     if path in _ABOVE:
         return _ABOVE[path]
     is_own = path.startswith("docs/") and path.endswith((".md", ".png", ".svg", ".jpg"))

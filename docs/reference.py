@@ -29,7 +29,7 @@ _MARKER = "<!-- written by make docs -->\n"  # the rest of the page
 
 
 def pages() -> dict[Path, str]:
-    """The whole text of each page."""
+    """Return the whole text of each page."""
     written = {
         "commands": _commands(),
         "pretraining_keys": _keys(pretraining.describe_keys()),
@@ -45,7 +45,7 @@ def _introduction(name: str) -> str:
 
 
 def _keys(described: Sequence[Key]) -> str:
-    """A table per section of the config, with the keys that --help-keys explains."""
+    """Return a table per section of the config, with the keys that --help-keys explains."""
     sections: dict[str, list[str]] = {}
     for key in described:
         if key.meaning and not key.meaning.startswith("the torchvision engine takes only"):
@@ -58,7 +58,7 @@ def _keys(described: Sequence[Key]) -> str:
 
 
 def _layouts() -> str:
-    """A table of the files that tests make in the layouts of public projects, and what is read of each."""
+    """Return a table of the files in the layouts of public projects that tests make, and what is read of each."""
     rows = ["| file | read | with `--encoder key` | not read |", "| --- | --- | --- | --- |"]
     with tempfile.TemporaryDirectory() as folder:
         for name, content in sorted(LAYOUTS.items(), key=lambda item: item[0].lower()):
@@ -75,7 +75,7 @@ def _layouts() -> str:
 
 
 def _commands() -> str:
-    """The help of every program; what all of the launcher's jobs share comes once."""
+    """Return the help of every program; options that all of the launcher's jobs share occur once."""
     parts = ["## tools/launch.py"]
     shared = {}
     for name in _choices(launch):
@@ -95,7 +95,7 @@ def _commands() -> str:
 
 
 def _choices(module: Any) -> list[str]:
-    """The commands of a program."""
+    """Return the commands of a program."""
     return [name for action in module._parser()._actions for name in (action.choices or ())]
 
 
@@ -104,7 +104,7 @@ def _path(module: Any) -> str:
 
 
 def _help(module: Any, *words: str) -> str:
-    """What a program prints with --help, without its usage, which repeats the options, and without --help itself."""
+    """Return what a program prints with --help, without its usage and without --help itself."""
     out = io.StringIO()
     columns = mock.patch.dict(os.environ, COLUMNS="100")
     with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):

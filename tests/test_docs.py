@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ import yaml
 import pretrain
 from pretrain.config import load_config
 from tests.resnets import resnet_state
+from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable, snippets
 from tests.tools.test_make_trees import write_wheel
 from tools import make_data
 from tools.data import trees
@@ -36,9 +37,6 @@ from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
 
 pytestmark = pytest.mark.docs
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = r"(?:python )?(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>.+)"
 # What a shell runs beside this project's programs, and where else a program's command is run.
 OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
 RUN_ELSEWHERE = {
@@ -55,50 +53,6 @@ FINE_TUNING = (
     "SOLVER.MAX_ITER 2 SOLVER.STEPS () SOLVER.IMS_PER_BATCH 2 TEST.PRECISE_BN.NUM_ITER 1 DATALOADER.NUM_WORKERS 0 "
     "INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TEST 64"
 )
-
-
-class Snippet(NamedTuple):
-    page: Path
-    language: str
-    text: str
-
-    @property
-    def needs(self) -> str:
-        """Return the hardware, data or network that the snippet needs."""
-        match = re.match(r"# Needs (.+)\.\n", self.text)
-        return match[1] if match else ""
-
-    def lines(self) -> list[str]:
-        """Return the shell commands, one per line and without comments."""
-        joined = re.sub(r" \\\n +", " ", self.text)
-        return [line for line in (re.sub(r"(^| {2,})# .*", "", line) for line in joined.splitlines()) if line]
-
-
-def snippets(*languages: str) -> list[Snippet]:
-    blocks = [
-        Snippet(page, *language_and_text)
-        for page in PAGES
-        for language_and_text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    ]
-    return [block for block in blocks if not languages or block.language in languages]
-
-
-def commands() -> list[tuple[str, str]]:
-    """Return (path of a program, its arguments) of each command in a snippet or within a line of text."""
-    texts = {line for block in snippets("bash") for line in block.lines()}
-    for page in PAGES:
-        if page.name != "CHANGELOG.md":  # names commands, also former ones
-            texts |= set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
-    programs = {program_of(text) for text in texts} - {None}
-    return sorted(programs)  # type: ignore[type-var]
-
-
-def program_of(text: str) -> tuple[str, str] | None:
-    match = re.fullmatch(PROGRAM, text)
-    if not match:
-        return None
-    program = match["program"]
-    return "tools/launch.py" if program == "launch.py" else program, match["words"].strip()
 
 
 class Parsed(Exception):
@@ -166,12 +120,6 @@ def test_every_test_that_is_named_exists() -> None:
         for name in re.findall(r"`(test_\w+)(?:\.\.\.)?`", page.read_text())
     }
     assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
-
-
-def runnable(page: Path) -> list[Snippet]:
-    """Return the snippets of a page of docs/ that need only this machine; those of other pages are targets of make."""
-    blocks = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
-    return [block for block in blocks if not block.needs]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
@@ -251,11 +199,11 @@ def run_line(line: str) -> None:
         line = "python tools/launch.py pipeline configs/examples/demo_quick.yaml"
     if line.startswith("cp "):
         shutil.copy(*line.split()[1:])
-    found = program_of(line)
-    if not found or ("--dry-run" not in line and any(text in line for text in RUN_ELSEWHERE)):
+    command = program_of(line)
+    if not command or ("--dry-run" not in line and any(text in line for text in RUN_ELSEWHERE)):
         return
-    program = found[0]
-    words = small(found[0], words_of(found[1]))
+    program = command[0]
+    words = small(program, words_of(command[1]))
     if "--import" in words:
         run_apart(*(["-m", "tests.in_process"] if words[0] == "pipeline" else [str(ROOT / program)]), *words)
         return

@@ -26,7 +26,7 @@ CLASSES = ["small", "middle", "large"]
 
 
 def records(count: int, seed: int) -> list[dict[str, Any]]:
-    """Detectron2's records, the same at every call; where images are files, file_name is the path of one."""
+    """Return Detectron2's records, the same at every call; if images are files, file_name is the path of one."""
     rng = np.random.default_rng(seed)
     dataset = []
     for number in range(count):

@@ -49,14 +49,14 @@ def test_loss_is_equation_6(seed: int, tau: float, k1: float, k2: float):
 def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, k1: float, k2: float):
     case = batch_case(3, LABELS)
 
-    def found() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         result = tcl(*case, temperature=0.1, k1=k1, k2=k2)
         gradients = torch.autograd.grad(result.loss, (case.anchors_AD, case.candidates_BD))
         return [result.loss, *gradients, *(metric.double() for metric in result.metrics.values())]
 
-    whole = found()
+    whole = compute()
     monkeypatch.setattr(ops, "_ROWS", 3)  # the last block is smaller
-    torch.testing.assert_close(found(), whole)
+    torch.testing.assert_close(compute(), whole)
 
 
 @drawn(seed=SEEDS, tau=TEMPERATURES, k1=st.floats(0.0, 10_000.0), k2=st.floats(0.0, 10.0))

@@ -77,7 +77,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"nodes": 0}, "--nodes is 0"),
         ({"time": "4h"}, "--time '4h' is not a time; write minutes, H:MM:SS or D-HH:MM:SS"),
@@ -97,10 +97,10 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"cluster": "local", "nodes": 2}, "--nodes 2 needs --cluster slurm"),
     ],
 )
-def test_values_that_cannot_work(given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(UserError, match=message):
-        resolve({"cluster": "slurm", **given})
+        resolve({"cluster": "slurm", **arguments})
 
 
 CONVERT = stages.convert("runs/a", "a.pth")

@@ -46,7 +46,7 @@ _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Record the given pipeline folders, write the tables of all pages anew, and draw all figures.
+    """Record the given pipeline folders, rewrite the tables of all pages, and draw all figures.
 
     Raises:
         UserError: a folder without scores over seeds.
@@ -105,7 +105,7 @@ def largest_p(pages: Iterable[str]) -> float:
 
 
 def up_to_date(page: str, limit: float) -> str:
-    """Return the page with its tables made anew; differences in bold have a p-value of at most ``limit``.
+    """Return the page with new tables; differences in bold have a p-value of at most ``limit``.
 
     Raises:
         UserError: a marker names a study or a score that was not recorded.

@@ -166,7 +166,7 @@ def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> di
     """Reduce good records to what the detector reads, in a form that both engines read alike."""
     unread = {"ignore", *(() if masks else ["segmentation"]), *(() if keypoints else ["keypoints", "num_keypoints"])}
     annotations = []
-    for number, record in enumerate(content["annotations"], 1):  # the file's ids may start anew in every image
+    for number, record in enumerate(content["annotations"], 1):  # the file's ids may start again in every image
         is_crowd = bool(record.get("iscrowd") or record.get("ignore"))
         normalized = {**record, "id": number, "iscrowd": int(is_crowd)}
         if isinstance(record.get("segmentation"), list):

@@ -117,15 +117,15 @@ def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypa
 def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
     spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
     Path("weights.pth").write_bytes(b"weights")
-    begun = build_single(spec).nodes[0].spec
-    complete(begun)
-    write_json(tmp_path / "run/launch/launch.json", {"spec": begun.to_json()})
+    earlier = build_single(spec).nodes[0].spec
+    complete(earlier)
+    write_json(tmp_path / "run/launch/launch.json", {"spec": earlier.to_json()})
     (tmp_path / "run/model_final.pth").touch()
     Path("weights.pth").unlink()
     assert build_single(spec).nodes[0].spec.is_complete()
 
 
-def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path):
+def test_a_complete_graph_is_reported_without_a_job(tmp_path: Path, cluster: Path):
     graph = chain(tmp_path)
     for node in graph.nodes:
         complete(node.spec)

@@ -80,19 +80,21 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     monkeypatch.setitem(METHODS, "mine", METHODS["mocov2"])
     monkeypatch.setattr(extensions, "load", lambda: None)
     words = ["METHOD.NAME", "mine", "OUTPUT_DIR", str(tmp_path / "run")]
-    begun = load_config(None, words)
+    submitted = load_config(None, words)
     built_in = load_config(None, ["METHOD.NAME", "jcl"])
     module.write_text("new = 2")
     assert load_config(None, ["METHOD.NAME", "jcl"]) == built_in
     edited = load_config(None, words)
-    refused(lambda: check_same_run(edited, begun.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe")
+    refused(
+        lambda: check_same_run(edited, submitted.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe"
+    )
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
-    assert check_same_run(changed, begun.dump(), "config.yaml", "run") == [
-        f"IMPORTED {begun.IMPORTED!r} -> {edited.IMPORTED!r}"
+    assert check_same_run(changed, submitted.dump(), "config.yaml", "run") == [
+        f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"
     ]
-    refused(lambda: train.main(begun), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
+    refused(lambda: train.main(submitted), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
     assert stages.pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
-    assert stages.probe("knn", "random", base=begun.dump(), overrides=words).config == begun.dump()
+    assert stages.probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

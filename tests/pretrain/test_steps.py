@@ -173,7 +173,7 @@ def test_a_compiled_run_has_one_graph_per_encoder_and_the_losses_of_one_that_is_
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_an_image_without_a_label_is_alike_to_its_own_views_only():
+def test_an_unlabeled_image_has_only_its_own_views_as_positives():
     batch = batch_of(2, labels=lambda index: torch.full_like(index, -1))
     assert _loss("supcon", batch, "METHOD.LABELS", "class") == _loss("supcon", batch, "METHOD.LABELS", "index")
 

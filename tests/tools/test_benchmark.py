@@ -116,7 +116,7 @@ def test_reading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert not list(Path("here").iterdir())
 
 
-def test_pages_are_dropped(folder: Path):
+def test_dropped_pages_leave_the_files_unchanged(folder: Path):
     files = reading.write_images(folder, b"x" * 5000, 2)
     assert [len(paths) for paths in files.values()] == [2, 1]
     reading.drop_pages(files["folder"])

@@ -90,7 +90,7 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     assert cells(first, "photos")[-1] == "60.0" and cells(second, "photos")[-1] == "40.0"
 
 
-def test_a_start_from_other_weights_is_shown(tmp_path: Path):
+def test_initial_weights_of_a_pretraining_are_shown(tmp_path: Path):
     pretrain(tmp_path / "scratch", *DIGITS)
     config = pretrain(tmp_path / "continued", *DIGITS, "MODEL.WEIGHTS", "/w/imagenet.pth")
     write(tmp_path / "mask", detector(weights=provenance(config)))

@@ -162,7 +162,7 @@ def test_gpus_can_have_a_type():
     assert [options.sbatch_parameters.get("gpus_per_node") for options in fitted] == ["a100_3g.20gb:1", None]
 
 
-def test_the_cluster_of_the_shell_is_on_record(monkeypatch: pytest.MonkeyPatch):
+def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "alex")
     assert resolve({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
     assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}

@@ -35,7 +35,7 @@ def knn(*more: str) -> StageSpec:
     return stages.probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
 
 
-def test_other_work_is_refused_and_each_change_named():
+def test_a_different_run_is_refused_and_each_change_is_named():
     complete(knn())
     changed = knn("PROBE.KNN_K", "5", "SEED", "7")
     with pytest.raises(UserError, match=r"knn contains a different run \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
@@ -50,7 +50,7 @@ def test_keys_that_a_stage_does_not_read_leave_it_complete():
     assert knn("LINEAR.EPOCHS", "7", "DATALOADER.NUM_WORKERS", "1").is_complete()
 
 
-def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
+def test_a_changed_base_config_makes_a_different_run():
     complete(detector())
     assert detector().is_complete()
     longer = detector("SOLVER: {MAX_ITER: 5}\n")
@@ -133,7 +133,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
         (("FLOAT32_PRECISION", "high"), True),
     ],
 )
-def test_only_what_changes_a_detectors_result_makes_it_other_work(words: tuple[str, str], is_other: bool):
+def test_only_keys_that_change_a_detectors_result_make_a_different_run(words: tuple[str, str], is_other: bool):
     complete(detector())
     assert detector("SOLVER: {MAX_ITER: 3}\n", *words).is_complete() != is_other
 

@@ -31,7 +31,7 @@ def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pyte
     assert report.main([str(tmp_path)]) == 0
 
 
-def test_nothing_to_report_is_said(tmp_path: Path):
+def test_a_report_without_results_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
         render([tmp_path])
     with pytest.raises(UserError, match="is not a folder"):

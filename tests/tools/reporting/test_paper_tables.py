@@ -74,7 +74,7 @@ def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
     assert cells(text, "tuned")[1] == "jcl, then coco_2017_train"
 
 
-def test_small_runs_are_not_measured_by_the_paper_at_all(tmp_path: Path):
+def test_small_runs_are_not_compared_with_papers(tmp_path: Path):
     config = pretrain(tmp_path / "jcl", *DIGITS)
     probe(tmp_path / "jcl/linear", config, 79.0, recipe="own")
     write(tmp_path / "d", detector("SOLVER.MAX_ITER", "100"))

@@ -82,7 +82,7 @@ def test_other_keypoints_have_their_own_sigmas(people: dict[str, Any]) -> None:
     assert metrics["keypoints"]["AP"] == pytest.approx(100)
 
 
-def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxs(people: dict[str, Any]) -> None:
+def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxes(people: dict[str, Any]) -> None:
     detections = perfect(people)
     for record in detections:
         record["keypoints"] = [value + 0.1 * (index % 3 == 0) for index, value in enumerate(record["keypoints"])]

@@ -123,7 +123,7 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "scratch.pkl").provenance == {}
 
 
-def test_detectors_that_lie_in_a_file_with_others(tmp_path: Path, r18: Weights) -> None:
+def test_a_detector_is_read_from_a_file_with_other_content(tmp_path: Path, r18: Weights) -> None:
     torch.save({"model": r18.state, "optimizer": {"state": {}}, "loss": torch.ones(1)}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").state.keys() == r18.state.keys()
     torch.save({"model": r18.state, "ema": r18.state}, tmp_path / "w.pth")

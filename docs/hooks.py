@@ -26,7 +26,7 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages from above docs/, and a page for every other file that some page links to."""
+    """Add the pages from above docs/, and a page for every other file that a page links to."""
     for name, page in _ABOVE.items():
         header = _NOT_SEARCHED if name.startswith("studies/") else ""
         files.append(File.generated(config, page, content=header + (ROOT / name).read_text(encoding="utf-8")))
@@ -37,25 +37,22 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes links relative to the page's place on the site."""
+    """Make links relative to the page's place on the site."""
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
-
-    def on_site(link: re.Match[str]) -> str:
-        return posixpath.relpath(_on_site(_in_repository(here, link[0])), posixpath.dirname(here) or ".")
-
-    return _LINK.sub(on_site, markdown)
+    folder = posixpath.dirname(here) or "."
+    return _LINK.sub(lambda link: posixpath.relpath(_on_site(_in_repository(here, link[0])), folder), markdown)
 
 
 def _in_repository(page: str, link: str) -> str:
-    """The path in the repository of what a page links to."""
+    """Return the path in the repository of what a page links to."""
     folder = posixpath.dirname(_SOURCES.get(page, f"docs/{page}"))
     return posixpath.normpath(posixpath.join(folder, link))
 
 
 def _on_site(path: str) -> str:
-    """The place on the site of a file of the repository."""
+    """Return the place on the site of a file of the repository."""
     if path in _ABOVE:
         return _ABOVE[path]
     is_own = path.startswith("docs/") and path.endswith((".md", ".png", ".svg", ".jpg"))
@@ -63,5 +60,6 @@ def _on_site(path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    text, language = (ROOT / path).read_text(encoding="utf-8"), _LANGUAGES.get(Path(path).suffix, "text")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    language = _LANGUAGES.get(Path(path).suffix, "text")
     return f"{_NOT_SEARCHED}# {path}\n\n~~~~~{language}\n{text.rstrip()}\n~~~~~\n"

@@ -22,7 +22,7 @@ recipes at full length with this code yet; the times are the authors'. `launch.p
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
         rows = [_row(recipe) for recipe in read_recipes(pattern)]

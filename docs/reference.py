@@ -29,20 +29,23 @@ _MARKER = "<!-- written by make docs -->\n"  # the rest of the page
 
 
 def pages() -> dict[Path, str]:
-    """The whole text of each page."""
+    """Return the whole text of each page."""
     written = {
         "commands": _commands(),
         "pretraining_keys": _keys(pretraining.describe_keys()),
         "detector_keys": _keys(fine_tuning.describe_keys()),
         "layouts": _layouts(),
     }
-    paths = {_FOLDER / f"{name}.md": text for name, text in written.items()}
-    return {path: "".join(path.read_text(encoding="utf-8").partition(_MARKER)[:2]) + f"\n{text}\n"
-            for path, text in paths.items()}  # fmt: skip
+    return {_FOLDER / f"{name}.md": _introduction(name) + f"{_MARKER}\n{text}\n" for name, text in written.items()}
+
+
+def _introduction(name: str) -> str:
+    """Return the part of a page that is written by hand."""
+    return (_FOLDER / f"{name}.md").read_text(encoding="utf-8").partition(_MARKER)[0]
 
 
 def _keys(described: Sequence[Key]) -> str:
-    """A table per section of the config, with the keys that --help-keys explains."""
+    """Return a table per section of the config, with the keys that --help-keys explains."""
     sections: dict[str, list[str]] = {}
     for key in described:
         if key.meaning and not key.meaning.startswith("the torchvision engine takes only"):
@@ -55,13 +58,15 @@ def _keys(described: Sequence[Key]) -> str:
 
 
 def _layouts() -> str:
-    """A table of the files that tests make in the layouts of public projects, and what is read of each."""
+    """Return a table of the files in the layouts of public projects that tests make, and what is read of each."""
     rows = ["| file | read | with `--encoder key` | not read |", "| --- | --- | --- | --- |"]
     with tempfile.TemporaryDirectory() as folder:
         for name, content in sorted(LAYOUTS.items(), key=lambda item: item[0].lower()):
-            torch.save(content(), path := Path(folder, "weights.pth"))
+            path = Path(folder, "weights.pth")
+            torch.save(content(), path)
             file = read_weights_file(path)
-            query, key = extract_backbone(file), ""
+            query = extract_backbone(file)
+            key = ""
             with contextlib.suppress(UserError):
                 key = f"`{extract_backbone(file, 'key').provenance['prefix']}*`"
             unread = ", ".join(f"`{module}`" for module in query.unread.split(", ") if module)
@@ -70,8 +75,9 @@ def _layouts() -> str:
 
 
 def _commands() -> str:
-    """The help of every program; what all of the launcher's jobs share comes once."""
-    parts, shared = ["## tools/launch.py"], {}
+    """Return the help of every program; options that all of the launcher's jobs share occur once."""
+    parts = ["## tools/launch.py"]
+    shared = {}
     for name in _choices(launch):
         text, *sections = re.split(r"\n\n(?=config keys:|resources:)", _help(launch, name))
         shared |= {section.partition(":")[0]: section for section in sections}
@@ -89,7 +95,7 @@ def _commands() -> str:
 
 
 def _choices(module: Any) -> list[str]:
-    """The commands of a program."""
+    """Return the commands of a program."""
     return [name for action in module._parser()._actions for name in (action.choices or ())]
 
 
@@ -98,8 +104,9 @@ def _path(module: Any) -> str:
 
 
 def _help(module: Any, *words: str) -> str:
-    """What a program prints with --help, without its usage, which repeats the options, and without --help itself."""
-    out, columns = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="100")
+    """Return what a program prints with --help, without its usage and without --help itself."""
+    out = io.StringIO()
+    columns = mock.patch.dict(os.environ, COLUMNS="100")
     with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
         module.main([*words, "--help"])
     text = re.sub(r"\n  -h, --help .+", "", out.getvalue().partition("\n\n")[2].strip())

@@ -172,7 +172,7 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
             what = f"MODEL.QUEUE_SIZE {queue_size} holds the keys of {queue_size / len(data):.1f} epochs"
-            log.warning(f"{what}, so that many queries meet a key of their own image; lower it to half of the images")
+            log.warning(f"{what}, so many queries meet a key of their own image; lower it to half the number of images")
     return loader
 
 

@@ -1,4 +1,4 @@
-"""One thread per process for every test, and which tests may be skipped."""
+"""Settings of all tests: one thread per process, and which tests may be skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALLOWED_SKIPS = ("no CUDA device", "needs two CUDA devices", "lightly is not in
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 + 16 images of 20 px in two classes of different colors."""
+    """Write 48 training and 16 validation images of 20 px in two classes of different colors."""
     root = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 8)):
@@ -41,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny_resnet18() -> Iterator[None]:
-    """For modules whose subject is not the network: ``pytestmark = pytest.mark.usefixtures("tiny_resnet18")``."""
+    """Make every ResNet-18 tiny, in modules that say ``pytestmark = pytest.mark.usefixtures("tiny_resnet18")``."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.use(patch)
         yield
@@ -49,7 +49,7 @@ def tiny_resnet18() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_of_an_earlier_test() -> None:
-    """No request to stop, and no log file in the loggers, which keep their messages from pytest."""
+    """Withdraw a request to stop, and remove log files from the loggers, which hide their messages from pytest."""
     interrupt.clear()
     for name in ("pretrain", "transfer", "tools", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)

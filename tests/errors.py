@@ -1,4 +1,4 @@
-"""What every refusal has in common, so that its wording is free."""
+"""A check of what all errors have in common, so that tests do not depend on their wording."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pretrain.common.errors import UserError
 
 
 def refused(call: Callable[[], Any], *names: object) -> str:
-    """Calls it and returns the text of its UserError: one line that names the key, the value and what else is given."""
+    """Call it and return the text of its UserError, which must be one line and contain each of the given parts."""
     with pytest.raises(UserError) as raised:
         call()
     text = str(raised.value)

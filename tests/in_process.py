@@ -17,7 +17,7 @@ HERE = Options(cluster="local", gpus=0)
 
 
 def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
-    """As `tools.launcher.start.start_graph` on this machine, without a process per stage and its record."""
+    """Replace `tools.launcher.start.start_graph` on this machine, without a process per stage and without records."""
     plan = checks.check_graph(graph, options, check_data=check_data)
     plan.check(graph)
     write_graph(graph, options)

@@ -1,4 +1,4 @@
-"""Random ResNets and checkpoints that hold them, for tests of everything that reads, converts or loads weights."""
+"""Random ResNets and checkpoints of them, for tests of everything that reads, converts or loads weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def resnet_state(arch: str = "resnet18", seed: int = 0, head: bool = True) -> dict[str, Tensor]:
-    """A random ResNet whose BN has its own statistics (defaults would hide a swap)."""
+    """Build a random ResNet; its BN statistics are random too, because defaults would hide a swap."""
     return {
         k: v.clone()
         for k, v in _resnet_state(getattr(torchvision.models, arch), seed).items()
@@ -38,7 +38,7 @@ def _resnet_state(build: Callable[..., nn.Module], seed: int) -> dict[str, Tenso
 
 
 def caffe2(folded: bool = False) -> dict[str, np.ndarray]:
-    """A random ResNet-50 in Caffe2's names, with a bias in its first convolution and a classifier, as MSRA's has.
+    """Build a random ResNet-50 in Caffe2's names, with a bias in its first convolution and a classifier, as MSRA's has.
 
     Args:
         folded: a batch norm has a scale and a bias only, as in Detectron's file; Detectron2's has statistics, too.
@@ -58,7 +58,7 @@ def caffe2(folded: bool = False) -> dict[str, np.ndarray]:
 
 
 def detectron2_stages(path: str | Path, depth: int, norm: str, image: Tensor, **keys: Any) -> dict[str, Tensor]:
-    """res2-res5 of Detectron2's own ResNet, in evaluation, with the file that its own checkpointer loads."""
+    """Compute res2-res5 of Detectron2's ResNet in evaluation mode, with a file that its own checkpointer loads."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.modeling.backbone.resnet import BasicStem, ResNet
 
@@ -71,7 +71,7 @@ def detectron2_stages(path: str | Path, depth: int, norm: str, image: Tensor, **
 
 
 def moco(query: dict[str, Tensor], key: dict[str, Tensor], wrapper: str = "") -> dict[str, Any]:
-    """A checkpoint of pretraining, in MoCo's format."""
+    """Build a checkpoint of pretraining, in MoCo's format."""
     state = {f"module.encoder_q.{wrapper}{k}": v for k, v in query.items()}
     state |= {f"module.encoder_k.{wrapper}{k}": v for k, v in key.items()}
     state |= {"module.queue": torch.zeros(8, 16), "module.queue_ptr": torch.zeros(1, dtype=torch.long)}

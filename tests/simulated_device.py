@@ -16,7 +16,7 @@ import functools
 import multiprocessing
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from transfer import distributed as transfer_distributed
 
 aten = torch.ops.aten
 _COPIES = {aten.copy_.default, aten._to_copy.default}
-_INDEXED = {  # the indexed tensor's device decides; indices may come from the CPU
+_INDEXED = {  # the indexed tensor's device counts; indices may be on the CPU
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
@@ -64,11 +64,11 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> DeviceTensor:
         device: Any = "sim:0"
-        made = torch.Tensor._make_wrapper_subclass(
+        wrapper = torch.Tensor._make_wrapper_subclass(
             cls, host.shape, host.stride(), host.storage_offset(), dtype=host.dtype, layout=host.layout, device=device
         )
-        made.host = host
-        return made
+        wrapper.host = host
+        return wrapper
 
     def __repr__(self) -> str:
         return f"{self.host!r} on sim"
@@ -78,7 +78,7 @@ class DeviceTensor(torch.Tensor):
 
     __array__ = numpy
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # in a file it is a tensor of the CPU
+    def __reduce_ex__(self, protocol: Any) -> Any:  # files contain CPU tensors
         return self.host.__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
@@ -114,7 +114,7 @@ class SimulatedDevice(TorchDispatchMode):
 
 
 def register() -> None:
-    """Names the device; once per process, and permanently."""
+    """Register the device in torch. This is done once per process, and cannot be undone."""
     from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
     class Backend(_DummyBackendModule):
@@ -142,7 +142,7 @@ def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
 
 
 def become_device() -> SimulatedDevice:
-    """Makes it the device of both stages wherever a config does not choose the CPU, for the rest of this process."""
+    """Make it the device of both stages for the rest of this process, unless a config chooses the CPU."""
     register()
     distributed.init = transfer_distributed.join = functools.partial(_init, distributed.init)
     return SimulatedDevice().__enter__()
@@ -155,7 +155,7 @@ def _init(join_ranks: Callable[[str, str], torch.device], name: str = "auto", ke
 
 @contextlib.contextmanager
 def start_process(prepare: Callable[[], object]) -> Iterator[Callable]:
-    """A process for what only one with the device can do: yields what calls a function there."""
+    """Start a process that has the device; yield a function that calls another one there."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 
@@ -163,12 +163,12 @@ def start_process(prepare: Callable[[], object]) -> Iterator[Callable]:
 def _run(func: Any, args: Any, kwargs: dict[str, Any], waits: collections.Counter | None) -> Any:
     flat, _ = tree_flatten((args, kwargs))
     inputs = [x for x in flat if isinstance(x, DeviceTensor)]
-    others = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor)]
-    wanted = kwargs.get("device")
-    if not inputs and (wanted is None or torch.device(wanted).type != "sim"):
+    host_tensors = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor)]
+    device = kwargs.get("device")
+    if not inputs and (device is None or torch.device(device).type != "sim"):
         return func(*args, **kwargs)
     if func not in _COPIES:
-        loose = [x for x in others if x.ndim > 0]
+        loose = [x for x in host_tensors if x.ndim > 0]
         if func in _INDEXED and isinstance(args[0], DeviceTensor):
             loose = [x for x in loose if x.dtype not in (torch.long, torch.bool, torch.uint8)]
         if loose and inputs:
@@ -176,21 +176,23 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], waits: collections.Counte
                 f"{func}: expected all tensors on the same device, found {tuple(inputs[0].shape)} on sim and "
                 f"{tuple(loose[0].shape)} on cpu"
             )
-    if waits is not None and (reason := _wait(func, args, kwargs, others)):
-        waits[reason, _caller()] += 1
-    if wanted is not None:
+    if waits is not None:
+        reason = _wait(func, args, kwargs)
+        if reason:
+            waits[reason, _caller()] += 1
+    if device is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
     host_args, host_kwargs = tree_map_only(DeviceTensor, lambda x: x.host, (args, kwargs))
-    found = _SYNC_BN.get(func, func)(*host_args, **host_kwargs)
+    result = _SYNC_BN.get(func, func)(*host_args, **host_kwargs)
     if torch.Tag.inplace_view in func.tags:  # unsqueeze_ and its like change the shape, so the outer tensor's too
         with no_dispatch():
             func(*args, **kwargs)
-    if wanted is not None and torch.device(wanted).type != "sim":
-        return found
+    if device is not None and torch.device(device).type != "sim":
+        return result
     same = {id(x.host): x for x in inputs}
-    if isinstance(args[0] if args else None, torch.Tensor) and not isinstance(args[0], DeviceTensor) and wanted is None:
-        return args[0] if found is args[0] else tree_map_only(torch.Tensor, DeviceTensor, found)
-    return tree_map_only(torch.Tensor, lambda x: same[id(x)] if id(x) in same else DeviceTensor(x), found)
+    if isinstance(args[0] if args else None, torch.Tensor) and not isinstance(args[0], DeviceTensor) and device is None:
+        return args[0] if result is args[0] else tree_map_only(torch.Tensor, DeviceTensor, result)
+    return tree_map_only(torch.Tensor, lambda x: same[id(x)] if id(x) in same else DeviceTensor(x), result)
 
 
 # SyncBN's kernels, which torch has on GPUs only. C: channels, R: ranks.
@@ -240,12 +242,13 @@ _SYNC_BN = {
 }
 
 
-def _wait(func: Any, args: Any, kwargs: dict[str, Any], others: Sequence[torch.Tensor]) -> str:
-    """Why the host would wait for the device, or nothing."""
+def _wait(func: Any, args: Any, kwargs: dict[str, Any]) -> str:
+    """Return why the host would wait for the device, or an empty string."""
     if func in _WAITS:
         return str(func)
     if func is aten.copy_.default:
-        from_device, to_device = isinstance(args[1], DeviceTensor), isinstance(args[0], DeviceTensor)
+        from_device = isinstance(args[1], DeviceTensor)
+        to_device = isinstance(args[0], DeviceTensor)
         return "copy between devices" if from_device != to_device and not _non_blocking(args, kwargs, 2) else ""
     if func is aten._to_copy.default and kwargs.get("device") is not None:
         crosses = isinstance(args[0], DeviceTensor) != (torch.device(kwargs["device"]).type == "sim")
@@ -265,7 +268,7 @@ def _non_blocking(args: Any, kwargs: dict[str, Any], place: int) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line of this project, its libraries aside."""
+    """Return the innermost line of the call stack that belongs to this project."""
     frame = sys._getframe(2)
     while frame:
         path = Path(frame.f_code.co_filename)

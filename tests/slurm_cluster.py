@@ -36,18 +36,18 @@ def _wait(condition: Callable[[], object], what: str, logs: Path, seconds: float
 
 
 def _free_ports(count: int) -> int:
-    """The first of ``count`` ports in a row that nothing listens on."""
+    """Return the first of ``count`` consecutive free ports."""
     for first in range(21000 + os.getpid() % 20000, 64000, count):
         sockets = [socket.socket() for _ in range(count)]
         try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + offset))
+            for offset, socket_ in enumerate(sockets):
+                socket_.bind(("127.0.0.1", first + offset))
             return first
         except OSError:
             continue
         finally:
-            for one in sockets:
-                one.close()
+            for socket_ in sockets:
+                socket_.close()
     raise RuntimeError("no free ports")
 
 
@@ -86,7 +86,7 @@ class SlurmCluster:
         self._start("slurmd", "-D", "-f", str(self.root / "slurm.conf"), "-N", node, key=node)
 
     def kill_node(self, node: str) -> None:
-        """As a machine that loses power: the daemon and everything of its jobs die at once."""
+        """Kill the daemon and all processes of its jobs at once, as a power failure would."""
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
@@ -97,14 +97,14 @@ class SlurmCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def preempt(self) -> None:
-        """A job of the higher partition takes both nodes for a second."""
+        """Run a job of the partition with higher priority on both nodes for a second."""
         _output("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
 
     def node_of(self, job_id: str | int) -> str:
         return _output("squeue", "-h", "-j", str(job_id), "-o", "%N").strip()
 
     def state(self, job_id: str | int) -> str:
-        """SLURM's word for a job, as PENDING, RUNNING or COMPLETED."""
+        """Return SLURM's state of a job, such as PENDING, RUNNING or COMPLETED."""
         return (_output("squeue", "-h", "--states=all", "-j", str(job_id), "-o", "%T").split() or ["UNKNOWN"])[0]
 
     def wait_state(self, job_id: str | int, *states: str, seconds: float = 60) -> None:
@@ -150,20 +150,20 @@ def _output(*command: str) -> str:
 
 
 def _of_node(node: str, root: str) -> list[tuple[int, int]]:
-    """(parent, process) of everything that runs on a node of the cluster in ``root``."""
-    found = []
+    """Return (parent id, process id) of all processes on a node of the cluster in ``root``."""
+    processes = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended
             text = environment.read_text(errors="replace")
             if f"SLURMD_NODENAME={node}\0" in text and root in text:
                 fields = (environment.parent / "stat").read_text().rsplit(")", 1)[1].split()
-                found.append((int(fields[1]), int(environment.parent.name)))
-    return found
+                processes.append((int(fields[1]), int(environment.parent.name)))
+    return processes
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """The cluster, started once per session; skips with the reason where SLURM is missing."""
+    """Start the cluster once per session; without SLURM, skip the tests that use it."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
     if missing:

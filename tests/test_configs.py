@@ -1,4 +1,4 @@
-"""Every recipe says how to run it, what it needs and what is published; every file that a recipe names exists."""
+"""Every recipe states its command, hardware and published result; every file that a recipe names exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIGS = ROOT / "configs"
 
 
 def header(path: Path) -> str:
-    """Returns the comment lines above the first key."""
+    """Return the comment lines above the first key."""
     return "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
 
 
@@ -46,7 +46,8 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
     for file in sorted((CONFIGS / "papers").glob("*.csv")):
         _, rows = paper_tables.read_table(file)
         for row in rows:
-            number, recipe = row.get("AP") or row.get("top1"), ROOT / (row.get("recipe") or row["pretrain"])
+            number = row.get("AP") or row.get("top1")
+            recipe = ROOT / (row.get("recipe") or row["pretrain"])
             if recipe.is_file() and number and (not row.get("overrides") or is_the_recipes_own(row)):
                 assert re.search(rf"^# Published: .*\b{number}\b.*{file.name}", header(recipe), re.MULTILINE), recipe
                 assert "launch.py linear" in header(recipe) or "recipe" in row, recipe
@@ -55,7 +56,7 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
 
 
 def is_the_recipes_own(row: Mapping[str, str]) -> bool:
-    """SCE's table names both temperatures, also of the recipe's own cell."""
+    """Return whether a row is the recipe itself; SCE's table names both temperatures even then."""
     return "recipe" not in row and load_config(row["pretrain"], row["overrides"].split()) == load_config(
         row["pretrain"]
     )
@@ -74,7 +75,7 @@ _NEAR = {
 
 
 def test_recipes_differ_in_more_than_two_keys() -> None:
-    """A variant in one or two keys is a command with overrides, or a row of a table in configs/papers."""
+    """A variant of one or two keys should be a command with overrides, or a row of a table in configs/papers."""
     configs: dict[str, dict[str, Any]] = {}
     for path in RECIPES:
         sections = ConfigFile.load_yaml_with_base(str(path)).keys()
@@ -103,7 +104,7 @@ def test_every_config_file_that_is_named_exists() -> None:
 
 
 def test_the_table_of_recipes_is_current_and_whole() -> None:
-    """After a recipe has changed: make docs."""
+    """If this fails after a recipe has changed, run `make docs`."""
     page = (ROOT / "docs" / "recipes.md").read_text()
     assert page == recipes.markdown()
     of_papers = [path for path in RECIPES if path.parent.name != "examples"]

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ import yaml
 import pretrain
 from pretrain.config import load_config
 from tests.resnets import resnet_state
+from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable, snippets
 from tests.tools.test_make_trees import write_wheel
 from tools import make_data
 from tools.data import trees
@@ -36,16 +37,13 @@ from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
 
 pytestmark = pytest.mark.docs
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = r"(?:python )?(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>.+)"
 # What a shell runs beside this project's programs, and where else a program's command is run.
 OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
 RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",
 }
-# What is appended to the commands of the pages. No key of DATA or DATASETS: those are the pages' own.
+# Appended to the commands of the pages. No key of DATA or DATASETS: the data are those of the page.
 FEWER_IMAGES = "--images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
     "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
@@ -57,57 +55,14 @@ FINE_TUNING = (
 )
 
 
-class Snippet(NamedTuple):
-    page: Path
-    language: str
-    text: str
-
-    @property
-    def needs(self) -> str:
-        """The hardware, data or network that it needs."""
-        found = re.match(r"# Needs (.+)\.\n", self.text)
-        return found[1] if found else ""
-
-    def lines(self) -> list[str]:
-        """The commands of a shell, one per line and without comments."""
-        joined = re.sub(r" \\\n +", " ", self.text)
-        return [line for line in (re.sub(r"(^| {2,})# .*", "", line) for line in joined.splitlines()) if line]
-
-
-def snippets(*languages: str) -> list[Snippet]:
-    blocks = [
-        Snippet(page, *found)
-        for page in PAGES
-        for found in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    ]
-    return [block for block in blocks if not languages or block.language in languages]
-
-
-def commands() -> list[tuple[str, str]]:
-    """Programs as paths, with the words of their command lines: those of snippets, and those within lines of text."""
-    texts = {line for block in snippets("bash") for line in block.lines()}
-    for page in PAGES:
-        if page.name != "CHANGELOG.md":  # names commands, also former ones
-            texts |= set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
-    found = {program_of(text) for text in texts} - {None}
-    return sorted(found)  # type: ignore[type-var]
-
-
-def program_of(text: str) -> tuple[str, str] | None:
-    match = re.fullmatch(PROGRAM, text)
-    if not match:
-        return None
-    program = match["program"]
-    return "tools/launch.py" if program == "launch.py" else program, match["words"].strip()
-
-
 class Parsed(Exception):
-    """Ends a program once it has parsed its command line."""
+    """An exception that ends a program once it has parsed its command line."""
 
 
 @pytest.fixture
 def only_parse(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, open_calls = argparse.ArgumentParser.parse_known_args, []
+    parse = argparse.ArgumentParser.parse_known_args
+    open_calls = []
 
     def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         open_calls.append(self)
@@ -126,11 +81,11 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
     try:
         module.main(shlex.split(words))
     except Parsed as parsed:
-        args, rest = parsed.args
+        args, trailing_words = parsed.args
     except SystemExit as end:
         assert end.code == 0, words  # --help
         return
-    keys = [*getattr(args, "opts", []), *rest]
+    keys = [*getattr(args, "opts", []), *trailing_words]
     assert not [word for word in keys if word.startswith("--")], words
     if getattr(args, "extensions", []):  # the templates have their own tests
         return
@@ -144,12 +99,12 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
 
 
 def test_every_snippet_is_one_that_is_checked() -> None:
-    """Fenced, in a language that has a check, and with nothing in it that no test knows."""
+    """Each snippet is fenced, in a language that is checked, and contains only commands that a test knows."""
     known = {"bash", "python", "yaml", "text", "bibtex"}
     assert [(block.page.name, block.language) for block in snippets() if block.language not in known] == []
     for page in PAGES:
-        rest = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        assert not re.search(r"^ {4,}(python|make|from|import|git) ", rest, re.MULTILINE), page
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^ {4,}(python|make|from|import|git) ", text, re.MULTILINE), page
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block in snippets("bash"):
         for line in block.lines():
@@ -167,12 +122,6 @@ def test_every_test_that_is_named_exists() -> None:
     assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
 
 
-def runnable(page: Path) -> list[Snippet]:
-    """The snippets of a page of docs/ that need nothing but this machine; the others' are targets of make."""
-    own = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
-    return [block for block in own if not block.needs]
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("configs", "docs"):
@@ -187,11 +136,12 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs both blocks of README that need your own images, on drawn scenes in place of /data."""
+    """Run both blocks of README that need your own images, on drawn scenes in place of /data."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     write_own_images(Path("data"))
-    train, keys = pretrain.pretrain, PRETRAINING.split()
+    train = pretrain.pretrain
+    keys = PRETRAINING.split()
     fewer_steps = dict(zip(keys[::2], map(yaml.safe_load, keys[1::2]), strict=True))
     monkeypatch.setattr(pretrain, "pretrain", lambda file, overrides: train(file, overrides | fewer_steps))
     blocks = [block for block in snippets("bash", "python") if "your own images" in block.needs]
@@ -222,8 +172,8 @@ def write_own_images(folder: Path) -> None:
     (folder / "new_photos").symlink_to(Path("drawn/coco/val").absolute())
 
 
-def test_only_these_commands_are_changed() -> None:
-    """Counts the commands that do not run as written; none of them gets other data than its page names."""
+def test_few_commands_of_the_pages_are_shortened() -> None:
+    """Count the commands that do not run as written; none of them uses other data than its page names."""
     lines = [line for page in PAGES for block in runnable(page) if block.language == "bash" for line in block.lines()]
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
     data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
@@ -244,15 +194,16 @@ def run(block: Snippet) -> None:
 
 
 def run_line(line: str) -> None:
-    """Runs a line of a shell in this process, on little data and for few steps."""
+    """Run a shell command in this process, on little data and for few steps."""
     if line == "make demo-quick":
         line = "python tools/launch.py pipeline configs/examples/demo_quick.yaml"
     if line.startswith("cp "):
         shutil.copy(*line.split()[1:])
-    found = program_of(line)
-    if not found or ("--dry-run" not in line and any(text in line for text in RUN_ELSEWHERE)):
+    command = program_of(line)
+    if not command or ("--dry-run" not in line and any(text in line for text in RUN_ELSEWHERE)):
         return
-    program, words = found[0], small(found[0], words_of(found[1]))
+    program = command[0]
+    words = small(program, words_of(command[1]))
     if "--import" in words:
         run_apart(*(["-m", "tests.in_process"] if words[0] == "pipeline" else [str(ROOT / program)]), *words)
         return
@@ -265,25 +216,25 @@ def run_line(line: str) -> None:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a command line, with the files that a pattern stands for."""
-    return [one for word in shlex.split(text) for one in (sorted(glob.glob(word)) if "*" in word else [word])]
+    """Split a command line into words, and expand patterns of file names."""
+    return [expanded for word in shlex.split(text) for expanded in (sorted(glob.glob(word)) if "*" in word else [word])]
 
 
 def run_apart(*words: str) -> None:
-    """Runs Python in a separate process, which may import and register what this one must not."""
+    """Run Python in a separate process, which may import and register what this one must not."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 def is_training(program: str, words: Sequence[str]) -> bool:
-    """Whether a command trains, or extracts features, and is not only a dry run."""
+    """Return whether a command trains or extracts features, and is not a dry run."""
     stages_that_train = ("pretrain", "linear", "knn", "embedding", "distributions", "pipeline")
     is_stage = program == "tools/launch.py" and words[0] in stages_that_train
     return (is_stage or program == "transfer/train_net.py") and not {"--dry-run", "--help-keys"} & set(words)
 
 
 def small(program: str, words: Sequence[str]) -> list[str]:
-    """The same command with fewer images, or with hardly any training and on this machine."""
+    """Return the same command with fewer images, or with hardly any training and on this machine."""
     if program == "tools/make_data.py" and words[0] == "digits":
         return [*words, *FEWER_IMAGES.split()]
     if not is_training(program, words):
@@ -298,10 +249,10 @@ def small(program: str, words: Sequence[str]) -> list[str]:
 
 
 def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """A pipeline with fewer images, as above, hardly any training and at most two seeds."""
+    """Return a pipeline with fewer images, hardly any training and at most two seeds."""
     if plan["DATA"]:
-        kind, *rest = pipeline.split_words(plan["DATA"])
-        plan["DATA"] = [kind, *rest[:-1], *FEWER_IMAGES.split(), rest[-1]]
+        kind, *arguments = pipeline.split_words(plan["DATA"])
+        plan["DATA"] = [kind, *arguments[:-1], *FEWER_IMAGES.split(), arguments[-1]]
     plan["OVERRIDES"] = [*pipeline.split_words(plan["OVERRIDES"]), *PRETRAINING.split()]
     plan["TRANSFER_OVERRIDES"] = [*pipeline.split_words(plan["TRANSFER_OVERRIDES"]), *shlex.split(FINE_TUNING)]
     plan["SEEDS"] = plan["SEEDS"][: 2 if plan["BASELINE"] else 1]
@@ -311,7 +262,7 @@ def small_plan(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_yaml(text: str) -> None:
-    """Saves a file under the name in its first line, and reads it as the program does that it is for."""
+    """Save a file under the name in its first line, and read it as its program does."""
     name = Path(text.splitlines()[0].removeprefix("# ")).name
     Path(name).write_text(text)
     if name == "cluster.yaml":

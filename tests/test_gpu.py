@@ -1,4 +1,4 @@
-"""On one CUDA device, and on two: the CPU's numbers, mixed precision, compiled encoders, probes, both engines, nccl.
+"""Tests on one or two CUDA devices: equality with the CPU, mixed precision, compilation, probes, both engines, nccl.
 
 Without a CUDA device, the same tests run on the simulated one (`simulated_device.py`), with tiny networks, compilation
 without code generation, and gloo.
@@ -36,7 +36,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "sim"
 slow_without = pytest.mark.skipif(DEVICE == "sim", reason="no CUDA device: the next case compiles as well")
 HAS_TWO = DEVICE == "sim" or torch.cuda.device_count() > 1
 SHORT = ("SOLVER.EPOCHS", "1")  # two steps
-SINGLE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}  # relative difference of a loss from the CPU's in full precision
+SINGLE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}  # largest relative difference from the CPU's loss in full precision
 
 
 Call = Callable[..., Any]
@@ -44,7 +44,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def on_device() -> Iterator[Call]:
-    """Calls a function in a process that has the device."""
+    """Yield a function that calls another one in a process with the device."""
     if DEVICE == "cuda":
         yield lambda function, *args: function(*args)
         return
@@ -53,7 +53,7 @@ def on_device() -> Iterator[Call]:
 
 
 def _prepare() -> None:
-    """In a process of its own: a short time-out; without a GPU, the simulated one and quick networks."""
+    """Set a short time-out in a new process; without a GPU, use the simulated one and tiny networks."""
     patch = pytest.MonkeyPatch()
     patch.setattr(distributed, "TIMEOUT_S", 60.0)
     if DEVICE == "sim":
@@ -101,10 +101,10 @@ def test_the_first_loss_is_the_cpus(
     on_device: Call, images: Path, tmp_path: Path, on_cpu: list[float], amp: str
 ) -> None:
     results = on_device(_pretrain, images, tmp_path, "SOLVER.AMP", amp)
-    found = losses(tmp_path)
-    assert results["steps"] == len(found) == len(on_cpu) == 6
-    assert found[0] == pytest.approx(on_cpu[0], rel=SINGLE[amp])
-    assert all(loss == loss for loss in found)
+    on_gpu = losses(tmp_path)
+    assert results["steps"] == len(on_gpu) == len(on_cpu) == 6
+    assert on_gpu[0] == pytest.approx(on_cpu[0], rel=SINGLE[amp])
+    assert all(loss == loss for loss in on_gpu)
     assert ("max_memory_mib" in (tmp_path / "metrics.json").read_text()) == (DEVICE == "cuda")
 
 
@@ -175,9 +175,9 @@ HEADS = {"mask": {"MODEL.MASK_ON": True}, "keypoint": {"MODEL.KEYPOINT_ON": True
 
 def _fine_tune(folder: Path, data: str, engine: str, device: str, keys: dict[str, Any]) -> dict[str, Any]:
     """Fine-tune for one iteration; return results.json and the last line of metrics.json."""
-    own = {"DATASETS.TRAIN": (data,), "DATASETS.TEST": (data,), "OUTPUT_DIR": str(folder), "MODEL.DEVICE": device}
+    run_keys = {"DATASETS.TRAIN": (data,), "DATASETS.TEST": (data,), "OUTPUT_DIR": str(folder), "MODEL.DEVICE": device}
     short = {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1}
-    words = tiny_coco.words(tiny_coco.MODEL_KEYS | own | short | {"FLOAT32_PRECISION": "highest"} | keys)
+    words = tiny_coco.words(tiny_coco.MODEL_KEYS | run_keys | short | {"FLOAT32_PRECISION": "highest"} | keys)
     results = tiny_coco.fine_tune(["--config-file", tiny_coco.BASE, "--engine", engine, *words])
     return results | json.loads((folder / "metrics.json").read_text().splitlines()[-1])
 
@@ -218,7 +218,7 @@ CASES = {
     "fp16": ("MODEL.BN_GROUPS", "2", "SOLVER.AMP", "fp16"),
     "compiled": ("MODEL.BN_GROUPS", "2", "SOLVER.COMPILE", "True"),
 }
-SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the next loss
+SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the loss
 BACKENDS = ["0", "1"] if DEVICE == "cuda" else ["0"]  # TORCH_DIST_USE_NCCL2: torch has two implementations of nccl
 
 

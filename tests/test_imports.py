@@ -1,4 +1,4 @@
-"""The packages import one another without cycles: what is imported lies below."""
+"""The packages import one another without cycles, and only downward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every key of both stages is read somewhere: short runs record what they read from their config."""
+"""Every key of both stages is read somewhere; short runs record which keys they read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transfer import config, train_net
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 SHORT = ("SOLVER.MAX_STEPS", "2", "LINEAR.EPOCHS", "1", "LINEAR.IMS_PER_BATCH", "16")
-# The keys of these methods and options, which the runs of the others do not read.
+# The keys of these methods and options, which other runs do not read.
 METHODS = {
     "jcl": ("METHOD.DENSE_WEIGHT", "0.5", "SOLVER.OPTIMIZER", "lars", "MODEL.HEAD_HIDDEN_DIMS", "[16]"),
     "sce": ("METHOD.NAME", "sce", "SOLVER.OPTIMIZER", "adamw"),
@@ -28,7 +28,7 @@ METHODS = {
 
 
 class RecordingNode(CfgNode):
-    """A section of a config; copies of it record, too. Printing or saving the config reads no key."""
+    """A section of a config that records which keys are read; its copies record them, too. Printing does not count."""
 
     reads: ClassVar[set[str]] = set()
 
@@ -45,7 +45,7 @@ class RecordingNode(CfgNode):
 
 
 def record_reads(cfg: CfgNode, section: str = "") -> RecordingNode:
-    """Returns a copy of ``cfg`` that adds each key that is read to `RecordingNode.reads`."""
+    """Return a copy of ``cfg`` that adds each key that is read to `RecordingNode.reads`."""
     node = RecordingNode()
     for name, value in cfg.items():
         node[name] = record_reads(value, f"{section}{name}.") if isinstance(value, CfgNode) else value
@@ -88,6 +88,6 @@ def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str
         args = train_net.parse(command)
         engine, cfg = train_net.resolve_config(args)
         train_net.run_rank(args, engine, config.scale_to_world(record_reads(cfg), 1))
-    # Those that may have one value only are read by checks of the config; test_own_modules.py uses a mapper.
+    # Checks of the config read keys with a single possible value; test_own_modules.py uses a mapper.
     not_here = {*config.ALLOWED, "MODEL.RESNETS.RES2_OUT_CHANNELS", "INPUT.MAPPER"}
     assert {*config.HONORED, *config.OWN} - not_here - reads == set()

@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
-    """It holds the Python interface alone, with every file of the packages; the commands run from a checkout."""
+    """The wheel contains only the Python interface, with all its files; the commands run from a checkout."""
     ours = ("pretrain", "transfer")
     for name in ours:
         shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -49,7 +49,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The packages that a file imports, anywhere in it."""
+    """Yield the packages that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -58,19 +58,19 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def distributions(requirements: list[str]) -> set[str]:
-    """Their names, without versions."""
+    """Return the names in requirements, without versions."""
     return {re.split(r"[^\w-]", line)[0].lower() for line in requirements}
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    """Another package may bring one in today and no longer do so tomorrow."""
-    own = {"pretrain", "transfer", "tools"}
-    names = {name for folder in own for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
-    names -= {*sys.stdlib_module_names, *own, "detectron2"}  # make detectron2 installs that one
+    """A package that is installed only because another one requires it may be missing tomorrow."""
+    our_packages = {"pretrain", "transfer", "tools"}
+    names = {name for folder in our_packages for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
+    names -= {*sys.stdlib_module_names, *our_packages, "detectron2"}  # installed by make detectron2
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = {one for name in ("peers", "export", "loggers", "heif") for one in distributions(extras[name])}
+    optional = set().union(*(distributions(extras[name]) for name in ("peers", "export", "loggers", "heif")))
     names -= {name.replace("-", "_") for name in optional}  # only where they are asked for
     declared = distributions(PROJECT["project"]["dependencies"])
     providers = metadata.packages_distributions()
-    missing = {name for name in names if not declared & {one.lower() for one in providers.get(name, [])}}
+    missing = {name for name in names if not declared & {package.lower() for package in providers.get(name, [])}}
     assert len(names) > 10 and not missing

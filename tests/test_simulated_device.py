@@ -1,4 +1,4 @@
-"""Both stages on a simulated device: the CPU's numbers, nothing on the wrong device, and how often the host waits."""
+"""Both stages on a simulated device: results equal the CPU's, no tensor is on the wrong device, and few steps wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _prepare() -> None:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Callable]:
-    """Calls a function in a separate process that has the device, whose name would stay for all other tests."""
+    """Yield a function that calls another one in a process with the device, which cannot be unregistered here."""
     with simulated_device.start_process(_prepare) as call:
         yield call
 
@@ -46,7 +46,7 @@ def _rules() -> None:
         with pytest.raises(TypeError, match="numpy"):
             x.numpy()
         device.waits.clear()
-        y = x + torch.tensor(1.0)  # a number of the CPU may join in, as on CUDA
+        y = x + torch.tensor(1.0)  # a CPU scalar is allowed, as on CUDA
         y[y > 2] = 0.0
         y.to("cpu", non_blocking=True)
         assert not device.waits
@@ -65,18 +65,18 @@ def test_the_simulation_has_the_rules_of_a_gpu(elsewhere: Callable) -> None:
 
 @contextlib.contextmanager
 def _waits_by_step() -> Iterator[list[Waits]]:
-    """On the simulated device; the list holds all waits up to the end of each optimizer step."""
-    found: list[Waits] = []
+    """Activate the device; yield a list that gets all waits up to the end of each optimizer step."""
+    waits_by_step: list[Waits] = []
     with simulated_device.SimulatedDevice() as simulated:
-        hook = register_optimizer_step_post_hook(lambda *_: found.append(simulated.waits.copy()))
+        hook = register_optimizer_step_post_hook(lambda *_: waits_by_step.append(simulated.waits.copy()))
         try:
-            yield found
+            yield waits_by_step
         finally:
             hook.remove()
 
 
 def _pretrain(images: Path, output: Path, device: str, method: str, *more: str) -> tuple[list[float], Any, list[Waits]]:
-    """The loss of every logged step, the last evaluation, and `_waits_by_step`."""
+    """Return the loss of every logged step, the last evaluation, and `_waits_by_step`."""
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
         patch.setattr(distributed, "init", lambda name="auto": torch.device(device))
         words = overrides(images, output, "MODEL.STEM", "imagenet", *more, method=method)
@@ -103,7 +103,7 @@ def test_a_step_of_pretraining_waits_for_nothing(
 def _fine_tune(
     folder: Path, engine: str, heads: set[str], device: str, iterations: int, test: bool
 ) -> tuple[Any, list[Waits]]:
-    """The lines of metrics.json without times, and `_waits_by_step`."""
+    """Return the lines of metrics.json without times, and `_waits_by_step`."""
     name = tiny_coco.write(folder / "data", keypoints="keypoint" in heads)
     keys: dict[str, Any] = {
         **tiny_coco.MODEL_KEYS,

@@ -1,4 +1,4 @@
-"""What is answered before torch is imported, which takes seconds: help, mistakes, and runs that are complete."""
+"""Help, mistakes and complete runs are answered before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for words in json.load(sys.stdin):
         imported = sorted({"torch", "torchvision"} & sys.modules.keys())
         print(json.dumps([ended.code, out.getvalue(), err.getvalue(), imported]))
 """
-# One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
+# One row per program, and some for stages of the launcher; the individual checks are tested elsewhere.
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
     ("tools/export.py", "nowhere", "--output", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
@@ -67,14 +67,14 @@ ANSWERS = {
 
 
 def finish(spec: StageSpec, config: str = "") -> None:
-    """Leaves what the launcher and the stage leave of complete work."""
+    """Write what the launcher and a complete stage leave."""
     complete(build_single(spec).nodes[0].spec)
     (Path(spec.folder) / "config.yaml").write_text(config or spec.config)
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Any]:
-    """Exit status, output, error output and imported libraries of each command line."""
+    """Run each command line; return its exit status, output, error output and imported libraries."""
     from transfer.config import load_config
 
     root = tmp_path_factory.mktemp("startup")
@@ -88,7 +88,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
     commands = [*MISTAKES, *ANSWERS]
-    words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
+    words = json.dumps([[str(ROOT / file), *arguments] for file, *arguments in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=words, cwd=root, env=environment, capture_output=True, text=True

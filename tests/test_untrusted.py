@@ -1,4 +1,4 @@
-"""What files from somebody else cannot do: the tests that SECURITY.md names."""
+"""Files from somebody else cannot run code or forge output; SECURITY.md names these tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -38,7 +38,7 @@ class Payload:
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that every payload here would make, as one does."""
+    """Return the path of a file that every payload would create, after checking that one does."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "code has run"
     pickle.loads(pickle.dumps(Payload(file)))
@@ -63,12 +63,11 @@ def test_a_yaml_file_runs_no_code(marker: Path, kind: str):
 
 
 def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
-    """A run folder as the launcher leaves it, with ``text`` wherever a text stands."""
+    """Write a run folder as the launcher leaves it, with ``text`` in every text field."""
     logs = folder / "launch/submission"
     logs.mkdir(parents=True)
     spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
-    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1,
-           "submitted": 0}  # fmt: skip
+    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
     end(folder, "failed", stage=text, host=text, reason=text, job="submission")
@@ -76,8 +75,8 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     for kind in ("out", "err"):
         (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")
     (folder / "environment.txt").write_text(f"git: {text}\n")
-    found = {"source": text, "method": text, "epoch": text}
-    write(folder, detector(weights=found))
+    weights = {"source": text, "method": text, "epoch": text}
+    write(folder, detector(weights=weights))
     (folder / "config.yaml").write_text(json.dumps({"METHOD": {"NAME": text}}))
     return folder
 
@@ -115,7 +114,7 @@ def test_control_sequences_do_not_reach_the_terminal(marker: Path, command: str,
 
 
 def answered(command: str, folder: Path, capsys: pytest.CaptureFixture) -> str:
-    """What a command shows on both streams, the one line of an error included."""
+    """Return what a command prints on both streams, including the line of an error."""
     try:
         COMMANDS[command](folder)
     except UserError as error:

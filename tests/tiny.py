@@ -1,4 +1,4 @@
-"""A ResNet-18 of few channels in place of the real one: every tensor by name and layout, and steps in milliseconds."""
+"""A narrow ResNet-18 in place of the real one: it has all its tensors, and steps take milliseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REAL = torchvision.models.resnet18
 
 
 class _Narrow(ResNet):
-    """``width`` channels after the stem instead of 64."""
+    """A ResNet-18 with ``width`` channels after the stem instead of 64."""
 
     def __init__(self, width: int, norm_layer: Any, num_classes: int) -> None:
         self._width = width
@@ -34,7 +34,7 @@ def _resnet18(weights: None = None, norm_layer: Any = None, num_classes: int = 1
 
 
 def use(patch: pytest.MonkeyPatch, width: int = 8) -> None:
-    """Makes every ResNet-18 of this process one of ``width`` channels; 8: 0.18 million parameters."""
+    """Give every ResNet-18 of this process ``width`` channels; with 8, it has 0.18 million parameters."""
     patch.setattr(torchvision.models, "resnet18", functools.partial(_resnet18, width=width))
 
 

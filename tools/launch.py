@@ -147,7 +147,7 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
         "show the output of a job",
         lambda args: jobs.print_logs(stage_to_show(args.folder), args.rank, args.follow),
     )
-    text = "run folder (FOLDER/BRANCH/STAGE), or pipeline folder: its stage that is running or failed last"
+    text = "run folder (FOLDER/BRANCH/STAGE); of a pipeline, show the stage that is running or failed last"
     sub.add_argument("folder", type=Path, help=text)
     sub.add_argument("--rank", type=int, default=0, help="rank whose output to show (default: 0)")
     sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
@@ -157,7 +157,7 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
     sub = _add_command(commands, "compare", text, lambda args: print(printable(compare(*args.runs))))
     sub.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="run folders")
     sub = _add_command(commands, "recipes", "list recipes", lambda args: recipes.show(args.word))
-    text = "show only recipes that mention this word; details if it is one recipe (default: all)"
+    text = "show only recipes that mention this word, and details of a single one (default: all recipes)"
     sub.add_argument("word", nargs="?", default="", metavar="WORD", help=text)
     text = "check this machine: versions, GPUs, engines, SLURM, data sets, disk"
     sub = _add_command(commands, "doctor", text, lambda args: doctor.examine(args.output, args.data_root))
@@ -207,7 +207,7 @@ def _add_resources(
 def _add_modes(sub: argparse.ArgumentParser) -> None:
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
-    text = "do so, and ask SLURM about each kind of job (sbatch --test-only)"
+    text = "like --dry-run, and ask SLURM about each kind of job (sbatch --test-only)"
     sub.add_argument("--test", action="store_true", help=text)
     text = "refuse SLURM jobs whose data are not on this machine (default: warn)"
     sub.add_argument("--check-data", action="store_true", help=text)

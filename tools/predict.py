@@ -52,7 +52,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)"
     detector.add_argument("--run", default="", metavar="RUN", help=text)
     detector.add_argument("--config-file", metavar="FILE", help="Detectron2 YAML; MODEL.WEIGHTS names the detector")
-    parser.add_argument("--output", required=True, metavar="OUTPUT", help="folder to write into")
+    parser.add_argument("--output", required=True, metavar="OUTPUT", help="output folder")
     text = "run the detector with this engine (default: the one that trained it, or Detectron2 if it is installed)"
     parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto", help=text)
     text = "lowest score in pictures (default: 0.5)"
@@ -85,7 +85,7 @@ def _list_images(paths: Sequence[str]) -> dict[str, str]:
             raise UserError(f"no images in {path}")
         for name in names:
             if name in images:
-                raise UserError(f"two images are called {name}; name the folder that holds both")
+                raise UserError(f"two images are called {name}; name the folder that contains both")
             images[name] = os.path.join(path, name) if is_folder else path
     return images
 

@@ -146,7 +146,7 @@ def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] |
     done = content["iteration"] + 1
     if done > cfg.SOLVER.MAX_ITER:
         raise UserError(
-            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, or "
+            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} completed {done} iterations; raise it, or "
             "choose another OUTPUT_DIR"
         )
     log.info(f"resuming from {path}")

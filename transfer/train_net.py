@@ -65,8 +65,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--engine", choices=ENGINES, default="auto", help="use this engine (default: Detectron2 if it is installed)"
     )
-    parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    parser.add_argument("--num-gpus", type=int, default=1, help="start N processes, on the CPU if there is no GPU")
+    text = "draw the predictions on N test images (default: 0)"
+    parser.add_argument("--visualize", type=int, default=0, metavar="N", help=text)
+    text = "start N processes, on the CPU if there is no GPU (default: 1)"
+    parser.add_argument("--num-gpus", type=int, default=1, metavar="N", help=text)
     extensions.add_option(parser)
     overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)

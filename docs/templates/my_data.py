@@ -26,8 +26,9 @@ class Squares:
         return len(self.sides)
 
     def read(self, index: int) -> np.ndarray:
-        """(32, 32, 3) uint8 RGB; always the same for one index."""
-        image, side = np.zeros((32, 32, 3), np.uint8), 6 * (self.sides[index] + 1)
+        """Return (32, 32, 3) uint8 RGB, always the same for one index."""
+        image = np.zeros((32, 32, 3), np.uint8)
+        side = 6 * (self.sides[index] + 1)
         top, left = self._corners[index]
         image[top : top + side, left : left + side] = 160
         return image
@@ -37,7 +38,7 @@ class Squares:
 
 
 def load(split: str, _root: Path) -> ImageData:
-    """The train or val split."""
+    """Load the train or val split."""
     source = Squares(count={"train": 256, "val": 64}[split], seed=len(split))
     return ImageData(source, source.sides.astype(np.int64), ["small", "middle", "large"])
 

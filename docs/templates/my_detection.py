@@ -20,20 +20,23 @@ from detectron2.structures import BoxMode
 from pretrain import register
 from transfer import HOOKS, MAPPERS
 
-SIZE, SIDES, CLASSES = 96, (12, 20, 32), ["small", "middle", "large"]
+SIZE = 96
+SIDES = (12, 20, 32)
+CLASSES = ["small", "middle", "large"]
 
 
 def records(count: int, seed: int) -> list[dict[str, Any]]:
-    """Detectron2's records, the same at every call; where images are files, file_name is the path of one."""
-    rng, made = np.random.default_rng(seed), []
+    """Return Detectron2's records, the same at every call; if images are files, file_name is the path of one."""
+    rng = np.random.default_rng(seed)
+    dataset = []
     for number in range(count):
         label = number % 3
         left, top = map(int, rng.integers(0, SIZE - SIDES[label], 2))
         box = [left, top, SIDES[label], SIDES[label]]
         square = {"bbox": box, "bbox_mode": BoxMode.XYWH_ABS, "category_id": label}
         name = f"square {seed}-{number}"
-        made.append({"file_name": name, "image_id": number, "height": SIZE, "width": SIZE, "annotations": [square]})
-    return made
+        dataset.append({"file_name": name, "image_id": number, "height": SIZE, "width": SIZE, "annotations": [square]})
+    return dataset
 
 
 for split, count, seed in (("train", 60, 1), ("val", 12, 2)):
@@ -51,13 +54,13 @@ class SquaresMapper:
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         objects = record.pop("annotations")
         image = np.zeros((SIZE, SIZE, 3), np.uint8)
-        for left, top, width, height in (one["bbox"] for one in objects):
+        for left, top, width, height in (item["bbox"] for item in objects):
             image[top : top + height, left : left + width] = 160
         drawn = T.AugInput(image)
         flips = self._augmentations(drawn)  # draws from NumPy's global generator, as Detectron2's augmentations do
         record["image"] = torch.as_tensor(np.ascontiguousarray(drawn.image.transpose(2, 0, 1)))
         if self._is_train:
-            moved = [detection_utils.transform_instance_annotations(one, flips, image.shape[:2]) for one in objects]
+            moved = [detection_utils.transform_instance_annotations(item, flips, image.shape[:2]) for item in objects]
             record["instances"] = detection_utils.annotations_to_instances(moved, image.shape[:2])
         return record
 

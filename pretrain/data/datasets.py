@@ -80,7 +80,7 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
 def _parse_path(name: str) -> Path:
     path = name.partition(":")[2].strip()
     if not path:
-        raise UserError(f"{name!r} names no folder; write folder:/path (is a variable of the shell empty?)")
+        raise UserError(f"{name!r} names no folder; write folder:/path (is a shell variable empty?)")
     return _expand(path)
 
 

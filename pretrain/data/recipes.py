@@ -102,10 +102,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not isinstance(self.crop, (RandomResizedCrop, PadCrop, CenterCrop)):
-            raise UserError(f"{self.crop!r} is no crop of a view; choose RandomResizedCrop, PadCrop or CenterCrop")
+            raise UserError(f"{self.crop!r} is not a crop; choose RandomResizedCrop, PadCrop or CenterCrop")
         for color in self.colors:
             if not hasattr(color, "sample"):
-                raise UserError(f"{color!r} is no color operation of a view; give it a method sample(rng)")
+                raise UserError(f"{color!r} is not a color operation; give it a method sample(rng)")
 
 
 def uniform(rng: Generator, low: float, high: float) -> float:

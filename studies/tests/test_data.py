@@ -1,4 +1,4 @@
-"""The data that only studies use: valid for pycocotools, and the same pixels as when they were recorded."""
+"""The data sets of the studies are valid for pycocotools, and their pixels are those of the recorded runs."""
 
 from __future__ import annotations
 

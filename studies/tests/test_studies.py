@@ -1,4 +1,4 @@
-"""Every table of a study is that of the recorded scores, and each study has its plan, scores and page."""
+"""Every table of a study shows the recorded scores, and each study has its plan, scores and page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PAGES = {folder / "README.md": (folder / "README.md").read_text(encoding="utf-8"
 
 
 def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    runs, folder = study_in(tmp_path / "small"), tmp_path / "studies/small"
+    runs = study_in(tmp_path / "small")
+    folder = tmp_path / "studies/small"
     for place, results in enumerate(sorted(runs.glob("*/*/results.json"))):
         text = f"started: today\ngit: {'ab'[place % 2] * 40}\ntorch: 2.15.0\n"
         (results.parent / "environment.txt").write_text(text)
@@ -37,7 +38,7 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path:
     assert content["scores"]["mask_40 box AP"]["jcl"] == {"1": 39.3, "2": 41.4, "3": 43.2}
     assert content["made_with"] == {"git": ["a" * 40, "b" * 40], "torch": ["2.15.0"]}
     assert content["baseline"] == "random" and content["machine"]
-    content["scores"]["mask_40 box AP"]["supcon"] = {"1": 50.0}  # of another machine's run
+    content["scores"]["mask_40 box AP"]["supcon"] = {"1": 50.0}  # measured on another machine
     (folder / "scores.json").write_text(json.dumps({**content, "machine": "8 x other", "hours": 2}))
     record.main([str(runs)])
     merged = json.loads((folder / "scores.json").read_text())
@@ -65,7 +66,7 @@ def test_a_marker_without_its_scores_is_refused(words: str):
 
 @pytest.mark.docs
 def test_the_pages_are_up_to_date():
-    """`make studies` writes their tables."""
+    """If this fails, run `make studies`, which writes their tables."""
     limit = record.largest_p(PAGES.values())
     assert {path: record.up_to_date(page, limit) for path, page in PAGES.items()} == PAGES
 

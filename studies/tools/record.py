@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Record the given pipeline folders, write the tables of all pages anew, and draw all figures.
+    """Record the given pipeline folders, rewrite the tables of all pages, and draw all figures.
 
     Raises:
         UserError: a folder without scores over seeds.
@@ -104,17 +105,17 @@ def largest_p(pages: Iterable[str]) -> float:
 
 
 def up_to_date(page: str, limit: float) -> str:
-    """Return the page with its tables made anew; differences in bold have a p-value of at most ``limit``.
+    """Return the page with new tables; differences in bold have a p-value of at most ``limit``.
 
     Raises:
         UserError: a marker names a study or a score that was not recorded.
     """
+    return _MARKED.sub(partial(_write_section, limit=limit), page)
 
-    def section(match: re.Match[str]) -> str:
-        shown = _section(match[2], match[3], limit)[0]
-        return f"{match[1]}{' '.join(shown.notes)}\n\n{render_table(shown)}\n{match[4]}"
 
-    return _MARKED.sub(section, page)
+def _write_section(match: re.Match[str], limit: float) -> str:
+    table = _section(match[2], match[3], limit)[0]
+    return f"{match[1]}{' '.join(table.notes)}\n\n{render_table(table)}\n{match[4]}"
 
 
 def holm(p_values: Iterable[float | None], level: float = 0.05) -> float:
@@ -133,7 +134,8 @@ def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[
     if are_scores:
         study = by_branch(study)
     known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
-    if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
+    missing = [name for name in (sum(pairs, ()) if pairs else words) if name not in known]
+    if missing:
         raise UserError(f"studies/{study.name}/scores.json has no {missing[0]}; it has {', '.join(sorted(known))}")
     paired = are_scores or study.name in _PAIRED
     return difference_table(study, pairs, paired, limit) if pairs else (build_table(study, words), [])
@@ -152,7 +154,8 @@ def difference_table(
     study: Study, pairs: Iterable[tuple[str, str]], paired: bool, limit: float
 ) -> tuple[Table, list[Difference]]:
     """Return a row per pair of branches and a column per score, first minus second, and the differences themselves."""
-    rows, all_changes = [], []
+    rows = []
+    all_changes = []
     for first, second in pairs:
         row = [f"{first} - {second}"]
         for branches in study.scores.values():

@@ -22,7 +22,8 @@ _DRAWS = 200
 
 
 def main() -> None:
-    folder, base, ours = Path(sys.argv[1]), *sys.argv[2:]
+    folder = Path(sys.argv[1])
+    base, ours = sys.argv[2:]
     seeds = read_json(folder / "launch" / "pipeline.json")["study"]["branches"][base]
     detectors = sorted(path.name for path in (folder / seeds[next(iter(seeds))]).glob("whole_*"))
     file = folder.parents[2] / "datasets/digits/coco/annotations/instances_val.json"  # the scenes of every detector

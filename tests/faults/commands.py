@@ -24,7 +24,7 @@ _PRELOADED = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit status (negative for a signal, None if it hung), its output and its report."""
+    """The end of a command: its exit status (negative for a signal, None if it hung), its output and its report."""
 
     status: int | None
     text: str
@@ -32,7 +32,7 @@ class Ended:
 
 
 class Commands:
-    """Runs the `main` of modules, each in a fork of one process that has imported what is slow to import."""
+    """A process that has imported the slow libraries; it runs the `main` of modules, each in a fork of itself."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,8 @@ class Commands:
 
     def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
         """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
-        output, report_file = self._folder / "output.txt", self._folder / "report.pkl"
+        output = self._folder / "output.txt"
+        report_file = self._folder / "report.pkl"
         report_file.unlink(missing_ok=True)
         words = [module.replace(".", "/") + ".py", *map(str, argv)]
         process = self._context.Process(

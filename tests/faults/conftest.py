@@ -21,7 +21,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
 
 @pytest.fixture(scope="module")
 def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The inputs of every stage: images, a complete pretraining, and a COCO data set."""
+    """Write the inputs of every stage: images, a complete pretraining, and a COCO data set."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "images").symlink_to(images)
     (folder / "jcl.yaml").write_text("METHOD: {NAME: jcl}\n")
@@ -32,11 +32,12 @@ def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of an uninterrupted run of a stage: how many calls of a kind (or that change something), and what it leaves."""
+    """Return a function that runs a stage without a fault and returns its number of such calls, and its files."""
 
     @functools.cache
     def of(name: str, call: str = "") -> tuple[int, dict[str, Any]]:
-        stage, work = STAGES[name], tmp_path_factory.mktemp(name)
+        stage = STAGES[name]
+        work = tmp_path_factory.mktemp(name)
         ended = commands.run(stage.module, *stage.arguments(work, data), under=work, fault=Fault(call=call))
         assert ended.status == 0 and not left_over(work), ended.text
         left = content(work)

@@ -22,7 +22,7 @@ _FSYNC = os.fsync
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the ``nth`` call (from 1) of ``call`` on a path that contains ``part``.
+    """A fault at the ``nth`` call (from 1) of ``call`` on a path that contains ``part``.
 
     Attributes:
         action: count | record | fail from (that call on) | signal.
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Report:
-    """What a process has counted and recorded, and the processes that it had when the fault killed it."""
+    """The calls that a process counted and recorded, and the child processes it had when the fault killed it."""
 
     calls: int = 0
     recorded: list[Call] = field(default_factory=list)
@@ -75,7 +75,8 @@ class Injector:
 
     def meet(self, name: str, path: str | bytes | os.PathLike, **details: Any) -> None:
         """Counts a call before it is made; raises the error, or ends the process, if the fault says so."""
-        full, fault = os.path.abspath(os.fsdecode(path)), self._fault
+        full = os.path.abspath(os.fsdecode(path))
+        fault = self._fault
         if not full.startswith(self._folder):
             return
         if fault.action == "record" and name != "read":

@@ -1,4 +1,4 @@
-"""Every stage as a command line on tiny data, and what its folder holds when it is complete."""
+"""Every stage as a command line on tiny data, and what its folder contains when it is complete."""
 
 from __future__ import annotations
 
@@ -83,31 +83,31 @@ STAGES = {
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """What must be the same after any interruptions: relative path -> content without times and places."""
-    found: dict[str, Any] = {}
+    """Return what must be equal after any interruption: relative path -> content without times and paths."""
+    contents: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
         if _NOT_COMPARED.match(path.name):
-            found[name] = None
+            contents[name] = None
         elif path.suffix == ".pth":
-            found[name] = _plain(read(path), folder)
+            contents[name] = _plain(read(path), folder)
         elif path.name == "metrics.json":
             lines = [_plain(json.loads(line), folder) for line in path.read_text().splitlines()]
             results = path.with_name("results.json")
             written = json.loads(results.read_text()) if results.exists() else {}
             is_detectron2 = written.get("engine", {}).get("name") == "detectron2"
-            found[name] = [_without_medians(line) for line in lines] if is_detectron2 else lines
+            contents[name] = [_without_medians(line) for line in lines] if is_detectron2 else lines
         elif path.suffix == ".json":
-            found[name] = _plain(json.loads(path.read_text()), folder)
+            contents[name] = _plain(json.loads(path.read_text()), folder)
         elif path.suffix in (".yaml", ".txt", ".md", ".csv"):
-            found[name] = path.read_text().replace(str(folder), "FOLDER")
+            contents[name] = path.read_text().replace(str(folder), "FOLDER")
         else:
-            found[name] = path.read_bytes()
-    return {name: value for name, value in found.items() if not Path(name).name.startswith("events.out")}
+            contents[name] = path.read_bytes()
+    return {name: value for name, value in contents.items() if not Path(name).name.startswith("events.out")}
 
 
 def newest(folder: Path) -> tuple[int, str]:
-    """Steps in a stage's newest good checkpoint (0: none), and what a start that goes on from there says."""
+    """Return the step of the newest undamaged checkpoint (0 if none), and what a run that resumes from it prints."""
     run = folder / "run"
     if (run / "results.json").exists():  # complete
         return sys.maxsize, ""
@@ -123,24 +123,24 @@ def newest(folder: Path) -> tuple[int, str]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Files that no complete run leaves."""
+    """Return the files in a folder that a complete run must not leave."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if _LEFT.match(path.name)]
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that has ended and that nobody has waited for, too."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     return False
 
 
 def left_in_shared_memory(pids: Sequence[int]) -> list[str]:
-    """Files of /dev/shm in which processes have put batches for one another; torch names them after their maker."""
+    """Return the files in /dev/shm with batches of these processes; torch puts the writer's id in their names."""
     return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 
 def _without_medians(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of Detectron2's training without its medians over 20 iterations, which begin anew when it resumes."""
+    """Remove Detectron2's medians over 20 iterations from a line, because a resumed run starts new ones."""
     return {key: value for key, value in line.items() if "loss" not in key and not key.startswith(_COUNTS)}
 
 

@@ -21,14 +21,14 @@ KEPT, DATA_LOST, NAMES_LOST = "everything is kept", "data are lost", "data and n
 
 @dataclass
 class File:
-    """What a file contains now, and what it contained when it was last synced."""
+    """A file: its content now, and its content when it was last synced."""
 
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
 
 
 class Disk:
-    """A folder on a disk that keeps what was synced, and may lose other data, or new names, too."""
+    """A folder on a disk that keeps what was synced, and may lose unsynced data and new names."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
@@ -55,7 +55,7 @@ class Disk:
             assert call.name == "open" or call.path == self._root, f"{call} is not simulated"
 
     def write(self, folder: Path, kind: str) -> None:
-        """Makes ``folder`` what a crash may leave."""
+        """Write into ``folder`` what a crash may leave."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name, file in (self._synced if kind == NAMES_LOST else self._files).items():
@@ -63,7 +63,7 @@ class Disk:
 
 
 def crashes(calls: list[Call], root: Path, folder: Path) -> Iterator[tuple[int, str]]:
-    """Makes ``folder`` each state that a crash after each call may leave; yields the number of calls and the kind."""
+    """Write into ``folder`` each state that a crash may leave after each call; yield the call's number and the kind."""
     disk = Disk(root)
     for number, call in enumerate(calls, start=1):
         disk.apply(call)
@@ -80,7 +80,7 @@ def record(commands: Commands, tmp_path: Path, module: str, *argv: str) -> list[
 
 
 def main(_: list[str] | None = None) -> None:
-    """Writes three checkpoints, each of which must survive a crash: run by `Commands` as a program."""
+    """Write three checkpoints, each of which must survive a crash; `Commands` runs this as a program."""
     for step in (1, 2, 3):
         content = {"step": step, "state_dict": {"w": torch.full((64,), float(step))}}
         checkpoint.save_step(Path.cwd(), step, content, keep=1)

@@ -1,4 +1,4 @@
-"""A disk that is full, over its quota, read-only or broken: one line, nothing lost, and the next start goes on."""
+"""If a disk is full, over its quota, read-only or broken, a run ends in one line and the next one resumes it."""
 
 from __future__ import annotations
 
@@ -37,33 +37,38 @@ def cases() -> Iterator[Any]:
 def test_a_disk_that_fails_is_named_and_loses_nothing(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, name: str, kind: str
 ) -> None:
-    """At the start, in the middle, at the next start and on from there: the newest checkpoint stays, or is newer."""
-    stage, (call, number) = STAGES[name], _ERRORS[kind]
+    """Faults early, in the middle and after resuming never lose the newest checkpoint."""
+    stage = STAGES[name]
+    call, number = _ERRORS[kind]
     calls, expected = whole(name, call)
     if not calls:
         pytest.skip(f"{name} makes no call of {call}")
-    words, kept, met, where = (stage.module, *stage.arguments(tmp_path, data)), 0, 0, ""
+    words = (stage.module, *stage.arguments(tmp_path, data))
+    newest_step = 0
+    times_met = 0
+    where = ""
     for share in (0.0, 0.5, 0.0, 0.3):
         at = int(share * calls) + random.Random(f"{name} {kind}").randrange(max(1, calls // 10)) + 1
         ended = commands.run(*words, under=tmp_path, fault=Fault("fail from", at, call, value=number))
         where += f"\n{call} {at} of {calls}: {ended.text}"
         step, says = newest(tmp_path)
-        assert step >= kept, where
-        kept = step
-        met += ended.report.calls >= at
-        if ended.status == 0:  # it made fewer calls, or could only not let go of its folder
+        assert step >= newest_step, where
+        newest_step = step
+        times_met += ended.report.calls >= at
+        if ended.status == 0:  # it made fewer calls, or only failed to release its folder
             again = content(tmp_path)
             assert ended.report.calls < at or call in ("unlink", ""), where
             assert [key for key in expected if again.get(key) != expected[key]] == [], where
             continue
-        shown = ended.text.partition("Exception in thread")[0]  # TensorBoard's prints its own, beside ours
+        shown = ended.text.partition("Exception in thread")[0]  # TensorBoard's thread prints its own error next to ours
         assert ended.status == 2 and "Traceback" not in shown, where
         assert ended.text.count("error: ") == ended.text.count(f"error: cannot write {tmp_path}/") == 1, where
-    assert met, where
+    assert times_met, where
     ended = commands.run(*words, under=tmp_path)
     assert ended.status == 0 and says in ended.text, f"{where}\nthen: {ended.text}"
     again = content(tmp_path)
-    if name not in ("data", "report") or kind not in ("unlink", "all read-only"):  # the next start owns no folder there
+    # Making data and reports locks no folder, so the next run removes no leftover files.
+    if name not in ("data", "report") or kind not in ("unlink", "all read-only"):
         assert not left_over(tmp_path), where
     else:
         again = {key: value for key, value in again.items() if key not in left_over(tmp_path)}

@@ -1,4 +1,4 @@
-"""Every stage is interrupted at file system calls all over its run; the next start ends as if it had not been."""
+"""Every stage is interrupted at file system calls throughout its run; the resumed run ends with equal files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("number", "name", "part", "of"), list(cases()))
-def test_an_interrupted_stage_goes_on(
+def test_an_interrupted_stage_resumes_to_equal_files(
     commands: Commands, data: Path, whole: Any, tmp_path: Path, number: signal.Signals, name: str, part: int, of: int
 ) -> None:
-    """A kill ends at the call; a request to stop may come too late only in the last part of the run."""
+    """A kill ends the run at the call; a request to stop may come too late only near the end of the run."""
     calls, expected = whole(name)
     draw = random.Random(f"{name} {part} {of}")
-    stage, at = STAGES[name], int(calls * (part + draw.random()) / of) + 1
+    stage = STAGES[name]
+    at = int(calls * (part + draw.random()) / of) + 1
     ended = commands.run(
         stage.module, *stage.arguments(tmp_path, data), under=tmp_path, fault=Fault("signal", at, value=number)
     )
@@ -62,14 +63,14 @@ def test_an_interrupted_stage_goes_on(
     assert not left_over(tmp_path), where
     again = content(tmp_path)
     # A detector that is told to stop keeps the checkpoint of that iteration.
-    kept = {key for key in again if re.fullmatch(r"run/model_\d+\.pth", key)} if number == signal.SIGTERM else set()
-    assert again.keys() - kept == expected.keys() - kept, where
+    extra = {key for key in again if re.fullmatch(r"run/model_\d+\.pth", key)} if number == signal.SIGTERM else set()
+    assert again.keys() - extra == expected.keys() - extra, where
     assert [key for key in expected if again[key] != expected[key]] == [], where
 
 
 @pytest.mark.parametrize("name", ["pretrain", pytest.param("torchvision", marks=pytest.mark.slow)])
 def test_the_workers_of_a_killed_stage_end(commands: Commands, data: Path, tmp_path: Path, name: str) -> None:
-    """And leave no batch in shared memory; killed while it writes its second checkpoint, in the midst of the data."""
+    """They leave no batch in shared memory if the stage is killed while it writes its second checkpoint, mid-epoch."""
     stage = STAGES[name]
     words = stage.module, *stage.arguments(tmp_path, data), "DATALOADER.NUM_WORKERS", "2"
     part = {"pretrain": "checkpoint_00000008.pth", "torchvision": "model_0000003.pth"}[name]

@@ -1,4 +1,4 @@
-"""Pictures for tests: smooth enough that JPEG keeps them, different enough to be told apart."""
+"""Images for tests: smooth enough for JPEG to preserve them, and different enough to be distinguished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def picture(seed: int = 0, height: int = 40, width: int = 56) -> np.ndarray:
-    """(H, W, 3) uint8: colored blobs of several sizes, over the whole range of levels."""
+    """Draw (H, W, 3) uint8 colored blobs of several sizes, over the whole range of levels."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((height, width, 3))
     for cell in (2, 8, 32):
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def write_folder(folder: Path, names: list[str], height: int = 40, width: int = 56) -> Path:
-    """PNG files with different pictures at ``folder/name``."""
+    """Write a different PNG image to each ``folder/name``."""
     for seed, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(seed, height, width)).save(folder / name, "PNG")

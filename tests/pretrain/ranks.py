@@ -22,7 +22,7 @@ multiprocessing.set_forkserver_preload(["pretrain.train", "torch.utils.tensorboa
 
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
-    """Calls ``function(*args)`` in ``ranks`` processes on this machine; raises the error of the first one that fails.
+    """Call ``function(*args)`` in ``ranks`` processes on this machine; raise the error of the first one that fails.
 
     They form one process group (gloo; nccl on cuda); with ``device`` None they have its environment and do not join it.
     A group must not be left and joined again in one call: a rank may then meet the old group's store at this port.
@@ -37,7 +37,7 @@ def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu")
 
 
 def start(function: Callable, *args) -> BaseProcess:
-    """Starts ``function(*args)`` in another process."""
+    """Start ``function(*args)`` in another process."""
     process = multiprocessing.get_context(START_METHOD).Process(target=_call, args=(function, args, tiny.in_use()))
     process.start()
     return process

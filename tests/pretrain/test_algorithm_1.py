@@ -1,4 +1,4 @@
-"""Algorithm 1 of JCL and of SCE as a whole: three steps against a plain loop over images, written from the papers.
+"""Algorithm 1 of JCL and of SCE: three steps are compared with a plain loop over images, written from the papers.
 
 JCL (in MoCo's order): momentum update, keys, queries, loss, SGD, the mean keys are enqueued. SCE: keys, queries, loss,
 SGD, momentum update, the keys are enqueued. Keys of all views are shuffled together; each half of a batch has its
@@ -34,7 +34,7 @@ SCE = {"METHOD.NAME": "sce", "METHOD.KEY_TEMPERATURE": 0.05, "METHOD.SCE_LAMBDA"
 
 
 def _jcl_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    """Eq. (8) of one image: q (D,), its M keys (M, D), queue (D, K)."""
+    """Compute Eq. (8) for one image: q (D,), its M keys (M, D), queue (D, K)."""
     mean = keys.mean(0)
     covariance = (keys - mean).T @ (keys - mean) / len(keys)
     positive = q @ mean / TAU + JCL["METHOD.JCL_LAMBDA"] / (2 * TAU**2) * (q @ covariance @ q)
@@ -42,14 +42,14 @@ def _jcl_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
 
 
 def _sce_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    """One image: the target is half the positive and half the key's similarities, with logit 0 in its place."""
+    """Compute the SCE loss of one image; half of the target is the positive, half are similarities of the key."""
     target = 0.5 * torch.softmax(torch.cat([torch.zeros(1), keys[0] @ queue]) / SCE["METHOD.KEY_TEMPERATURE"], 0)
     target[0] += 0.5
     return -(target * torch.log_softmax(torch.cat([(q @ keys[0])[None], q @ queue]) / TAU, 0)).sum()
 
 
 def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Unit vectors of the images, whose parts have their own BN statistics."""
+    """Embed the images as unit vectors; each half of the batch has its own BN statistics."""
     for module in encoder.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.groups = 1  # type: ignore[assignment]  # of this project's encoder: no groups
@@ -70,10 +70,12 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
     cfg = load_config(None, [*COMMON.split(), *(str(word) for item in method.items() for word in item)])
     run = build_state(cfg)
     objective: Any = run.objective
-    f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
+    f = copy.deepcopy(objective.model.encoder_q)
+    g = copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0
     velocities = [torch.zeros_like(p) for p in f.parameters()]
-    m, before_keys = method.get("METHOD.NUM_KEYS", 1), "MODEL.EMA_UPDATE" not in method
+    m = method.get("METHOD.NUM_KEYS", 1)
+    before_keys = "MODEL.EMA_UPDATE" not in method
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         images = torch.randint(0, 256, (1 + m, N, 3, 16, 16), generator=generator).to(torch.uint8)

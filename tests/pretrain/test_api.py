@@ -1,4 +1,4 @@
-"""The package as functions, for a notebook: one line to pretrain, one to use what was learned."""
+"""The Python interface, as in a notebook: one call pretrains, one loads the backbone."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_recipe_of_a_linear_probe_loads():
-    """Those of pretraining take steps in test_recipes.py."""
+    """Recipes of pretraining run in test_recipes.py."""
     files = sorted((ROOT / "configs/linear").glob("*.yaml"))
     assert [load_config(path).METHOD.NAME for path in files]
 
@@ -67,7 +67,7 @@ def test_values_follow_from_a_named_data_set_unless_they_are_set(tmp_path: Path)
 
 @pytest.mark.parametrize("key", ["DATA.TRAIN", "DATA.PROBE_TRAIN", "DATA.VAL"])
 def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str):
-    """Its pictures would become images, and the run could not be resumed."""
+    """The run's figures would become training images, and it could not be resumed."""
     photos = tmp_path / "photos"
     photos.mkdir()
     (tmp_path / "link").symlink_to(photos)

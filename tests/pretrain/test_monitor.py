@@ -1,4 +1,4 @@
-"""What is reported of a run that goes wrong: a loss that is not finite or jumps, skipped steps, a collapse."""
+"""Runs that go wrong are reported: a loss that is not finite or jumps, skipped steps, collapsed features."""
 
 import pytest
 import torch
@@ -22,8 +22,9 @@ def _watch(skipped_steps: int = 0) -> TrainingMonitor:
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
     monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 3)
     monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: 16.0)
-    report, scales = _watch(skipped_steps=2), iter([8.0, 8.0, 4.0, 2.0, 1.0])
-    monkeypatch.setattr(report._scaler, "scale", lambda one: one * next(scales))
+    report = _watch(skipped_steps=2)
+    scales = iter([8.0, 8.0, 4.0, 2.0, 1.0])
+    monkeypatch.setattr(report._scaler, "scale", lambda loss: loss * next(scales))
     for step in range(4):
         report.step(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
@@ -40,11 +41,11 @@ def lines_of(values, name, first_epoch=1.0):
 @pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])
 def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
     lines = lines_of([bad, bad, good, bad, bad, bad, bad, good, bad, bad, bad], name)
-    assert [len(found) for found in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [len(warnings) for warnings in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert lines[5] == [f"step 60: {name} is {bad:.3g}: {CAUSES[name]}"]
 
 
-def test_the_first_epoch_says_nothing():
+def test_a_collapse_is_not_reported_in_the_first_epoch():
     assert not any(lines_of([0.01] * 4, "feature_spread", first_epoch=-4.5))
 
 
@@ -54,7 +55,7 @@ def test_a_loss_that_jumps_is_reported_and_noise_is_not():
     assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
     (line,) = checks.warnings(60, 2.0, {"loss": 12.0})
     assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
-    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # of the same jump
+    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # which belong to the same jump
 
 
 def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_finite(tmp_path):

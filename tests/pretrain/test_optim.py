@@ -1,4 +1,4 @@
-"""Optimizers: a skipped first step under a gradient scaler, and LARS by its own equation."""
+"""Optimizers: a gradient scaler may skip the first step, and LARS follows its equation."""
 
 import pytest
 import torch
@@ -36,8 +36,8 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
                 scaler.step(steps)
                 scaler.update()
             results.append([p.detach().clone() for p in model.parameters()])
-        for one, two in zip(*results, strict=True):
-            assert one.isfinite().all() and torch.equal(one, two)
+        for first, second in zip(*results, strict=True):
+            assert first.isfinite().all() and torch.equal(first, second)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -46,7 +46,7 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("trust", [0.02, 0.5])  # below the learning rate, and above it
 def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust, clip, decay):
-    """A layer's rate is the product of lr and trust ratio (You et al. 2017), with LARS_CLIP their minimum (LARC)."""
+    """A layer's rate is the learning rate times the trust ratio (You et al. 2017); LARS_CLIP caps it (LARC)."""
     model = _model()
     lr = 0.4
     weight = model.weight.detach().clone()

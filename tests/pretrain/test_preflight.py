@@ -1,4 +1,4 @@
-"""What is checked before a device is taken: how a batch is divided among processes, micro-batches and BN groups."""
+"""Checked before a device is used: a batch divides evenly among processes, micro-batches and BN groups."""
 
 from __future__ import annotations
 

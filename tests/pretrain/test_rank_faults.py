@@ -1,4 +1,4 @@
-"""One rank fails; the others end in time and say so. Numbers of ranks change between starts; the result does not."""
+"""If one rank fails, the others end and report it. A run resumed on another number of ranks has the same result."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _fail_to_write(*_: Any) -> None:
 
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run on two ranks."""
+    """Train without interruption on two ranks; return the run folder."""
     folder = tmp_path_factory.mktemp("whole")
     run_ranks(run, 2, images, folder)
     return folder
 
 
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
-    """A rank of two, the second of which meets the fault at step 5; writes its end to ended.RANK."""
+    """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
@@ -105,12 +105,12 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path,
     assert_same_end(whole, tmp_path / "run")
 
 
-# Of such a tiny network, a change of the weights by 1e-7 changes the loss by 1e-2 within nine steps at a rate of 0.003.
+# In such a tiny network, changing the weights by 1e-7 changes the loss by 1e-2 after nine steps at a rate of 0.003.
 GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR", "0.0001", "SOLVER.EPOCHS", "3")
 
 
 def _until(images: Path, output: Path, last: int) -> None:
-    """Resumes the run and stops one of its ranks after step ``last``."""
+    """Resume the run and stop one of its ranks after step ``last``."""
     real = TrainingMonitor.step
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
@@ -129,10 +129,11 @@ def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: P
     run_ranks(_until, 4, images, tmp_path / "run", 2)
     run_ranks(_until, 2, images, tmp_path / "run", 5)
     run(images, tmp_path / "run", *GROUPS)
-    one, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
-    assert [line["iteration"] for line in many] == [line["iteration"] for line in one] == list(range(9))
-    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in one], rel=2e-3)
+    single, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
+    assert [line["iteration"] for line in many] == [line["iteration"] for line in single] == list(range(9))
+    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in single], rel=2e-3)
     a, b = (checkpoint.read(tmp_path / name / checkpoint.FINAL)["optimizer"]["state"] for name in ("one", "run"))
     for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
-        expected, found = state["momentum_buffer"], b[number]["momentum_buffer"]
-        assert (found - expected).norm() < 0.3 * expected.norm(), number
+        expected = state["momentum_buffer"]
+        actual = b[number]["momentum_buffer"]
+        assert (actual - expected).norm() < 0.3 * expected.norm(), number

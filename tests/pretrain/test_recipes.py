@@ -32,7 +32,7 @@ def images(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("path", "overrides"), RECIPES)
 def test_a_recipe_runs(path, overrides, images, tmp_path):
-    """The objective and its hyperparameters stay."""
+    """The smoke form keeps the objective and its hyperparameters."""
     cfg = load_config(path, overrides)
     words = (
         "MODEL.ARCH resnet18 MODEL.EMBEDDING_DIM 16 DATALOADER.NUM_WORKERS 0 SOLVER.MAX_STEPS 2 SOLVER.LOG_PERIOD 1 "

@@ -1,4 +1,4 @@
-"""A step of each kind of objective: the same numbers on one process and on several with the same BN groups."""
+"""A step of each objective gives the same numbers on one process and on several with the same BN groups."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def batch_of(num_views: int, seed: int = 1, rows: slice = slice(N), labels=lambd
 
 
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
-    """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
+    """Return the mean loss of two steps, the gradients of the first one, and the model's state at the end."""
     cfg = config(method, *more)
     run = build_state(cfg)
     total = cfg.SOLVER.IMS_PER_BATCH
@@ -70,17 +70,17 @@ def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
 
 
 def _assert_same_steps(
-    one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: tuple[str, ...], in_parts: bool = False
+    first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], case: tuple[str, ...], in_parts: bool = False
 ) -> None:
-    """Running statistics follow each micro-batch, so they are compared only of whole batches."""
+    """Assert equal values. With micro-batches, running statistics differ and are not compared."""
     if in_parts:
-        one = {name: value for name, value in one.items() if "running_" not in name and "num_batches" not in name}
+        first = {name: value for name, value in first.items() if "running_" not in name and "num_batches" not in name}
     else:
-        assert one.keys() == other.keys()
-    assert (one["loss0"] - other["loss0"]).abs() < 1e-5
-    largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
-    for name, value in one.items():
-        difference = (value - other[name]).abs().max()
+        assert first.keys() == second.keys()
+    assert (first["loss0"] - second["loss0"]).abs() < 1e-5
+    largest = max(value.abs().max() for name, value in first.items() if name.startswith("grad."))
+    for name, value in first.items():
+        difference = (value - second[name]).abs().max()
         if name.startswith("grad."):
             assert difference < 1e-5 * largest, (case, name)
         elif name.endswith(("queue_ptr", "num_batches_tracked")):
@@ -107,20 +107,20 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 
 @pytest.mark.parametrize("method", [("mocov2",), ("jcl",), ("jcl", *DENSE), ("sce",), ("simclr",), ("tcl",)])
-def test_a_batch_in_parts_gives_the_gradients_of_the_whole(method):
+def test_micro_batches_give_the_gradients_of_the_whole_batch(method):
     case = (*method, "SOLVER.IMS_PER_BATCH", "12", "MODEL.BN_GROUPS", "4")
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case, True)
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case, True)
 
 
-def test_groups_follow_the_parts():
-    """Without BN_GROUPS, one process with 4 parts is what 4 processes are."""
+def test_bn_groups_follow_the_micro_batches():
+    """Without BN_GROUPS, one process with 4 micro-batches equals 4 processes."""
     case = ("mocov2", "MODEL.BN_GROUPS")
     _assert_same_steps(_two_steps(*case, "4"), _two_steps(*case, "0", "SOLVER.ACCUMULATE", "4"), case, True)
 
 
 @pytest.mark.parametrize("method", ["jcl", "simclr"])
-def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
+def test_an_encoder_processes_one_micro_batch_at_a_time(method):
     run = build_state(config(method, "SOLVER.ACCUMULATE", "2"))
     seen: list[int] = []
     for encoder in run.objective.model.children():
@@ -155,7 +155,7 @@ def test_mixed_precision_is_near_full_precision(amp, monkeypatch):
     "backend", ["eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_a_compiled_run_has_one_graph_per_encoder_and_the_losses_of_one_that_is_not(monkeypatch, backend):
-    """Dynamo guards on what an encoder's modules hold; its limit of 8 graphs would leave the rest uncompiled.
+    """Dynamo guards on the attributes of an encoder's modules; above 8 graphs, it would leave the rest uncompiled.
 
     The default backend, inductor, compiles C++, which takes minutes.
     """
@@ -173,13 +173,13 @@ def test_a_compiled_run_has_one_graph_per_encoder_and_the_losses_of_one_that_is_
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_an_image_without_a_label_is_alike_to_its_own_views_only():
+def test_an_unlabeled_image_has_only_its_own_views_as_positives():
     batch = batch_of(2, labels=lambda index: torch.full_like(index, -1))
     assert _loss("supcon", batch, "METHOD.LABELS", "class") == _loss("supcon", batch, "METHOD.LABELS", "index")
 
 
 def test_jcls_lambda_rises_where_its_schedule_is_linear():
-    """Of 2 epochs of 4 steps the first has half of lambda."""
+    """In the first of 2 epochs of 4 steps, lambda is half its final value."""
     for step, constant in ((3, "4.0"), (4, "8.0")):
         rising = build_state(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
         other = build_state(config("jcl", "METHOD.JCL_LAMBDA", constant))

@@ -1,4 +1,4 @@
-"""Whole runs on tiny images: resume bit for bit, bad input."""
+"""Whole runs on tiny images: resumed runs are bitwise equal, and bad input is refused."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory) -> Path:
-    """The run folder of an uninterrupted run, with kNN after each epoch."""
+    """Train without interruption, with kNN after each epoch; return the run folder."""
     output = tmp_path_factory.mktemp("runs") / "whole"
     results = run(images, output, "PROBE.KNN_PERIOD", "1")
     assert results["steps"] == 2 * STEPS_PER_EPOCH
@@ -31,8 +31,8 @@ def whole(images, tmp_path_factory) -> Path:
 
 def test_a_run_folder_is_self_contained(whole):
     names = {p.name for p in whole.iterdir()}
-    wanted = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt state.json"
-    assert {*wanted.split(), "views.png"} <= names
+    expected = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt state.json"
+    assert {*expected.split(), "views.png"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     logged = lines(whole, "loss")
     assert [line["iteration"] for line in logged] == list(range(2 * STEPS_PER_EPOCH))
@@ -50,11 +50,12 @@ def test_another_config_in_the_same_folder_is_refused(images, whole):
 
 
 def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tmp_path):
-    """More steps, another path of the images and rounding are free; another rate needs consent and is recorded."""
-    moved, out = shutil.copytree(images, tmp_path / "moved"), tmp_path / "run"
+    """Steps, the images' path and precision may change; another learning rate needs consent and is recorded."""
+    moved = shutil.copytree(images, tmp_path / "moved")
+    out = tmp_path / "run"
     run(images, out, "SOLVER.MAX_STEPS", "3")
     words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHECKPOINT_KEEP", "9"]
-    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # what only probes read
+    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # keys that only probes read
     run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
@@ -69,7 +70,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
 
 @pytest.mark.parametrize("name", ["class0/0000.png", "class1/000.png"])
 def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, name):
-    """Another name, or another label."""
+    """An image has another name, or another label."""
     data = shutil.copytree(images, tmp_path / "moved")
     (data / "train/class0/000.png").rename(data / "train" / name)
     shutil.copytree(whole, tmp_path / "run")
@@ -83,10 +84,10 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     with pytest.raises(interrupt.Stopped, match="preempted"):
         run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     monkeypatch.undo()
-    found = checkpoint.load_latest(tmp_path / "run")
-    assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
+    saved = checkpoint.load_latest(tmp_path / "run")
+    assert saved is not None and 0 < saved[1]["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
-    assert f"resumed from {found[0].name} at step {found[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()
+    assert f"resumed from {saved[0].name} at step {saved[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()
     assert_same_end(whole, tmp_path / "run")
 
 
@@ -105,8 +106,9 @@ def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, whole, tmp
             run(images, tmp_path / "run", *every)
     run(images, tmp_path / "run", *every)
     assert "resumed from checkpoint_" in (tmp_path / "run/log.txt").read_text()
-    one, two = ([(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run"))
-    assert one == two and [iteration for iteration, _ in one] == [5, 11]
+    expected = [(line["iteration"], line["knn_top1"]) for line in lines(whole, "knn_top1")]
+    resumed = [(line["iteration"], line["knn_top1"]) for line in lines(tmp_path / "run", "knn_top1")]
+    assert resumed == expected and [iteration for iteration, _ in expected] == [5, 11]
 
 
 def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):

@@ -1,4 +1,4 @@
-"""A run folder belongs to one run: who may enter it, what a fresh start finds, which checkpoints fit."""
+"""A run folder belongs to one run: other runs are refused, and so are checkpoints that do not fit."""
 
 import pytest
 import torch
@@ -27,8 +27,10 @@ def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
     assert "99.0" not in (tmp_path / "metrics.json").read_text()
 
 
-def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, tmp_path, monkeypatch):
-    weights, read, real = tmp_path / "start/checkpoint_final.pth", [], objectives.read_backbone
+def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path, monkeypatch):
+    weights = tmp_path / "start/checkpoint_final.pth"
+    read = []
+    real = objectives.read_backbone
     run(images, weights.parent, "SOLVER.MAX_STEPS", "1")
     monkeypatch.setattr(objectives, "read_backbone", lambda path: read.append(path) or real(path))
     run(images, tmp_path / "run", "MODEL.WEIGHTS", str(weights), "SOLVER.MAX_STEPS", "2")
@@ -38,7 +40,8 @@ def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, tmp_path,
 
 
 def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
-    seen, real = [], schedule.ema_momentum
+    seen = []
+    real = schedule.ema_momentum
     monkeypatch.setattr(schedule, "ema_momentum", lambda *args: seen.append(args[0]) or real(*args))
     run(images, tmp_path, "SOLVER.MAX_STEPS", "3")
     assert seen == [step / (2 * STEPS_PER_EPOCH) for step in range(3)]
@@ -48,7 +51,9 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
-    done, real_embed, real_step = [0], objectives.embed, train.training_step
+    done = [0]
+    real_embed = objectives.embed
+    real_step = train.training_step
 
     def training_step(state, batch, step):
         weight = state.objective.encoder.conv1.weight

@@ -1,4 +1,4 @@
-"""What several ranks of one run must agree on, and what they say when they do not."""
+"""The ranks of a run must agree on its inputs; if they do not, the error says where they differ."""
 
 import time
 from pathlib import Path
@@ -21,12 +21,13 @@ STEPS = 8  # of which the first epoch has six
 
 
 def _life_of_a_run(images: Path, output: Path) -> None:
-    real_save, real_read = checkpoint.save, checkpoint.read
+    real_save = checkpoint.save
+    real_read = checkpoint.read
     output.mkdir(exist_ok=True)
-    mine = output
+    run_folder = output
     if not distributed.is_main():  # the other machine has the shared folder under another path
-        mine = output.with_name("elsewhere")
-        mine.symlink_to(output, target_is_directory=True)
+        run_folder = output.with_name("elsewhere")
+        run_folder.symlink_to(output, target_is_directory=True)
     words = ("SOLVER.MAX_STEPS", str(STEPS))
     run(images, output.with_name("whole"), *words)
 
@@ -39,7 +40,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
         patch.setattr(interrupt, "stop_requested", lambda: "" if distributed.is_main() else "preempted")
         patch.setattr(checkpoint, "save", slow_save)
         with pytest.raises(interrupt.Stopped):
-            run(images, mine, *words)
+            run(images, run_folder, *words)
         names = [path.name for path in checkpoint.list_checkpoints(output)]
         assert names == ["checkpoint_00000002.pth"]  # before any rank leaves
 
@@ -49,9 +50,9 @@ def _life_of_a_run(images: Path, output: Path) -> None:
             return real_read(path if distributed.is_main() else path.with_name("other.pth"))
 
         patch.setattr(checkpoint, "read", missing)
-        refused(lambda: run(images, mine, *words), "rank 1 of 2", "no checkpoint at", "same files?")
+        refused(lambda: run(images, run_folder, *words), "rank 1 of 2", "no checkpoint at", "same files?")
 
-    with pytest.MonkeyPatch.context() as patch:  # ... or holds the weights of another run
+    with pytest.MonkeyPatch.context() as patch:  # ... or contains the weights of another run
 
         def other(path: Path) -> dict:
             state = real_read(path)
@@ -60,14 +61,14 @@ def _life_of_a_run(images: Path, output: Path) -> None:
             return state
 
         patch.setattr(checkpoint, "read", other)
-        text = refused(lambda: run(images, mine, *words), "weights", "differs between ranks")
+        text = refused(lambda: run(images, run_folder, *words), "weights", "differs between ranks")
         assert len(set(gather_objects(text))) == 1
 
-    results = run(images, mine, *words)
+    results = run(images, run_folder, *words)
     assert results["steps"] == STEPS and gather_objects(results) == [results] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "_train", lambda *_: pytest.fail("complete"))
-        assert run(images, mine, *words) == results
+        assert run(images, run_folder, *words) == results
 
 
 def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(images, tmp_path):
@@ -76,7 +77,8 @@ def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(ima
 
 
 def _one_rank_diverges(images: Path, output: Path) -> None:
-    real_step, rank = train.TrainingMonitor.step, distributed.rank()
+    real_step = train.TrainingMonitor.step
+    rank = distributed.rank()
     seen: list[str] = []
     losses: list[tuple[float, int]] = []
 

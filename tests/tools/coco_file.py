@@ -1,4 +1,4 @@
-"""A small annotation file in COCO's format, without images, for the tests of tools/make_data.py."""
+"""A small annotation file in COCO's format without images, for the tests of tools/make_data.py."""
 
 from __future__ import annotations
 

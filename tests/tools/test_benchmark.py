@@ -1,4 +1,4 @@
-"""Each benchmark runs on little, asserts that the compared forms are equal, and writes what it prints."""
+"""Each benchmark runs at a small size, checks that the compared implementations agree, and writes what it prints."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_objectives(capsys: pytest.CaptureFixture[str]):
 
 def test_memory_grows_with_the_keys_in_the_naive_form_only():
     sizes = ["--queries", "32", "--dims", "8", "--negatives", "20000", "--anchors", "6"]
-    one, six = (numbers("objectives", "--keys", keys, *sizes)["objectives"]["multikey"] for keys in ("1", "6"))
-    assert six["naive_mib"] > 2 * one["naive_mib"] and six["mib"] < 1.2 * one["mib"]
-    assert six["times_smaller"] > 5
+    one_key, six_keys = (numbers("objectives", "--keys", keys, *sizes)["objectives"]["multikey"] for keys in ("1", "6"))
+    assert six_keys["naive_mib"] > 2 * one_key["naive_mib"] and six_keys["mib"] < 1.2 * one_key["mib"]
+    assert six_keys["times_smaller"] > 5
 
 
 def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Both ways make the views that are asked for; their times are compared with ours."""
-    made: dict[str, Any] = {}
+    """Both implementations compute the requested views; their times are compared with ours."""
+    results: dict[str, Any] = {}
     for name in ("make_views", "_make_pil_views"):
         form = getattr(views, name)
-        monkeypatch.setattr(views, name, lambda *args, name=name, form=form: made.setdefault(name, form(*args)))
+        monkeypatch.setattr(views, name, lambda *args, name=name, form=form: results.setdefault(name, form(*args)))
     milliseconds = numbers("views", "--views", "2", "--size", "32")["milliseconds"]
-    assert [np.shape(images) for images in made.values()] == 2 * [(2, 32, 32, 3)]
+    assert [np.shape(images) for images in results.values()] == 2 * [(2, 32, 32, 3)]
     assert list(milliseconds) == ["ours", "ours, decoding alone", views._PIL]
     ratio = milliseconds[views._PIL] / milliseconds["ours"]
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(ratio, abs=0.005)
@@ -67,7 +67,7 @@ def test_both_loops_step():
 
 @pytest.mark.detectron2
 def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every engine's iterations train it; the ratio of times is the median of the rounds' ratios."""
+    """Every engine trains; the reported ratio is the median of the rounds' ratios."""
     from tools.benchmarks import detection
 
     cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
@@ -88,14 +88,14 @@ def test_peak_memory_sees_a_large_tensor():
     assert 32 <= measure_peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
 
 
-def test_forms_take_turns_at_going_first():
+def test_compared_implementations_take_turns_at_running_first():
     calls: list[str] = []
     time_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "baabba"
 
 
 def test_reading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Each round drops the pages of each form, reads its images cold, then warm; ratios are those of rounds."""
+    """Each round empties the page cache, then reads the images of each format cold and warm; ratios are per round."""
     calls: list[str] = []
     times = iter([1.0, 1.0, 2.0, 2.0, 4.0, 2.0, 1.0, 1.0] * 2)
 
@@ -116,7 +116,7 @@ def test_reading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert not list(Path("here").iterdir())
 
 
-def test_pages_are_dropped(folder: Path):
+def test_dropped_pages_leave_the_files_unchanged(folder: Path):
     files = reading.write_images(folder, b"x" * 5000, 2)
     assert [len(paths) for paths in files.values()] == [2, 1]
     reading.drop_pages(files["folder"])

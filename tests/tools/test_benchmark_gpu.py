@@ -31,7 +31,7 @@ def use_rows(patch: pytest.MonkeyPatch, **rows: Callable[[], Any]) -> None:
 
 
 def _run_on_simulated_device(output: Path) -> tuple[dict[str, Any], list[str], int]:
-    """Returns the numbers, the names of the rows, and how many modules were compiled."""
+    """Return the numbers, the names of the rows, and how many modules were compiled."""
     patch = pytest.MonkeyPatch()
     tiny.use(patch)
     compiled: list[torch.nn.Module] = []
@@ -94,7 +94,7 @@ def test_rows_that_do_not_fit_are_skipped_and_named(tmp_path: Path, monkeypatch:
     assert "not measured: long (skipped: it takes" in capsys.readouterr().out
 
 
-def test_only_rows_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rows_are_selected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     use_rows(monkeypatch, losses=dict, detection=lambda: pytest.fail("not asked for"))
     assert list(run(tmp_path / "gpu.json", "--rows", "loss")["rows"]) == ["losses"]
 

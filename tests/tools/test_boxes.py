@@ -1,4 +1,4 @@
-"""VOC's and YOLO's boxes in COCO's format."""
+"""Boxes in VOC's and YOLO's formats are converted to COCO's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SIZE = "<size><width>{}</width><height>{}</height></size>"
 
 
 def photo(path: Path, turned: bool = False) -> None:
-    """40 pixels wide and 30 high, as it is shown."""
+    """Write a photo that is 40 pixels wide and 30 high when displayed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
     exif[0x0112] = 6 if turned else 1
     Image.new("RGB", (30, 40) if turned else (40, 30)).save(path, exif=exif)
 
 
-def made(folder: Path, *words: str) -> dict:
+def convert(folder: Path, *words: str) -> dict:
     make_data.main([*words, "--output", str(folder / "out")])
     return json.loads((folder / "out" / "annotations.json").read_text())
 
@@ -41,7 +41,7 @@ def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     voc(tmp_path, "a", OBJECT.format("dog", 0, BOX), OBJECT.format(" cat ", 1, BOX), size=SIZE.format(40, 30))
     voc(tmp_path, "b", size=SIZE.format(0, 0))
     words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path / "images")]
-    content = made(tmp_path, *words)
+    content = convert(tmp_path, *words)
     size = {"width": 40, "height": 30}
     assert content["images"] == [{"id": 1, "file_name": "a.jpg", **size}, {"id": 2, "file_name": "b.jpg", **size}]
     assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
@@ -53,7 +53,7 @@ def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "all boxes 2" in lines and "of them crowds 1" in lines
     voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
-    refused(lambda: made(tmp_path, *words), "contains data that differ in content")  # of the file before it was edited
+    refused(lambda: convert(tmp_path, *words), "contains data that differ in content")  # the output of the earlier file
 
 
 def test_yolo(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_yolo(tmp_path: Path) -> None:
     (tmp_path / "labels" / "classes.txt").write_text("cat\nunused\ndog\n")
     (tmp_path / "data.yaml").write_text("names: {0: cat, 1: unused, 2: dog}\n")
     words = ["yolo", str(tmp_path / "labels"), "--images", str(tmp_path / "images"), "--names"]
-    content = made(tmp_path, *words, str(tmp_path / "labels" / "classes.txt"))
+    content = convert(tmp_path, *words, str(tmp_path / "labels" / "classes.txt"))
     assert [image["file_name"] for image in content["images"]] == ["b.jpg", "train/a.jpg", "train/empty.png"]
     assert [category["name"] for category in content["categories"]] == ["cat", "unused", "dog"]
     whole, box, outline = content["annotations"]
@@ -73,7 +73,7 @@ def test_yolo(tmp_path: Path) -> None:
     assert (box["image_id"], box["category_id"]) == (2, 3) and box["bbox"] == pytest.approx([15, 12, 10, 6])
     assert outline["bbox"] == pytest.approx([4, 3, 20, 24])
     assert outline["segmentation"] == [pytest.approx([4, 3, 24, 3, 24, 27])]
-    assert content == made(tmp_path / "again", *words, str(tmp_path / "data.yaml"))
+    assert content == convert(tmp_path / "again", *words, str(tmp_path / "data.yaml"))
 
 
 def yolo(folder: Path, labels: str, names: str) -> list[str]:
@@ -90,10 +90,10 @@ def yolo(folder: Path, labels: str, names: str) -> list[str]:
 def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) -> None:
     labels = f"0 0.5 0.5 0.4 0.4 {points}\n0 0.5 0.5 0.4 0.4\n"
     words = yolo(tmp_path, labels, f"kpt_shape: {shape}\nnames: [cat]\n")
-    for record in made(tmp_path, *words)["annotations"]:
+    for record in convert(tmp_path, *words)["annotations"]:
         assert record["bbox"] == pytest.approx([12, 9, 16, 12]) and "segmentation" not in record
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6 0.1 0.1 0.3 0.3")  # of another shape
-    refused(lambda: made(tmp_path / "other", *words), "a.txt, line 1")
+    refused(lambda: convert(tmp_path / "other", *words), "a.txt, line 1")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
         ("0 0.5 0.5 0 0.1", "[cat]", "a.txt, line 1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", "a.txt, line 1"),  # with a score
         ("0 0.5 0.5 0.1 0.1", "{1: cat}", "data.yaml has no list of names"),
-        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have one name in ['cat', 'dog', 'cat']"),
+        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have the same name in ['cat', 'dog', 'cat']"),
     ],
 )
 def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, message: str) -> None:
-    refused(lambda: made(tmp_path, *yolo(tmp_path, line, f"names: {names}")), message)
+    refused(lambda: convert(tmp_path, *yolo(tmp_path, line, f"names: {names}")), message)
 
 
 def test_what_tools_write_into_vocs_files(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_tools_write_into_vocs_files(tmp_path: Path) -> None:
         text = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>{path.read_text()}'
         (tmp_path / encoding).mkdir()
         (tmp_path / encoding / "a.xml").write_bytes(text.encode(encoding))
-        content = made(tmp_path / encoding, words[0], str(tmp_path / encoding), *words[2:])
+        content = convert(tmp_path / encoding, words[0], str(tmp_path / encoding), *words[2:])
         assert content["categories"] == [{"id": 1, "name": "\u7ea2"}] and content["annotations"][0]["iscrowd"] == 0
 
 
@@ -132,20 +132,22 @@ def test_all_bad_files_are_named(tmp_path: Path) -> None:
     voc(tmp_path, "a", OBJECT.format(" ", 0, BOX))
     voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
     voc(tmp_path, "c", OBJECT.format("dog", 0, BOX.replace("12", "120")))
-    text = refused(lambda: made(tmp_path, *words), "a.xml", "has no name", "c.xml", "is not inside its image, 40 x 30")
+    text = refused(
+        lambda: convert(tmp_path, *words), "a.xml", "has no name", "c.xml", "is not inside its image, 40 x 30"
+    )
     assert "b.xml" not in text
 
 
 def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:
     words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path)]
-    refused(lambda: made(tmp_path, *words), "no folder at", "Annotations")
+    refused(lambda: convert(tmp_path, *words), "no folder at", "Annotations")
     voc(tmp_path, "a", OBJECT.format("dog", 0, BOX), size=SIZE.format(30, 40))
-    refused(lambda: made(tmp_path, *words), "no image in", "a.xml")
+    refused(lambda: convert(tmp_path, *words), "no image in", "a.xml")
     photo(tmp_path / "a.jpg")
-    refused(lambda: made(tmp_path, *words), "a.xml", "its width is not that of its image, 40")
+    refused(lambda: convert(tmp_path, *words), "a.xml", "its width is not that of its image, 40")
     voc(tmp_path, "a", OBJECT.format("dog", 0, BOX.replace("12", "")))
-    refused(lambda: made(tmp_path, *words), "a.xml cannot be read")
+    refused(lambda: convert(tmp_path, *words), "a.xml cannot be read")
     (tmp_path / "a.jpg").write_bytes(b"no image")
-    refused(lambda: made(tmp_path, *words), tmp_path / "a.jpg")
+    refused(lambda: convert(tmp_path, *words), tmp_path / "a.jpg")
     photo(tmp_path / "a.png")
-    refused(lambda: made(tmp_path, *words), "a.jpg and a.png")
+    refused(lambda: convert(tmp_path, *words), "a.jpg and a.png")

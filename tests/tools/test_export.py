@@ -1,4 +1,4 @@
-"""Exports compute what their source computes, from the raw image on; what does not is refused and leaves nothing."""
+"""Exports compute what their source computes from a raw image; others are refused, and nothing is written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def expected_features(image: Any) -> Tensor:
-    """From the raw image, by torchvision's own transforms and network."""
+    """Compute features of a raw image by torchvision's transforms and network."""
     resized = functional.resize(image, [RESIZE])  # bilinear, as the probes resize
     crop = cast(Any, functional.center_crop(resized, [SIZE, SIZE]))
     pixels = functional.normalize(functional.to_tensor(crop), MEAN, STD)

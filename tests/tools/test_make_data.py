@@ -1,4 +1,4 @@
-"""Made data sets: whole or absent, the same bytes for the same seed, valid for pycocotools, without shortcuts."""
+"""Generated data sets are complete or absent, fixed by the seed, valid for pycocotools, and without shortcuts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_digits_as_an_image_folder(digits: Path):
 
 
 def test_the_background_tells_images_apart_no_better_than_chance(tmp_path: Path):
-    """Borders of the images: level and noise vary as much inside an image as between images."""
+    """At the borders, brightness and noise vary as much within an image as between images."""
     make_data.main(["digits", "--output", str(tmp_path / "d"), "--images", "200", "--scenes", "1", "--val-scenes", "1"])
     data = load(f"folder:{tmp_path / 'd' / 'images'}", "train")
     corners = np.array([[np.median(data.read(i)[s]) for s in (np.s_[:4, :4], np.s_[-4:, -4:])] for i in range(200)])
@@ -112,7 +112,7 @@ def test_digits_as_coco(digits: Path, split: str):
 
 
 def check_record(annotation: dict, mask: np.ndarray) -> None:
-    """Box and area are those of the mask that pycocotools makes of the record."""
+    """Check that box and area are those of the mask that pycocotools decodes."""
     rows = np.flatnonzero(mask.any(axis=1))
     columns = np.flatnonzero(mask.any(axis=0))
     box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]

@@ -1,4 +1,4 @@
-"""Predictions on the user's images: those of the evaluation, in COCO's format, under the images' names."""
+"""Predictions on the user's images equal those of an evaluation, in COCO's format, under the images' names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
 
 
 def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) -> None:
-    """The run keeps its classes' names; no pictures."""
+    """The run contains the names of its classes; no pictures are drawn."""
     work(tmp_path, "torchvision")
     pass_logs_to_pytest()
     run = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) 
 
 
 def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
-    """As the names would be those of other labels; without data sets, the run's own are taken."""
+    """Otherwise, labels would get wrong names; without data sets, the run's names are used."""
     work(tmp_path, "torchvision", SOLVER__MAX_ITER=1, DATASETS__TEST=())
     name = f"coco:{tmp_path / 'data/annotations.json'}:{tmp_path / 'data'}"
     tiny_coco.edit(name, lambda content: content["categories"][2].update(id=1))

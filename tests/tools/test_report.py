@@ -1,4 +1,4 @@
-"""The report: what stands beside what, and what is never put together."""
+"""The report groups what belongs together, and never compares what does not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.tools.reporting.runs import DIGITS, cells, column, detector, pretrain
 from tools import launch
 
 
-def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
+def test_probes_with_equal_settings_share_a_cell(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
     for seed, top1 in ((0, 68.0), (1, 68.4)):
         probe(tmp_path / f"jcl/linear_{seed}", config, top1, "SEED", seed, recipe="R50_IN1k_100ep")
-    probe(tmp_path / "jcl/knn", config, 50.0)  # what the pretraining found at its end: shown once
+    probe(tmp_path / "jcl/knn", config, 50.0)  # the probe at the end of the pretraining, which is shown once
     text = render([tmp_path])
     assert cells(text, "jcl")[2:] == ["50.0", "68.0 / 68.4", "88.0"]
 
@@ -48,7 +48,7 @@ def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path
 
 
 def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
-    """An equal recipe in the same folder is another run; a folder that was renamed is still the same one."""
+    """A run with an equal recipe in the same folder is another run; a renamed folder is still the same run."""
     older = pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.03")
     (tmp_path / "jcl").rename(tmp_path / "older")
     newer = pretrain(tmp_path / "jcl", *DIGITS, knn=50.0)
@@ -90,7 +90,7 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     assert cells(first, "photos")[-1] == "60.0" and cells(second, "photos")[-1] == "40.0"
 
 
-def test_a_start_from_other_weights_is_shown(tmp_path: Path):
+def test_initial_weights_of_a_pretraining_are_shown(tmp_path: Path):
     pretrain(tmp_path / "scratch", *DIGITS)
     config = pretrain(tmp_path / "continued", *DIGITS, "MODEL.WEIGHTS", "/w/imagenet.pth")
     write(tmp_path / "mask", detector(weights=provenance(config)))
@@ -124,7 +124,7 @@ def test_equal_runs_in_other_places_share_a_table(tmp_path: Path):
     overrides += " SOLVER.CHECKPOINT_PERIOD 1000 SOLVER.CHECKPOINT_KEEP 2"
     write(tmp_path / "b", detector(*overrides.split()))
     text = render([tmp_path])
-    assert text.count("| run ") == 1 and "Not compared" not in text  # beside the paper's random row, too
+    assert text.count("| run ") == 1 and "Not compared" not in text  # also next to the paper's random row
 
 
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):

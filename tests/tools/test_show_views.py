@@ -1,4 +1,4 @@
-"""The picture of views holds the views that training sees."""
+"""The picture of views contains the views that training sees."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 @pytest.fixture(name="annotations")
 def write_annotations(tmp_path: Path) -> Path:
-    """40 images, of which every fourth has no annotation."""
+    """Write 40 images, of which every fourth has no annotation."""
     coco_file.write(tmp_path / "train.json", [[1, 1] if n % 4 else [] for n in range(40)])
     return tmp_path / "train.json"
 
@@ -69,7 +69,7 @@ def test_a_published_list_names_positions_among_annotated_images(annotations: Pa
     assert _ids(tmp_path / "out/10pct_fold1.json") == {positions[0], positions[28]}
     words += [str(tmp_path / "more")]
     refused(lambda: make_data.main(words), "no list for 10%, fold 2")
-    for wrong in ([0, 29], [0]):  # of other annotations
+    for wrong in ([0, 29], [0]):  # a list for other annotations
         listed.write_text(json.dumps({"10.0": {"0": wrong}}))
         refused(lambda: make_data.main([*words, "--folds", "1"]), listed, "does not fit")
     assert not (tmp_path / "more").exists()

@@ -1,4 +1,4 @@
-"""A batch in parts: the gradients of the whole; both engines take it; bfloat16. Ranks are in test_two_ranks."""
+"""Micro-batches give the gradients of the whole batch, in both engines and in bfloat16 (two ranks: test_two_ranks)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ IMAGES = [torch.full((3,), float(number)) for number in range(1, 8)]
 
 
 class Toy(nn.Module):
-    """Two losses that are means over images; it notes how many images came at a time."""
+    """A model with two losses that are means over images; it records the size of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.weight, self.sizes = nn.Parameter(torch.randn(3)), []
+        self.weight = nn.Parameter(torch.randn(3))
+        self.sizes = []
 
     def forward(self, batch: list[Tensor]) -> dict[str, Tensor]:
         self.sizes.append(len(batch))
@@ -51,10 +52,11 @@ def test_the_gradients_of_the_whole_batch(count: int, factor: float) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bfloat16_in_micro_batches_on_a_cpu(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its losses are near those in full precision; the weights stay float32."""
+    """The losses are near those in full precision, and the weights stay float32."""
     keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "SOLVER__IMS_PER_BATCH": 4, "DATASETS__TEST": ()}
     half = keys | {"SOLVER__AMP__ENABLED": True}
-    exact, losses = [], []
+    exact = []
+    losses = []
     if engine == "detectron2":
         heads = importlib.import_module("transfer.detectron2_engine.heads")
         monkeypatch.setattr(heads, "keep_rois_in_float32", lambda model: exact.append(model.training))

@@ -1,4 +1,4 @@
-"""Statistics of frozen batch norm from training images, the same in both engines. Ranks are in test_two_ranks."""
+"""Statistics of frozen batch norm are estimated from training images, equally in both engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def network(norm: type[nn.Module]) -> Any:
 
 
 def estimate(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
-    """The statistics of ``batches`` in the frozen norms of ``backbone``, by default the whole model."""
+    """Estimate the statistics of ``batches`` for the frozen norms of ``backbone`` (default: the whole model)."""
     engine = SimpleNamespace(
         frozen_norm=FrozenBatchNorm2d, run_backbone=lambda model, batch: (backbone or model)(batch)
     )
@@ -43,8 +43,9 @@ BATCHES = [torch.randn(2, 3, 12, 12, generator=GENERATOR), torch.randn(3, 3, 20,
 
 
 def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
-    """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
-    frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
+    """On the batch of the statistics, the frozen network equals one with batch norm in training mode."""
+    frozen = network(FrozenBatchNorm2d)
+    plain = network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
     estimate(frozen, BATCHES[:1])
     torch.testing.assert_close(frozen(BATCHES[0]), plain(BATCHES[0]), rtol=1e-4, atol=1e-5)

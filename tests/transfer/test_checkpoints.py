@@ -1,4 +1,4 @@
-"""Which checkpoint of a detector's run folder is the newest, even if files were copied or damaged."""
+"""The newest checkpoint of a detector is found even if files were copied or damaged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BEST = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVA
 
 @pytest.fixture
 def scored(monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None) -> Callable[..., None]:
-    """Replaces evaluations by box APs to come, one after the other."""
+    """Replace evaluations by given box APs, one after the other."""
 
     def score(*values: float | None) -> None:
         remaining = iter(values)

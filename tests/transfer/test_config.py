@@ -1,4 +1,4 @@
-"""Detectron2's keys without Detectron2: the tree, its classes, reading, and refusals."""
+"""Detectron2's keys without Detectron2: the tree, its types, reading, and errors."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
         refused(lambda key=key: config.check_supported(changed(good, key, "nonsense")), key, "nonsense", supported)
 
 
-REFUSALS = [  # a key of each kind of check, its value, and what else the refusal names
+REFUSALS = [  # a key of each kind of check, its value, and what else the error names
     ("SOLVER.IMS_PER_BATCH", "0", "at least 1"),
     ("SOLVER.MOMENTUM", "1.5", "at most 1"),
     ("FLOAT32_PRECISION", "tf32", "highest"),
-    ("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "-1.0", "at least 0"),  # would turn gradients around
+    ("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "-1.0", "at least 0"),  # would reverse the gradients
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),

@@ -59,10 +59,14 @@ def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
 
 
 # Four convolutions and one linear layer in the box head and SyncBN in the heads, as InfoMin, DenseCL and PixPro report.
-CONVOLUTIONS = {"MODEL.ROI_BOX_HEAD.NUM_CONV": 4, "MODEL.ROI_BOX_HEAD.NUM_FC": 1, "MODEL.ROI_BOX_HEAD.NORM": "SyncBN",
-                "MODEL.ROI_MASK_HEAD.NORM": "SyncBN"}  # fmt: skip
+CONVOLUTIONS = {
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.ROI_BOX_HEAD.NORM": "SyncBN",
+    "MODEL.ROI_MASK_HEAD.NORM": "SyncBN",
+}
 FROZEN = {"MODEL.BACKBONE.FREEZE_AT": 5, "SOLVER.FROZEN_BN_ITER": 2}
-# What a smoke form keeps of a recipe depends on the detector alone; each engine has its own tests of the others.
+# A smoke form keeps only what defines the detector; each engine has separate tests of other keys.
 FORMS = [
     pytest.param("coco_mask_R50_FPN_1x.yaml", CONVOLUTIONS, "detectron2", marks=pytest.mark.detectron2),
     ("coco_keypoint_R50_FPN_1x.yaml", {}, "torchvision"),

@@ -1,4 +1,4 @@
-"""Data sets, mappers and hooks of the user's own, and other names of Detectron2's DatasetCatalog."""
+"""The user's data sets, mappers and hooks, and other names of Detectron2's DatasetCatalog."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def lines(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.docs
 @needs_detectron2
 def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
-    """As it is written at its top, only shorter; by the launcher's way of importing modules, too."""
+    """The command at the top of the template runs, for fewer steps; the launcher imports the module in its way, too."""
     command = re.search(r"train_net\.py (.+?)\n\n", TEMPLATE.read_text().replace("\\\n", " ") + "\n\n", re.DOTALL)
     assert command
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command[1].split('"""')[0])]
-    own = ("INPUT", "MODEL.ROI_HEADS.N")  # keys that the template sets
-    small = {key: value for key, value in tiny_coco.MODEL_KEYS.items() if not key.startswith(own)}
+    template_keys = ("INPUT", "MODEL.ROI_HEADS.N")  # keys that the template sets
+    small = {key: value for key, value in tiny_coco.MODEL_KEYS.items() if not key.startswith(template_keys)}
     small |= {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.NUM_ITER": 1, "OUTPUT_DIR": str(tmp_path)}
     words = [sys.executable, "transfer/train_net.py", *words, *tiny_coco.words(small)]
     environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
@@ -60,7 +60,7 @@ def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def register(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Registers the tiny data set under a name, with other metadata or records; returns the name."""
+    """Register the tiny data set under a name, with other metadata or records; return the name."""
     from detectron2.data import DatasetCatalog, MetadataCatalog
     from detectron2.data.datasets import load_coco_json
 
@@ -154,7 +154,7 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object with some of HookBase's methods."""
+    """The hook is an object with some of HookBase's methods."""
     called: list[Any] = []
 
     class Norm:

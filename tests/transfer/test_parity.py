@@ -1,4 +1,4 @@
-"""The torchvision engine against Detectron2 with equal weights: losses, gradients, detections, and the data path."""
+"""With equal weights, the torchvision engine equals Detectron2: losses, gradients, detections and data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES = [("faster", 18), ("mask", 50), ("keypoint", 18)]
 
 
 def both(tmp_path, kind: str, depth: int = 18, **keys):
-    """Our config and Detectron2's, with the data set known to both; every key has the same value in both."""
+    """Build our config and Detectron2's, with equal values, and register the data set for both."""
     name = tiny_coco.write(tmp_path / kind, keypoints=kind == "keypoint")
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
@@ -59,11 +59,11 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
 
 
 def models(ours, theirs):
-    """Both detectors with equal weights; BN statistics are those of a batch, as after training."""
+    """Build both detectors with equal weights; BN statistics are those of a batch, as after training."""
     torch.manual_seed(0)
     our_model = build_model(ours, torch.device("cpu"))
     with torch.no_grad():
-        # Scores away from ties.
+        # Larger weights keep scores away from ties.
         our_model.roi_heads.box_predictor.cls_score.weight.mul_(30 if ours.MODEL.RESNETS.DEPTH == 18 else 3)
         our_model.proposal_generator.rpn_head.anchor_deltas.weight.mul_(5)
     norms = [m for m in our_model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
@@ -79,7 +79,7 @@ def models(ours, theirs):
 
 
 def batch_of(ours, theirs, indices, seed=3):
-    """The same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
+    """Build the same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
     records, flips = data.load_training_records(ours)
     mapper = build_mapper(ours, True, flips)
     our_batch = [mapper(records[i], (seed, i)) for i in indices]
@@ -110,7 +110,8 @@ def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     ours, theirs = both(tmp_path, kind, depth)
     our_model, their_model = models(ours, theirs)
     our_batch, their_batch = batch_of(ours, theirs, [0, 2, 3])
-    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
+    a = losses_of(our_model, our_batch)
+    b = losses_of(their_model, their_batch)
     assert set(a) == set(b)
     for name in a:
         assert a[name].item() == pytest.approx(b[name].item(), abs=1e-4, rel=1e-4), name
@@ -173,14 +174,15 @@ def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
     if is_empty:
         assert len(our_batch[0]["target"]["boxes"]) == 0
         del their_batch[0]["instances"]._fields["gt_masks"]
-    a, b = losses_of(our_model, our_batch), losses_of(their_model, their_batch)
+    a = losses_of(our_model, our_batch)
+    b = losses_of(their_model, their_batch)
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(("kind", "masks"), [("mask", "polygon"), ("mask", "bitmask"), ("keypoint", "polygon")])
 def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
-    """Reader, resize, flip, boxes, polygons, bit masks, keypoints: what training sees, for every image."""
+    """For every image, training gets equal pixels, boxes, polygons, bit masks and keypoints."""
     ours, theirs = both(tmp_path, kind, INPUT__FORMAT="BGR", INPUT__MASK_FORMAT=masks)
     theirs.MODEL.MASK_ON = True
     monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
@@ -196,7 +198,8 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
             expected = reference(entry)
             actual = mapper(record, (0, 0))
             assert torch.equal(actual["image"], expected["image"])
-            instances, target = expected["instances"], actual["target"]
+            instances = expected["instances"]
+            target = actual["target"]
             assert torch.allclose(target["boxes"], instances.gt_boxes.tensor, atol=1e-5)
             assert torch.equal(target["labels"], instances.gt_classes)
             if masks == "bitmask":
@@ -209,7 +212,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
 
 
 class _Heads:
-    """A generator whose every draw is 0: the first size, and a flip."""
+    """A generator that always draws 0, which selects the first size and a flip."""
 
     def random(self):
         return 0.0
@@ -237,11 +240,12 @@ def test_order_of_images_and_aspect_ratio_groups_are_equal():
 
 
 def test_initial_values_have_the_same_spread(tmp_path):
-    """Every tensor's standard deviation right after building; 0 where Detectron2's is."""
+    """After building, every tensor has the standard deviation of Detectron2's, including 0."""
     torch.manual_seed(0)
     for kind in KINDS:
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
-        our_model, their_model = build_model(ours, torch.device("cpu")), build_theirs(theirs)
+        our_model = build_model(ours, torch.device("cpu"))
+        their_model = build_theirs(theirs)
         their_state = their_model.state_dict()
         for name, tensor in our_model.state_dict().items():
             if tensor.is_floating_point() and tensor.numel() > 1:
@@ -250,7 +254,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
 
 
 def test_detectron2_reads_our_checkpoint(tmp_path):
-    """Its own checkpointer reads every tensor, as it does MODEL.WEIGHTS."""
+    """Detectron2's checkpointer reads every tensor, as it does for MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
     train.run(TorchvisionEngine, ours, torch.device("cpu"), weights=read_weights(""))
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""What is refused before a run starts."""
+"""Checks that refuse a run before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a detector's results, and from the backbone it was fine-tuned into, a chain leads back to the pretraining."""
+"""A detector's results, and a backbone extracted from it, record the pretraining that they come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer.weights.load import read_weights
 
 
 def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: Path) -> None:
-    """Of a JCL with a dense head."""
+    """The pretraining is JCL with a dense head."""
     words = "METHOD.DENSE_WEIGHT 0.5 MODEL.STEM imagenet SOLVER.EPOCHS 1 SEED 3"
     run(images, tmp_path / "run", *words.split())
     convert(tmp_path / "run", tmp_path / "w.pth", encoder="key")
@@ -45,5 +45,6 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert f"- Every pretraining: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown
     assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown
-    kept = results["predictions"][f"{name}:skip_bad"]  # their folder is named after the copy without the bad records
-    assert isinstance(json.loads((tmp_path / "out" / kept).read_text()), list)
+    # Predictions are in a folder that is named after the copy without the bad records.
+    predictions = results["predictions"][f"{name}:skip_bad"]
+    assert isinstance(json.loads((tmp_path / "out" / predictions).read_text()), list)

@@ -1,4 +1,4 @@
-"""The stream of training images and its batches, without Detectron2."""
+"""The stream of training images and its batches, tested without Detectron2."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def recorded(out: Path) -> dict[int, dict[str, float]]:
-    """iteration -> its metrics and losses in metrics.json."""
+    """Return the metrics and losses in metrics.json, by iteration."""
     lines = list(map(json.loads, (out / "metrics.json").read_text().splitlines()))
     assert len({line["iteration"] for line in lines}) == len(lines)  # nothing is repeated
     return {
@@ -40,7 +40,8 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
 ) -> None:
     keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2}
     keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
     files: list[str] = []
@@ -72,7 +73,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
     command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
-    ranks, deadline = Path(f"/proc/{run.pid}/task/{run.pid}/children"), time.monotonic() + 120
+    ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    deadline = time.monotonic() + 120
     while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGTERM)
@@ -85,7 +87,7 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def _fail_and_hang() -> None:
-    """Rank 1 fails, and hangs at its exit, as nccl may; the other would wait for an hour."""
+    """Fail on rank 1, which then hangs at its exit, as nccl may; the other rank would wait for an hour."""
     atexit.register(time.sleep, 3600)
     if os.environ["RANK"] == "1":
         raise RuntimeError("rank 1 cannot go on")

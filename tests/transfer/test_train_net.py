@@ -1,4 +1,4 @@
-"""The command line of both engines: what it refuses before the start, what it leaves alone, how it stops."""
+"""The command line of both engines: early errors, files that it must not change, and stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two converted backbones, a.pth and b.pth."""
+    """Write two converted backbones, a.pth and b.pth; return their folder."""
     folder = tmp_path_factory.mktemp("converted")
     for seed, name in enumerate("ab"):
         tiny_coco.write_backbone(folder, seed=seed, name=f"{name}.pth")
@@ -47,9 +47,10 @@ EVALUATION = "transfer.engine.log_progress"
 
 
 def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
-    """SIGTERM arrives at the beginning of that call of a function, counted from 1."""
+    """Let SIGTERM arrive at the beginning of a call of a function, counted from 1."""
     module, name = place.rsplit(".", 1)
-    original, calls = getattr(importlib.import_module(module), name), iter(range(1, 99))
+    original = getattr(importlib.import_module(module), name)
+    calls = iter(range(1, 99))
 
     def stopped(*args: Any, **keys: Any) -> Any:
         if next(calls) == call:
@@ -77,7 +78,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
     trained = go(MODEL__WEIGHTS=first)
     assert trained["weights"]["path"] == first
-    kept = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
+    written = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
     more = {"MODEL__WEIGHTS": first, "SOLVER__MAX_ITER": 3}
     with claim(out, "fine-tuning"):  # while a training runs
@@ -97,10 +98,10 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
         refused(lambda flags=flags: go(*flags, **more | {"MODEL__WEIGHTS": other}), first, other, "--resume")
     refused(lambda: go("--resume", **more | {"SOLVER__MAX_ITER": 1}), "SOLVER.MAX_ITER", 1, 2)
     refused(lambda: go("--resume", **more, SOLVER__GAMMA=0.2), "SOLVER.GAMMA", 0.1, 0.2)
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in written} == written
 
-    Path(first).unlink()  # a resumed run does not need them, and still records where it began
-    with open(out / "metrics.json", "a") as file:  # of iterations that a crash lost
+    Path(first).unlink()  # a resumed run does not need them, and still records its initial weights
+    with open(out / "metrics.json", "a") as file:  # from iterations that a crash lost
         file.writelines(f'{{"iteration": {number}, "total_loss": 1.0}}\n' for number in (2, 3, 19))
     resumed = go("--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3)
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
@@ -109,8 +110,9 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 
 def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the same file, exported again in another order, are refused; an earlier run without them goes on."""
-    out, data = tmp_path / "out", tiny_coco.write(tmp_path / "data")
+    """The same classes in another order are refused; an earlier run that recorded none can be resumed."""
+    out = tmp_path / "out"
+    data = tiny_coco.write(tmp_path / "data")
     keys: dict[str, Any] = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ()}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "OUTPUT_DIR": str(tmp_path / "eval")}
 
@@ -134,7 +136,7 @@ def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((out / "classes.json").read_text()) == ["c2", "c1", "c3"]
 
 
-def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
+def test_a_run_that_failed_early_records_no_classes(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "coco_2017_val", MODEL__WEIGHTS="")
     update_state(tmp_path, stage="transfer")
     (tmp_path / "classes.json").write_text('["a"]')

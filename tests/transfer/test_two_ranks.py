@@ -1,4 +1,4 @@
-"""What two ranks do together: they train, stop, resume and refuse together, and agree with one process.
+"""Two ranks train, stop, resume and refuse together, and their results equal those of one process.
 
 One pair of processes runs all parts, because starting a pair takes longer than most of them.
 """
@@ -51,7 +51,7 @@ def _all_parts(folder: Path, name: str) -> None:
 
 
 def _train(rank: int, folder: Path, name: str) -> None:
-    """An uninterrupted run, and one that stops twice because one rank is asked to: in a step and in an evaluation."""
+    """Train without interruption, then with two stops of a single rank: in a step and in an evaluation."""
     whole, halves = (tiny_coco.config(folder / out, name, **KEYS) for out in ("whole", "halves"))
     metrics = run(whole)
     assert bool(metrics) == (rank == 0)
@@ -81,7 +81,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
 
 
 def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
-    """Each rank sees a checkpoint of the same iteration, but not the same one."""
+    """Resume from checkpoints of the same iteration that differ between ranks, which is refused."""
     state = saved(folder / "whole")
     state["model"]["backbone.fpn_output2.weight"] *= 1 + 0.001 * rank
     rank_folder = folder / f"rank_folder{rank}"
@@ -91,14 +91,15 @@ def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
 
 
 def _batch_norm(rank: int) -> None:
-    """Batch norm over two ranks equals that over one batch: outputs, gradients, running statistics."""
+    """Compare batch norm over two ranks with that over one batch: outputs, gradients, running statistics."""
     images = torch.randn(3, 5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3 + 50
     rows = slice(0, 1) if rank == 0 else slice(1, 3)
     whole: Any = images.clone().requires_grad_()
     part: Any = images[rows].clone().requires_grad_()
     norm: Any = nn.BatchNorm2d(5)
     sync_norm: Any = ProcessSyncBatchNorm(5)
-    expected, actual = norm(whole), sync_norm(part)
+    expected = norm(whole)
+    actual = sync_norm(part)
     (expected**3).sum().backward()
     (actual**3).sum().backward()
     assert torch.allclose(actual, expected[rows], rtol=1e-4, atol=1e-4)
@@ -121,7 +122,7 @@ def _pool_statistics(rank: int) -> None:
 
 
 def _evaluate_one_network(folder: Path, name: str) -> None:
-    """Norms that each rank has its own statistics of (BN, without precise BN) are pooled before the evaluation."""
+    """Average statistics that differ between ranks (BN without precise BN) before the evaluation."""
     keys = {"MODEL__RESNETS__NORM": "BN", "MODEL__FPN__NORM": "BN", "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
     cfg = tiny_coco.config(folder / "bn", name, **keys)
     digests: list[str] = []
@@ -139,15 +140,17 @@ def _evaluate_one_network(folder: Path, name: str) -> None:
 
 
 def _pool_frozen_statistics(rank: int) -> None:
-    """Each rank has its own batch; they differ in size."""
-    ranks, alone = frozen_bn.network(FrozenBatchNorm2d), frozen_bn.network(FrozenBatchNorm2d)
+    """Pool statistics of two batches that differ in size, one per rank."""
+    ranks = frozen_bn.network(FrozenBatchNorm2d)
+    alone = frozen_bn.network(FrozenBatchNorm2d)
     frozen_bn.estimate(ranks, [frozen_bn.BATCHES[rank]])
     frozen_bn.estimate(alone, frozen_bn.BATCHES)  # both ranks have both
     torch.testing.assert_close(ranks[1].running_var, alone[1].running_var)
 
 
 def _average_gradients_once(rank: int) -> None:
-    toy, reduced = accumulate.Toy(), []
+    toy = accumulate.Toy()
+    reduced = []
     parallel: Any = data_parallel(toy, torch.device("cpu"))
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
@@ -159,7 +162,7 @@ def _average_gradients_once(rank: int) -> None:
 
 
 def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
-    """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
+    """Load the checkpoint that rank 0 chooses; both ranks end if only one of them sees the file."""
     if rank == 1:
         write(out, "model_0000005.pth", 5)
     refused(lambda: checkpoints.load_newest_on_all_ranks(out), out, "True on rank 1")
@@ -175,7 +178,7 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
 
 
 def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
-    """Data that one rank cannot use end both."""
+    """End both ranks if one of them cannot use the data."""
     words = tiny_coco.command(folder, "coco:annotations.json:.", "torchvision")
     tiny_coco.write(folder / f"rank{rank}")
     os.chdir(folder / f"rank{rank}")  # each rank has its own disk

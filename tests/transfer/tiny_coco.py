@@ -23,15 +23,18 @@ SIZES = [(96, 64), (64, 96), (96, 64), (80, 70), (64, 96), (96, 64)]  # width, h
 
 
 def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
-    """Writes the data set (the last image empty, one crowd); returns its name, `coco:<json>:<images>`."""
+    """Write the data set (the last image is empty, one object is a crowd); return its name, `coco:<json>:<images>`."""
     rng = np.random.default_rng(3)
     folder.mkdir(parents=True, exist_ok=True)
-    images, annotations = [], []
+    images = []
+    annotations = []
     for number, (width, height) in enumerate(SIZES, start=1):
         picture = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
         for slot in range(0 if number == len(SIZES) else 2):
-            x, y = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1, rng.uniform(2, height - 46)
-            w, h = min(rng.uniform(14, width / 2 - 12), width - x - 1), rng.uniform(20, 40)
+            x = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1
+            y = rng.uniform(2, height - 46)
+            w = min(rng.uniform(14, width / 2 - 12), width - x - 1)
+            h = rng.uniform(20, 40)
             category = 1 if keypoints else 1 + (number + slot) % 3
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
@@ -58,7 +61,7 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
 
 
 def edit(name: str, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Changes the annotation file of a data set, `coco:<json>:<images>`, in place; returns its content."""
+    """Change the annotation file of a data set, `coco:<json>:<images>`, in place; return its content."""
     path = Path(name.split(":")[1])
     content = json.loads(path.read_text())
     change(content)
@@ -107,44 +110,44 @@ MODEL_KEYS = {  # what makes the detector of BASE small
 
 
 def words(keys: dict) -> list[str]:
-    """`KEY VALUE` overrides."""
+    """Return `KEY VALUE` overrides."""
     return [word for key, value in keys.items() for word in (key, repr(value) if not isinstance(value, str) else value)]
 
 
 def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
-    """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
+    """Return a command line of train_net: two iterations of a tiny detector on ``name``; `__` in keys means a dot."""
     overrides = {key.replace("__", "."): value for key, value in keys.items()}
-    own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
+    run_keys = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    keys = words(MODEL_KEYS | own | short | overrides)
+    keys = words(MODEL_KEYS | run_keys | short | overrides)
     return ["--config-file", BASE, "--engine", engine, *flags, *keys]
 
 
 def fine_tune(argv: list[str]) -> dict[str, Any]:
-    """Runs a command line of train_net in this process; returns the content of results.json."""
+    """Run a command line of train_net in this process; return the content of results.json."""
     args = train_net.parse(argv)
     return dict(train_net.run_rank(args, *train_net.resolve_config(args)))
 
 
 def train(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    """Runs `command` in this process; returns the content of results.json."""
+    """Run `command` in this process; return the content of results.json."""
     return fine_tune(command(folder, name, engine, *flags, **keys))
 
 
 def write_backbone(folder: Path, arch: str = "resnet18", seed: int = 0, name: str = "w.pth") -> Path:
-    """Converts a random ResNet, which is s.pth in the folder, to Detectron2's names; returns the file."""
+    """Save a random ResNet as s.pth, and convert it to Detectron2's names; return the converted file."""
     torch.save(resnet_state(arch, head=False, seed=seed), folder / "s.pth")
     convert(folder / "s.pth", folder / name)
     return folder / name
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:
-    """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
+    """Return the config of a tiny detector trained and tested on ``name``; `__` in keys means a dot."""
     overrides = {key.replace("__", "."): value for key, value in keys.items()}
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
     return load_config(BASE, words(MODEL_KEYS | data | overrides))
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:
-    """Return a config without this project's own keys that have their defaults, as it is written to config.yaml."""
+    """Return a config without those of this project's keys that have their defaults, as config.yaml contains it."""
     return CfgNode.load_cfg(dump(cfg))

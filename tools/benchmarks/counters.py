@@ -63,6 +63,7 @@ def count_calls(events: Iterable[tuple[str, Any, Any]]) -> dict[str, int]:
     """
     events = list(events)
     spans = [(start, end) for name, start, end in events if name == _SPAN]
-    first, last = min(start for start, _ in spans), max(end for _, end in spans)
+    first = min(start for start, _ in spans)
+    last = max(end for _, end in spans)
     calls = collections.Counter(name for name, start, _ in events if name in _CALLS and first <= start <= last)
     return {name: calls[name] for name in _CALLS}

@@ -38,7 +38,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     """
     class_names, keypoint_numbers = _read_names(names) if names else ([], 0)
     if len(set(class_names)) < len(class_names):
-        raise UserError(f"{names}: two classes have one name in {class_names}; rename one")
+        raise UserError(f"{names}: two classes have the same name in {class_names}; rename one")
     files = _find_label_files(labels, names)
     photos = _find_images(images, files)
     records: list[dict[str, Any]] = []

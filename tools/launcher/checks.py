@@ -185,7 +185,8 @@ def check_may_continue(spec: StageSpec) -> None:
     check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
-    if spec.stage == "pretrain" and (earlier_config := pretrain_config(spec.folder)):
+    earlier_config = pretrain_config(spec.folder) if spec.stage == "pretrain" else None
+    if earlier_config:
         check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
     launched = read_record(folder / "launch" / "launch.json").get("spec")
     earlier = StageSpec.from_json(launched).identity if launched else read_state(folder).get("work")

@@ -30,7 +30,9 @@ from .records import new_log_folder, record_failure, record_job
 from .spec import StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
-CANCEL, CANCEL_NOW = signal.SIGUSR1, signal.SIGUSR2  # from `launch.py cancel` to a launcher
+# Sent by `launch.py cancel` to a launcher.
+CANCEL = signal.SIGUSR1
+CANCEL_NOW = signal.SIGUSR2
 _OUTER = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
 
 

@@ -58,7 +58,7 @@ class Options:
     cluster: str = _option(
         "auto", "where to run (default: auto, which is SLURM if available, except inside a SLURM job)", choices=CLUSTERS
     )
-    nodes: int = _option(1, "nodes per job; more than one need SLURM (default: 1)", 1)
+    nodes: int = _option(1, "nodes per job; more than one needs SLURM (default: 1)", 1)
     gpus: int | str | None = _option(
         None,
         "GPUs per node, on SLURM also with their type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
@@ -82,7 +82,7 @@ class Options:
     srun: dict[str, str] = field(default_factory=dict, metadata={"argument": _SRUN})
     python: str = _option("", "command that runs Python in the jobs, such as 'apptainer exec IMAGE python'")
     parallel: int | None = _option(
-        None, "stages that run at the same time (default: 1 on this machine, 8 of an array on SLURM)", 1
+        None, "stages that run at the same time (default: 1 on this machine, 8 per array on SLURM)", 1
     )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
@@ -209,8 +209,8 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
 
 def _normalize(words: dict[str, str]) -> dict[str, str]:
     """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
-    given = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
-    return {key: "" if value.lower() == "true" else value for key, value in given.items()}
+    sbatch_options = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
+    return {key: "" if value.lower() == "true" else value for key, value in sbatch_options.items()}
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
@@ -227,7 +227,7 @@ def from_record(values: dict[str, Any], **changes: str) -> Options:
 def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
     names = [name for name in _SLURM_ONLY if name in arguments]
     for name in [*names, "cluster_file"] if cluster_file else names:
-        remedy = "leave it out, or add --cluster slurm"
+        remedy = "omit it, or add --cluster slurm"
         if name == "time":
             remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
         raise UserError(f"{flag(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
@@ -258,7 +258,7 @@ def _check(options: Options) -> None:
     if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
         raise UserError(
             f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node, and each process needs "
-            f"its own; give --gpus {options.tasks}, or leave --tasks out"
+            f"its own; give --gpus {options.tasks}, or omit --tasks"
         )
     if options.cluster != "slurm":
         _check_machine(options)

@@ -34,7 +34,7 @@ def write_pipeline(table: str, text: str, folder: Path) -> Path:
         raise UserError(f"{table} is not a results table; name a CSV file with the columns of those in configs/papers")
     chosen = [row for row in rows if row["pretrain"] and text.lower() in " ".join(map(str, row.values())).lower()]
     if not chosen:
-        raise UserError(f"no runnable row of {table} contains {text!r}; leave --rows out to run all of them")
+        raise UserError(f"no runnable row of {table} contains {text!r}; omit --rows to run all of them")
     plan = _plan_probes(chosen) if "linear" in rows[0] else _plan_detectors(chosen)
     path = folder / "launch" / f"{Path(table).stem}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -204,7 +204,7 @@ class PreemptionHandler:
             self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
 
     def _give_up(self, reason: str) -> NoReturn:
-        error = UserError(f"{reason}; the checkpoint is written, to continue: {resume_command(self._root)}")
+        error = UserError(f"{reason}; the checkpoint is written; to continue: {resume_command(self._root)}")
         record_failure(self._folder, 0, error)
         raise error
 

@@ -173,8 +173,9 @@ class StageSpec:
                 if self.stage == "transfer":
                     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
-            if Path(path).is_file() and (what := empty_or_text(Path(path))):
-                raise UserError(f"{path} contains no weights: {what}; name a run folder or a checkpoint")
+            problem = empty_or_text(Path(path)) if Path(path).is_file() else ""
+            if problem:
+                raise UserError(f"{path} contains no weights: {problem}; name a run folder or a checkpoint")
 
     def has_checkpoint(self) -> bool:
         """Return whether the stage would resume from a checkpoint."""

@@ -200,5 +200,5 @@ def _list_variables(options: Options) -> dict[str, str]:
 def build_environment(options: Options) -> dict[str, str]:
     """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
     inner = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER) and name not in _RANK}
-    kept = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
-    return inner | kept | _list_variables(options)
+    settings = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
+    return inner | settings | _list_variables(options)

@@ -50,7 +50,7 @@ def find_files(name: str) -> tuple[Path, Path] | None:
     if kind == "coco" and data_set.get("json_file"):
         return Path(data_set.json_file), Path(data_set.get("image_root", ""))
     if kind == "lvis" and importlib.util.find_spec("lvis") is None:
-        raise UserError(f"{name} needs: pip install --no-deps lvis (its requirements would bring a second OpenCV)")
+        raise UserError(f"{name} needs lvis; run: pip install --no-deps lvis (its dependencies bring another OpenCV)")
     needed = data_set.get("json_file") or data_set.get("dirname")  # LVIS has the former, Pascal VOC the latter
     if needed and not os.path.exists(needed):
         raise UserError(

@@ -96,7 +96,9 @@ class _RecordChecker:
         return self._find_annotation_problem(record)
 
     def _find_image_problem(self, image: dict[str, Any]) -> str:
-        width, height, name = image["width"], image["height"], image["file_name"]
+        width = image["width"]
+        height = image["height"]
+        name = image["file_name"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
         if not isinstance(name, str):
@@ -166,7 +168,7 @@ def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> di
     """Reduce good records to what the detector reads, in a form that both engines read alike."""
     unread = {"ignore", *(() if masks else ["segmentation"]), *(() if keypoints else ["keypoints", "num_keypoints"])}
     annotations = []
-    for number, record in enumerate(content["annotations"], 1):  # the file's ids may start anew in every image
+    for number, record in enumerate(content["annotations"], 1):  # the file's ids may start again in every image
         is_crowd = bool(record.get("iscrowd") or record.get("ignore"))
         normalized = {**record, "id": number, "iscrowd": int(is_crowd)}
         if isinstance(record.get("segmentation"), list):
@@ -222,7 +224,8 @@ def find_mask_problem(mask: Any, width: int, height: int) -> str:
 
 
 def _find_rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
-    size, pixels = mask.get("size"), height * width
+    size = mask.get("size")
+    pixels = height * width
     if size != [height, width]:
         return f"RLE mask of size {short(size)}, not {[height, width]}"
     is_valid = _has_foreground(mask.get("counts"), pixels) and not _has_foreground(mask["counts"], pixels - 1)
@@ -238,7 +241,8 @@ def _has_foreground(counts: Any, pixels: int) -> bool:
 
 
 def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict: bool) -> str:
-    box, area = record["bbox"], record.get("area", 0)
+    box = record["bbox"]
+    area = record.get("area", 0)
     if not are_numbers(box) or len(box) != 4:
         return f"box {short(box)} is not [x, y, width, height]"
     if not are_numbers([area]):

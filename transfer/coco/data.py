@@ -171,7 +171,7 @@ def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None)
     )
     if train & test:
         shared = shorten_list(sorted(train & test))
-        log.info(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
+        log.info(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
     return list(next(iter(classes.values()), ()))
 
 
@@ -210,7 +210,7 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
     path = str(data_set.annotations)
     content = read(path)
     if not content["categories"]:
-        raise UserError(f"{path} has no categories: the export is empty; export the data again, with their classes")
+        raise UserError(f"{path} has no categories: the export is empty; export the data again, with its classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(data_set.name) else data_set.images  # Detectron2's catalog may map names to other files
     strict = data_set.name not in _SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
@@ -226,8 +226,9 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
-    if text := check.find_box_format_problem(content):
-        raise UserError(f"{path}: {text}")
+    box_problem = check.find_box_format_problem(content)
+    if box_problem:
+        raise UserError(f"{path}: {box_problem}")
     _check_categories(data_set, content, cfg)
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
     if data_set.name in cfg.DATASETS.TRAIN:
@@ -242,7 +243,7 @@ def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNod
     repeated = next((label for label in labels if labels.count(label) > 1), "")
     if repeated:
         ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
-        raise UserError(f"{path}: categories {ids} are all called {repeated!r}; make them one, or rename them")
+        raise UserError(f"{path}: categories {ids} are all called {repeated!r}; merge or rename them")
     if in_catalog(data_set.name):
         known = catalog.read_metadata(data_set.name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
@@ -251,7 +252,7 @@ def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNod
     flips = cfg.INPUT.RANDOM_FLIP == "horizontal" and data_set.name in cfg.DATASETS.TRAIN
     if cfg.MODEL.KEYPOINT_ON and flips and not is_flippable(content):
         raise UserError(
-            f"{path}: its keypoint names do not distinguish left from right, alike in all categories; give each "
+            f"{path}: its keypoint names do not distinguish left from right, or differ between categories; give each "
             'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
 
@@ -263,7 +264,7 @@ def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Ma
         raise UserError(f"{path} has no objects{crowds if content['annotations'] else ': annotate its images'}")
     needs_keypoints = cfg.MODEL.KEYPOINT_ON and cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
     if needs_keypoints and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
-        raise UserError(f"{path}: no keypoint is labeled; give those that are a visibility of 1 or 2")
+        raise UserError(f"{path}: no keypoint is labeled; set the visibility of labeled ones to 1 or 2")
     has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
     if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
         raise UserError(f"{path} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")

@@ -174,7 +174,8 @@ def write_results(
 
 
 def _heads(cfg: CfgNode) -> str:
-    box, name = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_HEADS.NAME
+    box = cfg.MODEL.ROI_BOX_HEAD
+    name = cfg.MODEL.ROI_HEADS.NAME
     if name != "StandardROIHeads":
         return name
     return f"{box.NUM_CONV}conv{box.NUM_FC}fc" + (f" {box.NORM}" if box.NORM else "")

@@ -33,7 +33,8 @@ class BottomUp(nn.Module):
         resnet: ResNet = getattr(torchvision.models, arch)(norm_layer=norm)
         for block in resnet.modules():
             if isinstance(block, Bottleneck) and stride_in_1x1:
-                block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
+                block.conv1.stride = block.conv2.stride
+                block.conv2.stride = (1, 1)
         for name, stage in _STAGES.items():
             module = getattr(resnet, name)
             self.add_module(name, freeze(module) if stage <= freeze_at else module)

@@ -215,7 +215,8 @@ class KeypointHead(nn.Module):
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
         """Compute cross-entropy over the S x S cells of every visible keypoint inside its RoI."""
-        boxes, gt_keypoints = [], []
+        boxes = []
+        gt_keypoints = []
         for sample in (sample.foreground for sample in samples):
             keypoints = sample.target["keypoints"][sample.matched]
             index = torch.where(has_visible_inside(keypoints, sample.boxes))[0]

@@ -128,7 +128,10 @@ class RPN(nn.Module):
         self, anchors: Tensor, logits_NA: Tensor, deltas_NA4: Tensor, targets: list[Target]
     ) -> dict[str, Tensor]:
         """Compute cross-entropy of foreground and background, and smooth L1 over the foreground's deltas."""
-        positives, negatives, matched_boxes, positive_anchors = [], [], [], []
+        positives = []
+        negatives = []
+        matched_boxes = []
+        positive_anchors = []
         for image, target in enumerate(targets):
             index, label = match(target["boxes"], anchors, *self.iou_thresholds, keep_best=True)
             positive, negative = subsample(label, self.batch_size_per_image, self.positive_fraction)
@@ -157,7 +160,10 @@ class RPN(nn.Module):
         """
         pre_nms = self.pre_nms_top_n[not self.training]
         post_nms = self.post_nms_top_n[not self.training]
-        scores, best_deltas, best_anchors, levels = [], [], [], []
+        scores = []
+        best_deltas = []
+        best_anchors = []
+        levels = []
         for level, (anchor, logit, delta) in enumerate(zip(anchors, logits, deltas, strict=True)):
             best, index = logit.float().topk(min(pre_nms, logit.shape[1]), dim=1)
             scores.append(best)

@@ -145,7 +145,8 @@ def check_config(weights: Weights, cfg: CfgNode) -> None:
     if arch != f"resnet{depth}":
         raise UserError(f"{weights.path} contains a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
     keys = [key for key in weights.provenance if key.startswith(("MODEL.", "INPUT."))]
-    if unknown := [key for key in _CHECKED if key not in keys]:
+    unknown = [key for key in _CHECKED if key not in keys]
+    if unknown:
         log.info(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
     for key in keys:
         value = get(cfg, key)
@@ -199,7 +200,7 @@ def load_weights(
     if not path:
         if require_heads:
             raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_A_DETECTOR}")
-        log.info("MODEL.WEIGHTS is empty: the backbone starts from random values")
+        log.info("MODEL.WEIGHTS is empty: the backbone is initialized at random")
         return
     target = _select_learned(from_c4(model_state()))
     state = _select_learned(weights.state)
@@ -209,7 +210,7 @@ def load_weights(
     remedy = "use the config it was trained with" if require_heads else "check MODEL.RESNETS, or convert again"
     missing = [name for name in target if name not in state and name in required]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
-        raise UserError(f"{path} contains a backbone only, no detector; {_NAME_A_DETECTOR}")
+        raise UserError(f"{path} contains only a backbone, not a detector; {_NAME_A_DETECTOR}")
     if missing:
         raise UserError(f"{path} lacks {shorten_list(missing)} of this detector; {remedy}")
     extra = [name for name in state if name not in target and name in required]

@@ -29,7 +29,7 @@ T = TypeVar("T")
 def register(registry: dict[str, T], name: str, value: T) -> None:
     """Add ``value`` to a registry, such as `pretrain.METHODS`; raise UserError if it has another of that name."""
     if name in registry:
-        raise UserError(f"{name!r} is registered already; choose another name")
+        raise UserError(f"{name!r} is already registered; choose another name")
     registry[name] = value
 
 

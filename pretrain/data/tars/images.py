@@ -56,7 +56,7 @@ class TarImages:
         try:
             return os.pread(file.fileno(), int(self.entries.sizes[index]), int(self.entries.offsets[index]))
         except OSError:
-            _open_tar.cache_clear()  # a stale handle; the next try opens it anew
+            _open_tar.cache_clear()  # a stale handle; the next attempt opens it again
             raise
 
 

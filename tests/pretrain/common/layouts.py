@@ -23,7 +23,7 @@ TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="u
 
 
 def build(content: Any) -> Any:
-    """Build what a project would give to `torch.save` from an entry of the table."""
+    """Build what a project would pass to `torch.save` from an entry of the table."""
     if isinstance(content, dict):
         return {name: build(value) for name, value in content.items()}
     if not isinstance(content, list):
@@ -36,7 +36,7 @@ def build(content: Any) -> Any:
 
 
 def network(*forms: str) -> State:
-    """A ResNet-18 in the given forms: another architecture, `key` for the value 2, and the names in FORMS."""
+    """Build a ResNet-18, changed by each of the forms: an architecture, `key` for the value 2, or a name in FORMS."""
     arch = next((form for form in forms if hasattr(torchvision.models, form)), "resnet18")
     state = resnet(2 if "key" in forms else 1, arch)
     for form in forms:
@@ -45,7 +45,7 @@ def network(*forms: str) -> State:
 
 
 def resnet(value: float = 1, arch: str = "resnet18") -> State:
-    """A ResNet without classifier, filled with a value."""
+    """Build a ResNet without classifier, filled with a value."""
     shapes = _shapes(getattr(torchvision.models, arch))
     return {name: torch.tensor(value, dtype=dtype).expand(shape) for name, (dtype, shape) in shapes.items()}
 
@@ -66,14 +66,14 @@ def heads(*names: str) -> State:
 
 
 def cifar(state: State) -> State:
-    """The ResNet with a 3x3 stem."""
+    """Replace the stem's kernel by a 3x3 one."""
     return state | {"conv1.weight": state["conv1.weight"][..., :3, :3]}
 
 
 def sequential(first: int, state: State) -> State:
-    """The names in a Sequential of torchvision's children; ``first``: the position of layer1."""
+    """Rename as in a Sequential of torchvision's children; ``first`` is the position of layer1."""
     positions = {"conv1": 0, "bn1": 1, **{f"layer{i}": first + i - 1 for i in range(1, 5)}}
-    return {f"{positions[part]}.{rest}": t for n, t in state.items() for part, _, rest in [n.partition(".")]}
+    return {f"{positions[part]}.{suffix}": t for n, t in state.items() for part, _, suffix in [n.partition(".")]}
 
 
 def rename(old: str, new: str, state: State) -> State:
@@ -81,7 +81,7 @@ def rename(old: str, new: str, state: State) -> State:
 
 
 def c4(state: State) -> State:
-    """A Detectron2 detector whose last stage is in its head."""
+    """Rename as in a Detectron2 detector whose last stage is in its head."""
     return rename("^roi_heads.(?!res5)", "backbone.", under("roi_heads.", to_detectron2(state, "resnet50")))
 
 

@@ -29,7 +29,7 @@ def test_half_precision_on_gpus_is_channels_last(amp: str, device_type: str, is_
 
 
 def _meet_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]]) -> list[str]:
-    """The error of each rank, on (machine, UUID of its GPU)."""
+    """Return the error of each rank; a rank is given as (machine, UUID of its GPU)."""
     store = torch.distributed.HashStore()
     for rank, (host, uuid) in enumerate(gpus):  # what the other ranks write, as each does in its own process
         store.set(f"gpu/{rank}", f"{uuid} of {host}")
@@ -46,7 +46,7 @@ def _meet_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]]) 
 
 
 def test_two_ranks_on_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `srun --ntasks 2 --gpus 1`, nccl would say no more than that a GPU is there twice."""
+    """With `srun --ntasks 2 --gpus 1`, nccl would say only that a GPU occurs twice."""
     assert _meet_on_gpus(monkeypatch, [("a", "1"), ("a", "2"), ("b", "1")]) == ["", "", ""]
     refusals = _meet_on_gpus(monkeypatch, [("a", "1"), ("b", "1"), ("a", "1")])
     assert all(error.startswith("ranks 0 and 2 have the same GPU") for error in refusals)
@@ -78,11 +78,11 @@ def test_float32_precision(monkeypatch: pytest.MonkeyPatch, precision: str, conv
 
 
 class Applied(Exception):
-    """Ends a stage once it has set the precision."""
+    """An exception that ends a stage once it has set the precision."""
 
 
 @pytest.mark.parametrize("main", [train.main, lambda cfg: knn.main(cfg, "random")])
-def test_stages_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
+def test_stages_apply_the_float32_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
     def apply(precision: str) -> None:
         raise Applied(precision)
 

@@ -52,7 +52,7 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
         ({"CUDA_VISIBLE_DEVICES": "-1", "SLURM_JOB_GPUS": "0,1"}, ""),
     ],
 )
-def test_gpus_that_a_job_was_given_do_not_idle(
+def test_a_job_with_gpus_that_torch_cannot_use_is_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
     def init() -> NoReturn:
@@ -122,7 +122,7 @@ def _gather() -> None:
     gathered.register_hook(gradients.append)
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
     (torch.full_like(everything, rank + 1) * gathered).sum().backward()
-    assert torch.equal(gradients[0], torch.full_like(gathered, rank + 1))  # autograd's own is left alone
+    assert torch.equal(gradients[0], torch.full_like(gathered, rank + 1))  # autograd's tensor is not modified
     assert rows.grad is not None and torch.equal(rows.grad, torch.full_like(rows, 1 + 2 + 3))
     assert torch.equal(distributed.gather_uneven(everything[:rank]), everything[[0, 0, 1]])
 

@@ -27,10 +27,11 @@ RGB = picture()
 PIL_RGB = Image.fromarray(RGB)
 
 
-@pytest.mark.parametrize(
-    ("form", "mode"), [(form, "RGB") for form in ("BMP", "TIFF", "PPM")]
-    + [("PNG", mode) for mode in ("RGB", "L", "LA", "1", "P", "RGBA")],
-)  # fmt: skip
+FORMS = [(form, "RGB") for form in ("BMP", "TIFF", "PPM")]
+FORMS += [("PNG", mode) for mode in ("RGB", "L", "LA", "1", "P", "RGBA")]
+
+
+@pytest.mark.parametrize(("form", "mode"), FORMS)
 def test_lossless_files_give_their_pixels_in_rgb(form: str, mode: str):
     image = PIL_RGB.convert(mode)
     np.testing.assert_array_equal(decode(encoded(image, form), "x"), np.asarray(image.convert("RGB")))
@@ -65,7 +66,7 @@ def of_values(values: np.ndarray, suffix: str) -> bytes:
 @pytest.mark.parametrize("kind", ["float32", "float64", "int16", "int32"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, channels: int):
-    """Clipped to 8 bits, floating-point numbers from 0 to 1 would be black, and large integers white."""
+    """If they were clipped to 8 bits, floating-point numbers from 0 to 1 would be black and large integers white."""
     path = tmp_path / "a.tif"
     path.write_bytes(of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif"))
     for read in (lambda: decode(path.read_bytes(), str(path)), lambda: images.open_upright(str(path))):
@@ -74,8 +75,9 @@ def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, cha
 
 
 def packed_tiff(values: np.ndarray) -> bytes:
-    """Gray of 12 bits, two pixels in three bytes, as microscopes write it."""
-    left, right = values[:, ::2].astype(int), values[:, 1::2].astype(int)
+    """Write a 12-bit gray TIFF with two pixels in three bytes, as microscopes do."""
+    left = values[:, ::2].astype(int)
+    right = values[:, 1::2].astype(int)
     pixels = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], -1).astype(np.uint8).tobytes()
     height, width = values.shape
     tags = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(pixels)}
@@ -100,7 +102,8 @@ def test_16_bit_files_of_fewer_bits_are_named_once(tmp_path: Path, monkeypatch, 
     lines: list[str] = []
     monkeypatch.setattr(logging.getLogger("pretrain.common.images"), "warning", lines.append)
     values = np.linspace(0, 4000, 40 * 56 * channels).reshape(40, 56, channels).astype(np.uint16)
-    data, path = of_values(values, suffix), tmp_path / f"b{suffix}"
+    data = of_values(values, suffix)
+    path = tmp_path / f"b{suffix}"
     path.write_bytes(data)
     decode(of_values(values * 16, suffix), "full")
     decode(of_values((values // 256).astype(np.uint8), suffix), "8 bits")
@@ -125,10 +128,17 @@ def test_opencv_writes_no_lines_of_its_own(capfd):
 def test_exif_orientation_is_applied(orientation: int, form: str):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    turned = [
-        RGB, RGB[:, ::-1], RGB[::-1, ::-1], RGB[::-1], RGB.transpose(1, 0, 2), np.rot90(RGB, -1),
-        RGB.transpose(1, 0, 2)[::-1, ::-1], np.rot90(RGB),
-    ][orientation - 1]  # fmt: skip
+    transposed = RGB.transpose(1, 0, 2)
+    turned = {
+        1: RGB,
+        2: RGB[:, ::-1],
+        3: RGB[::-1, ::-1],
+        4: RGB[::-1],
+        5: transposed,
+        6: np.rot90(RGB, -1),
+        7: transposed[::-1, ::-1],
+        8: np.rot90(RGB),
+    }[orientation]
     got = decode(
         encoded(PIL_RGB, form, exif=exif, **({"quality": 100, "subsampling": 0} if form == "JPEG" else {})), "x"
     )

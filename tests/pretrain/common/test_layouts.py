@@ -1,4 +1,4 @@
-"""Of every project's file, exactly the ResNet that is meant is read; without one, or with several, it is refused."""
+"""From each project's file, exactly the intended ResNet is read; files with none or several are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {name: tensor.dtype for name, tensor in resnet().items()}
 
 
 def value(state: dict[str, torch.Tensor]) -> float:
-    """The one value that all of its tensors have."""
+    """Return the one value that all tensors contain."""
     values = {float(number) for tensor in state.values() for number in (tensor.min(), tensor.max())}
     assert len(values) == 1
     return values.pop()
@@ -27,7 +27,8 @@ def value(state: dict[str, torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("project", LAYOUTS)
 def test_exactly_the_backbone_is_read(project: str, tmp_path: Path) -> None:
-    torch.save(LAYOUTS[project](), path := tmp_path / "weights.pth")
+    path = tmp_path / "weights.pth"
+    torch.save(LAYOUTS[project](), path)
     file = read_weights_file(path)
     backbone = extract_backbone(file)
     assert backbone.state_dict.keys() == resnet(arch=backbone.arch).keys() and value(backbone.state_dict) == 1
@@ -40,7 +41,8 @@ def test_exactly_the_backbone_is_read(project: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", TABLE["several"])
 def test_one_of_several_networks_is_chosen_by_its_prefix(kind: str, tmp_path: Path) -> None:
-    torch.save(build(TABLE["several"][kind]), path := tmp_path / "several.pth")
+    path = tmp_path / "several.pth"
+    torch.save(build(TABLE["several"][kind]), path)
     text = refused(lambda: read_backbone(path), path, "--prefix", "(resnet18)", "convert_to_d2.py")
     assert ("average" in text) == kind.startswith("average")
     file = read_weights_file(path)
@@ -51,13 +53,14 @@ def test_one_of_several_networks_is_chosen_by_its_prefix(kind: str, tmp_path: Pa
 
 
 def test_a_prefix_may_name_a_part_of_the_path(tmp_path: Path) -> None:
-    content = {"model": {**under("module.net.encoder_q.", resnet(1)), **under("module.net.encoder_k.", resnet(2))},
-               "best": {**under("net.encoder_q.", resnet(3)), **under("net.encoder_k.", resnet(4))}}  # fmt: skip
-    torch.save(content, tmp_path / "w.pth")
+    model = {**under("module.net.encoder_q.", resnet(1)), **under("module.net.encoder_k.", resnet(2))}
+    best = {**under("net.encoder_q.", resnet(3)), **under("net.encoder_k.", resnet(4))}
+    torch.save({"model": model, "best": best}, tmp_path / "w.pth")
     file = read_weights_file(tmp_path / "w.pth")
-    for prefix, encoder, number in (("best", "query", 3), ("best.net.", "key", 4), ("model.module.net", "query", 1),
-                                    ("model.net.encoder_k", "query", 2)):  # fmt: skip
-        assert value(extract_backbone(file, encoder, prefix).state_dict) == number
+    assert value(extract_backbone(file, "query", "best").state_dict) == 3
+    assert value(extract_backbone(file, "key", "best.net.").state_dict) == 4
+    assert value(extract_backbone(file, "query", "model.module.net").state_dict) == 1
+    assert value(extract_backbone(file, "query", "model.net.encoder_k").state_dict) == 2
 
 
 @pytest.mark.parametrize("kind", TABLE["chosen"])
@@ -81,7 +84,8 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_query_is_named_and_not_replaced_by_the_key(kind: str, tmp_path: Path) -> None:
     damage, name = DAMAGE[kind]
-    damage(query := resnet())
+    query = resnet()
+    damage(query)
     torch.save(under("encoder_q.", query) | under("encoder_k.", resnet(2)), tmp_path / "w.pth")
     refused(lambda: read_backbone(tmp_path / "w.pth"), "w.pth", name)
 
@@ -101,17 +105,26 @@ def test_what_is_no_plain_resnet_is_named(kind: str, tmp_path: Path) -> None:
     refused(lambda: read_backbone(tmp_path / "w.pth"), tmp_path / "w.pth", *case["error"])
 
 
-EXTRA = {  # a tensor next to those of a ResNet, and what the answer says of it
-    "layer1.0.conv1.lora_A": "merge", "layer1_adapter.weight": "merge", "bn1.adapter": "merge", "layer0.weight": "",
-    "layer5.0.conv1.weight": "", "layer1.0.se.fc1.weight": "SE-ResNet", "layer1.2.conv1.weight": "",
-    "layer2.0.downsample.2.weight": "ResNet-D", "conv2.weight": "another stem", "stem.conv1.weight": "",
-    "relu.weight": "", "maxpool.1.filt": "", "res5.0.conv1.weight": "",
-}  # fmt: skip
+EXTRA = {  # an additional tensor -> what the error says about it
+    "layer1.0.conv1.lora_A": "merge",
+    "layer1_adapter.weight": "merge",
+    "bn1.adapter": "merge",
+    "layer0.weight": "",
+    "layer5.0.conv1.weight": "",
+    "layer1.0.se.fc1.weight": "SE-ResNet",
+    "layer1.2.conv1.weight": "",
+    "layer2.0.downsample.2.weight": "ResNet-D",
+    "conv2.weight": "another stem",
+    "stem.conv1.weight": "",
+    "relu.weight": "",
+    "maxpool.1.filt": "",
+    "res5.0.conv1.weight": "",
+}
 
 
 @pytest.mark.parametrize("name", EXTRA)
 def test_what_changes_the_features_of_a_resnet_is_refused(name: str, tmp_path: Path) -> None:
-    """Heads next to it do not: LAYOUTS has many."""
+    """Heads next to the ResNet do not change them; LAYOUTS has many."""
     torch.save(under("module.encoder.", resnet() | heads(name)), tmp_path / "w.pth")
     refused(lambda: read_backbone(tmp_path / "w.pth"), "w.pth", name.partition(".")[0], EXTRA[name])
 

@@ -1,4 +1,4 @@
-"""Archives in their true layout on disk, and their downloads."""
+"""Named data sets: archives in their real layout on disk, and their downloads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def write_tiny(root: Path) -> None:
 def test_tiny_imagenet(tmp_path: Path):
     root = tmp_path / "tiny-imagenet-200"
     write_tiny(root)
-    train, val = load("tiny_imagenet", "train", tmp_path), load("tiny_imagenet", "val", tmp_path)
+    train = load("tiny_imagenet", "train", tmp_path)
+    val = load("tiny_imagenet", "val", tmp_path)
     assert train.image_name(0) == f"{root}/train/n01/images/n01_0.JPEG"
     assert train.classes == val.classes == ["n01", "n02"]
     assert train.labels is not None and train.labels.tolist() == [0, 0, 1]
@@ -77,19 +78,20 @@ def test_tiny_imagenet(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def _files_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision's download takes addresses of files, too, but for the length of the response."""
+    """Make torchvision's download accept file:// addresses; their responses have no length."""
     monkeypatch.setattr(tv.utils, "_urlretrieve", lambda url, to: shutil.copy(url.removeprefix("file://"), to))
 
 
 def packed(folder: Path, kind: str) -> tuple[str, str]:
-    """The address and the MD5 of an archive of ``folder``, beside which it is made; the folder goes."""
+    """Pack ``folder`` into an archive next to it, and remove the folder; return the archive's address and MD5."""
     path = Path(shutil.make_archive(str(folder), kind, folder.parent, folder.name))
     shutil.rmtree(folder)
     return path.as_uri(), hashlib.md5(path.read_bytes()).hexdigest()
 
 
 def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, root = tmp_path / "tiny-imagenet-200", tmp_path / "root"
+    folder = tmp_path / "tiny-imagenet-200"
+    root = tmp_path / "root"
     write_tiny(folder)
     url, md5 = packed(folder, "zip")
     monkeypatch.setattr(archives, "_TINY_URL", url)
@@ -109,7 +111,7 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
     lock = ".tiny-imagenet-200.lock"
     assert os.listdir(root) == [lock]
     assert fetch("train") == 3 and sorted(os.listdir(root)) == [lock, "tiny-imagenet-200"]
-    monkeypatch.setattr(archives, "_TINY_URL", "file:///nowhere")  # what is there is not fetched again
+    monkeypatch.setattr(archives, "_TINY_URL", "file:///nowhere")  # existing files are not downloaded again
     assert fetch("val") == 2
     (root / "tiny-imagenet-200/wnids.txt").unlink()
     refused(lambda: fetch("val"), root / "tiny-imagenet-200", "incomplete or damaged", "DATA.DOWNLOAD")
@@ -130,14 +132,15 @@ def test_one_process_downloads_while_the_others_wait(tmp_path: Path, monkeypatch
 
 
 def write_pickle(path: Path, content: dict) -> tuple[str, str]:
-    """As the CIFAR archives hold it; returns torchvision's (file name, MD5)."""
+    """Write a pickle as in the CIFAR archives; return (file name, MD5), as torchvision lists them."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(pickle.dumps(content))
     return path.name, hashlib.md5(path.read_bytes()).hexdigest()
 
 
 def test_an_archive_of_torchvisions_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, root = tmp_path / "cifar-100-python", tmp_path / "root"
+    folder = tmp_path / "cifar-100-python"
+    root = tmp_path / "root"
     pixels = RNG.integers(0, 256, (2, 3072), dtype=np.uint8)
     train = write_pickle(folder / "train", {"data": pixels, "fine_labels": [99, 4]})
     test = write_pickle(folder / "test", {"data": pixels[:1], "fine_labels": [7]})

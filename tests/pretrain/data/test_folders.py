@@ -54,7 +54,7 @@ def test_what_pillow_reads_is_an_image(tmp_path: Path):
 
 
 def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
-    """In another process, and by a stand-in that reads PNG under that suffix."""
+    """It is read in another process, by a replacement of pillow-heif that reads PNG under that suffix."""
     write_folder(tmp_path / "photos", ["IMG_1.HEIC"])
     (tmp_path / "pillow_heif.py").write_text("def register_heif_opener(): print('registered')\n")
     words = (
@@ -89,7 +89,7 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]
 
 
 def test_folders_of_a_nas_and_links_to_nothing(tmp_path: Path, warnings: list[str]):
-    """Neither images nor classes; what may have been a class is named."""
+    """They are neither images nor classes; a warning names what may have been meant as a class."""
     write_folder(tmp_path, ["cat/1.png", "@eaDir/1.png/THUMB.jpg", "__MACOSX/cat/2.png", "cat/@eaDir/3.png/THUMB.jpg"])
     write_folder(tmp_path, ["cat/4.png/5.png"])
     (tmp_path / "dog").symlink_to(tmp_path / "not mounted")
@@ -101,7 +101,7 @@ def test_folders_of_a_nas_and_links_to_nothing(tmp_path: Path, warnings: list[st
 
 def test_one_folder_per_class(tmp_path: Path):
     write_folder(tmp_path, ["cat/2.png", "cat/1.png", "dog/deep/3.png", "ant/4.png"])
-    data = load(f"folder:{tmp_path}", "val")  # no train and val in it: it is taken as it is
+    data = load(f"folder:{tmp_path}", "val")  # it has no train and val, so the folder itself is the data set
     assert names(data, tmp_path) == ["ant/4.png", "cat/1.png", "cat/2.png", "dog/deep/3.png"]
     assert data.classes == ["ant", "cat", "dog"]
     assert data.labels is not None and data.labels.tolist() == [0, 1, 1, 2] and data.labels.dtype == np.int64
@@ -109,7 +109,8 @@ def test_one_folder_per_class(tmp_path: Path):
 
 def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
     write_folder(tmp_path, ["train/a/1.png", "train/b/2.png", "train/c/3.png", "val/c/4.png", "val/b/5.png"])
-    train, val = load(f"folder:{tmp_path}", "train"), load(f"folder:{tmp_path}", "val")
+    train = load(f"folder:{tmp_path}", "train")
+    val = load(f"folder:{tmp_path}", "val")
     assert train.classes == val.classes == ["a", "b", "c"]
     assert val.labels is not None and val.labels.tolist() == [1, 2]
     write_folder(tmp_path, ["val/zebra/6.png"])
@@ -119,13 +120,14 @@ def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
 def test_imagenet(tmp_path: Path):
     root = tmp_path / "imagenet"
     write_folder(root, ["train/n02/b.JPEG", "train/n01/a.JPEG", "val/n01/v.JPEG", "val/n02/w.JPEG"])
-    train, val = load("imagenet", "train", tmp_path), load("imagenet", "val", tmp_path)
+    train = load("imagenet", "train", tmp_path)
+    val = load("imagenet", "val", tmp_path)
     assert names(train, root) == ["train/n01/a.JPEG", "train/n02/b.JPEG"]
     assert train.classes == val.classes == ["n01", "n02"]
     assert val.labels is not None and val.labels.tolist() == [0, 1]
     write_folder(root, ["val/loose.JPEG"])
     refused(lambda: load("imagenet", "val", tmp_path), root / "val", "one folder per class")
-    with pytest.raises(MissingSplit):  # pretraining goes on without kNN
+    with pytest.raises(MissingSplit):  # pretraining works without kNN
         load("imagenet", "val", tmp_path)
 
 
@@ -173,7 +175,7 @@ def test_splits_below_the_folder_are_not_read_as_one(
 @pytest.mark.parametrize("layout", TABLE["splits"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: str):
-    """Never classes: with train/ and test/ taken for classes, training would see the test images."""
+    """They are never classes; otherwise, training on train/ and test/ as classes would see the test images."""
     folders = layout.split()
     write_folder(tmp_path, [f"{folder}/{c}/1.png" for folder in folders for c in ("a", "b")], 4, 4)
     expected = TABLE["splits"][layout][split == "val"]

@@ -1,4 +1,4 @@
-"""The loader's batches depend on the seed, the epoch and the step alone, and a corrupt image does what was asked."""
+"""The loader's batches depend only on seed, epoch and step; corrupt images are replaced or end the run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make(data: ImageData, num_workers: int = 0, seed: int = 7, batch_size: int =
 
 
 def epoch(loader: Loader, number: int, start: int = 0) -> Iterator[Batch]:
-    """The batches of one epoch from step ``start`` on."""
+    """Return the batches of one epoch, from step ``start``."""
     first = number * len(loader)
     return (batch for _, batch in loader.batches(first + start, first + len(loader)))
 
@@ -79,7 +79,7 @@ def test_workers_change_nothing_and_leave_torchs_stream_alone(data: ImageData):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_steps_from_any_on_are_the_tail_of_all(data: ImageData):
+def test_batches_from_a_step_on_are_the_tail_of_all_batches(data: ImageData):
     whole = list(make(data).batches(0, 11))
     assert [step for step, _ in whole] == list(range(11))
     for start in (1, 4, 6, 11):  # 4 steps per epoch
@@ -120,7 +120,7 @@ def damaged(tmp_path: Path) -> ImageData:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_corrupt_image_ends_the_epoch_in_one_line(damaged: ImageData, num_workers: int):
-    """To remove the image, once a run has begun, would end the run."""
+    """The error does not advise removing the image, because a started run refuses a changed data set."""
     remedy = "DATALOADER.ON_CORRUPT skip"
     refused(lambda: list(epoch(make(damaged, num_workers), 0)), damaged.image_name(3), "format", remedy)
 
@@ -134,7 +134,7 @@ def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, mo
     index = torch.cat([b.index_N for b in batches])
     assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9]
     twins = torch.cat([b.views_VNCHW[0] for b in batches])[index == 4]
-    assert not torch.equal(twins[0], twins[1])  # the stand-in has the random stream of the image it replaces
+    assert not torch.equal(twins[0], twins[1])  # the replacement uses the random stream of the corrupt image
     list(epoch(loader, 1))  # the same image again, which is named once
     assert len(lines) == 1 and damaged.image_name(3) in lines[0] and "format" in lines[0]
 
@@ -167,7 +167,7 @@ def _load(folder: Path) -> None:
 
 
 def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
-    """Workers ignore the job's signals; the process must end them nevertheless."""
+    """Workers ignore the job's signals, so the process itself must end them."""
     process = ranks.start(_load, Path(damaged.image_name(0)).parent)
     process.join(120)
     assert process.exitcode == 2
@@ -175,7 +175,7 @@ def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
 
 @pytest.mark.parametrize("method", ["fork", ranks.START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeypatch: pytest.MonkeyPatch, method: str):
-    """Whatever the start method: from Python 3.14 on, the default is no longer fork."""
+    """This holds for every start method; from Python 3.14, the default is no longer fork."""
     monkeypatch.setenv("P2T_START_METHOD", method)
     loader = make(data, num_workers=2)
     batches = epoch(loader, 0)
@@ -184,8 +184,8 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # sent by another process than their parent
             subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
     started = multiprocessing.active_children()
-    rest = [next(batches) for _ in range(len(loader) - 1)]
-    assert all(same(a, b) for a, b in zip(epoch(make(data), 0), [first, *rest], strict=True))
+    remaining_batches = [next(batches) for _ in range(len(loader) - 1)]
+    assert all(same(a, b) for a, b in zip(epoch(make(data), 0), [first, *remaining_batches], strict=True))
     for worker in started:
         worker.terminate()  # by their parent
         worker.join(20)
@@ -193,7 +193,7 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
 
 
 def test_runs_on_several_machines_do_not_fork_their_workers(data: ImageData, monkeypatch: pytest.MonkeyPatch):
-    """Torchrun and our launcher set LOCAL_WORLD_SIZE; without it, one machine is meant."""
+    """Torchrun and our launcher set LOCAL_WORLD_SIZE; if it is missing, there is one machine."""
     monkeypatch.setattr(distributed, "world_size", lambda: 16)
     monkeypatch.delenv("P2T_START_METHOD", raising=False)
     for local, method in ((None, "fork"), ("16", "fork"), ("8", "forkserver")):

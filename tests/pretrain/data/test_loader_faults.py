@@ -1,4 +1,4 @@
-"""What a run does when its workers or its images fail; the same command then ends as if nothing had happened."""
+"""A run reports a worker or an image that fails; the same command then resumes it, with equal results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_image_that_goes_bad_during_the_run_is_named(
 
 
 def _during_the_second_epoch(changed: pytest.MonkeyPatch, reads: Path, change: Callable[[], object]) -> None:
-    """Calls ``change`` before the 50th image is read; ``reads`` is a file that counts for all workers."""
+    """Call ``change`` before the 50th image is read; the file ``reads`` counts the images of all workers."""
 
     def read(path: str, *more: bool) -> bytes:
         with open(reads, "ab") as file:

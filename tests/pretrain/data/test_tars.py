@@ -1,4 +1,4 @@
-"""Images in tars: equal to the unpacked folder, indexed once, and damaged tars are refused."""
+"""Images in tars equal those of the unpacked folder; tars are indexed once, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pack(tar: Path, folder: Path, names: list[str], **extra: bytes) -> Path:
 
 
 def assert_same(packed: ImageData, unpacked: ImageData) -> None:
-    """The digest covers names, labels and classes; a run resumes with either."""
+    """Assert equal digests, which cover names, labels and classes: a run can be resumed with either data set."""
     assert packed.digest() == unpacked.digest() and len(packed) == len(unpacked)
     for position in range(len(packed)):
         np.testing.assert_array_equal(packed.read(position), unpacked.read(position))
@@ -126,7 +126,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
     refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "is not a tar")
     refused(lambda: load_changed(b""), "y.tar")
     refused(lambda: load_changed(content + content), "y.tar", "data after its end mark")
-    refused(lambda: load_changed(content + bytes(1 << 21)), "y.tar", "data after its end mark")  # a download's space
+    refused(lambda: load_changed(content + bytes(1 << 21)), "y.tar", "data after its end mark")  # %20, a space in a URL
     with tarfile.open(tmp_path / "empty.tar", "w"):
         pass
     refused(lambda: load(f"tar:{tmp_path}/empty.tar", "train"), "no images")
@@ -136,13 +136,13 @@ def test_damaged_tars_are_refused(tmp_path: Path):
     refused(lambda: load(f"tar:{tmp_path}/x-{{5..1}}.tar", "train"), "no file matches", "5..1")
 
 
-def test_what_a_tar_may_also_contain(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_other_members_of_a_tar_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = write_folder(tmp_path / "My [set]", ["a.png", "b.png", "@eaDir/a.png", "c.heic2"])
     (folder / "a.txt").write_text("a caption")
     tar = pack(folder / "x.tar", folder, ["a.png", "b.png", "@eaDir/a.png", "c.heic2", "a.txt", "a.png"])
     with tarfile.open(tar, "a") as archive:  # a newer version of b
         archive.add(folder / "a.png", "b.png")
-    for _ in range(2):  # the second time, the index lies beside it
+    for _ in range(2):  # the second time, there is an index next to it
         data = load(f"tar:{glob.escape(str(folder))}/x.tar*", "train")
         assert [os.path.basename(data.image_name(i)) for i in range(len(data))] == ["a.png", "b.png"]
         np.testing.assert_array_equal(data.read(0), data.read(1))
@@ -232,7 +232,7 @@ def test_imagenets_tars_equal_its_folders(tmp_path: Path, monkeypatch: pytest.Mo
     devkit.write_bytes(b"damaged")
     refused(lambda: load("imagenet", "val", root / "packed"), devkit, "damaged")
     devkit.unlink()
-    with pytest.raises(MissingSplit, match=r"devkit_t12.*is missing.*image-net"):  # pretraining does without kNN
+    with pytest.raises(MissingSplit, match=r"devkit_t12.*is missing.*image-net"):  # pretraining works without kNN
         load("imagenet", "val", root / "packed")
     (root / "packed/imagenet/ILSVRC2012_img_val.tar").unlink()
     with pytest.raises(MissingSplit, match=r"no ILSVRC2012_img_val\.tar"):

@@ -1,4 +1,4 @@
-"""Views against torchvision's transforms: the same boxes, the same operations, the same distribution."""
+"""Views are compared with torchvision's transforms: equal boxes, equal operations, equal distributions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_blur_is_as_wide_as_asked_for_at_every_size(size: int, sigma: float):
     line = np.zeros((size, size, 3), np.uint8)
     line[:, size // 2] = 255
     blur(line, sigma)
-    weights, place = line[size // 2, :, 0] / line[size // 2, :, 0].sum(), np.arange(size)
+    weights = line[size // 2, :, 0] / line[size // 2, :, 0].sum()
+    place = np.arange(size)
     assert ((weights * (place - weights @ place) ** 2).sum()) ** 0.5 == pytest.approx(sigma, rel=0.06)
 
 
@@ -79,14 +80,18 @@ def p_value(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_boxes_are_distributed_as_torchvisions():
     torch.manual_seed(0)
-    crop, generator, boxes, expected = RandomResizedCrop((0.2, 1.0)), rng(1), [], []
+    crop = RandomResizedCrop((0.2, 1.0))
+    generator = rng(1)
+    boxes = []
+    expected = []
     reference = T.RandomResizedCrop(SIZE, scale=crop.scale)
     image = torch.from_numpy(PICTURE).permute(2, 0, 1)
     for _ in range(1500):
         boxes.append(sample_params(Recipe(crop), PICTURE.shape[0], PICTURE.shape[1], generator).box)
         params = reference.make_params([image])
         expected.append((params["top"], params["left"], params["height"], params["width"]))
-    ours, theirs = np.array(boxes), np.array(expected)
+    ours = np.array(boxes)
+    theirs = np.array(expected)
     assert (ours[:, 0] + ours[:, 2] <= 96).all() and (ours[:, 1] + ours[:, 3] <= 128).all() and (ours >= 0).all()
     for column in range(4):
         assert p_value(ours[:, column], theirs[:, column]) > 0.01
@@ -94,13 +99,13 @@ def test_boxes_are_distributed_as_torchvisions():
 
 
 @pytest.mark.parametrize(("height", "width", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
-def test_a_strip_of_an_image_gives_its_middle(height: int, width: int, box: tuple[int, ...]):
+def test_a_thin_image_is_cropped_to_its_center(height: int, width: int, box: tuple[int, ...]):
     assert sample_params(RECIPES["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
     assert sample_params(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
 
 
 def statistics(view: np.ndarray) -> list[float]:
-    """What color, blur and crop change: level, contrast, colorfulness, sharpness, and the channels' balance."""
+    """Compute what color, blur and crop change: level, contrast, colorfulness, sharpness, and the channels' balance."""
     x = view.astype(float)
     channel = x.mean(axis=(0, 1))
     sharpness = np.abs(np.diff(x, axis=0)).mean() / (x.std() + 1)
@@ -108,7 +113,7 @@ def statistics(view: np.ndarray) -> list[float]:
 
 
 def worst_p_value(name: str, reference: Callable[[Image.Image], Image.Image], count: int = 400) -> float:
-    """The least of the Kolmogorov-Smirnov tests' p-values over the statistics, times their number (Bonferroni)."""
+    """Return the smallest p-value of a Kolmogorov-Smirnov test per statistic, times their number (Bonferroni)."""
     torch.manual_seed(1)
     random.seed(1)
     image = Image.fromarray(PICTURE)
@@ -120,8 +125,10 @@ def worst_p_value(name: str, reference: Callable[[Image.Image], Image.Image], co
 
 
 BLURRED = T.RandomApply([T.Lambda(lambda x: x.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0))))], 0.5)
-GRAYED, FLIPPED = T.RandomGrayscale(0.2), T.RandomHorizontalFlip()
-CROPPED, ANY_SCALE = T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomResizedCrop(SIZE, (0.08, 1))
+GRAYED = T.RandomGrayscale(0.2)
+FLIPPED = T.RandomHorizontalFlip()
+CROPPED = T.RandomResizedCrop(SIZE, (0.2, 1))
+ANY_SCALE = T.RandomResizedCrop(SIZE, (0.08, 1))
 PADDED = T.Compose([T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4)])
 JITTERED = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
 PUBLISHED = {
@@ -200,8 +207,8 @@ def test_normalize():
 
 def test_every_recipe_makes_views_of_tiny_and_thin_images():
     for image in (picture(1, 8, 8), picture(2, 3, 60)):
-        made = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
-        assert made.shape == (len(RECIPES), 28, 28, 3)
+        views = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
+        assert views.shape == (len(RECIPES), 28, 28, 3)
 
 
 def test_an_own_color_operation_is_applied_and_another_object_is_refused():
@@ -213,5 +220,5 @@ def test_an_own_color_operation_is_applied_and_another_object_is_refused():
 
     recipe = Recipe(CenterCrop(), flip=0.0, colors=(Black(),))
     assert (make_views(PICTURE, [recipe], 16, lambda _: rng(0)) == 7).all()
-    refused(lambda: Recipe(CenterCrop(), colors=(object(),)), "no color operation", "sample(rng)")  # pyright: ignore
+    refused(lambda: Recipe(CenterCrop(), colors=(object(),)), "not a color operation", "sample(rng)")  # pyright: ignore
     refused(lambda: Recipe("center"), "'center' is no crop")  # pyright: ignore

@@ -15,7 +15,7 @@ TEMPERATURES = st.floats(0.05, 1.0)
 
 
 def drawn(examples: int = 40, **strategies):
-    """`@given` with a fixed number of fixed draws, so that a test says the same on every machine.
+    """Return `@given` with a fixed number of fixed draws, so that a test has the same result on every machine.
 
     A failing draw is reported as it is: a smaller seed is no simpler case, and the search for one takes a minute.
     """
@@ -35,7 +35,7 @@ class QueueCase(NamedTuple):
 
 
 def queue_case(seed: int, keys: int = 1, queries: int = 3, dims: int = 5, negatives: int = 7) -> QueueCase:
-    """Keys lie around their query, as views of one image do."""
+    """Draw keys around their query, as views of one image are."""
     generator = torch.Generator().manual_seed(seed)
     q_ND = unit(generator, queries, dims)
     keys_MND = normalize(q_ND + 0.7 * unit(generator, keys, queries, dims), dim=-1)
@@ -51,7 +51,7 @@ class BatchCase(NamedTuple):
 
 
 def batch_case(seed: int, labels: list[int], anchors: slice = slice(None), dims: int = 5) -> BatchCase:
-    """Candidates with these labels; the anchors are a slice of them, as separate leaves."""
+    """Draw candidates with these labels; the anchors are a slice of them, as separate leaf tensors."""
     generator = torch.Generator().manual_seed(seed)
     candidates_BD = unit(generator, len(labels), dims)
     labels_B = torch.tensor(labels)
@@ -65,8 +65,9 @@ TWO_VIEWS = [0, 1, 2, 3, 0, 1, 2, 3]  # of four images
 
 
 def sets(case: BatchCase, i: int) -> tuple[list[int], list[int]]:
-    """P and N of the i-th anchor, as the papers define them."""
-    own, label = int(case.self_index_A[i]), int(case.anchor_labels_A[i])
+    """Return P and N of the i-th anchor, as the papers define them."""
+    self_index = int(case.self_index_A[i])
+    label = int(case.anchor_labels_A[i])
     labels = case.candidate_labels_B.tolist()
-    positives = [j for j in range(len(labels)) if labels[j] == label and j != own]
+    positives = [j for j in range(len(labels)) if labels[j] == label and j != self_index]
     return positives, [j for j in range(len(labels)) if labels[j] != label]

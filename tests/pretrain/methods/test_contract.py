@@ -1,4 +1,4 @@
-"""What every objective in METHODS keeps: its interface, its checks, and its numbers at the edges of half types."""
+"""Every objective in METHODS has the same interface and checks, and stays finite in half precision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def inputs_for(name: str) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_config_key(name: str):
-    method, cfg = METHODS[name], default_config()
+    method = METHODS[name]
+    cfg = default_config()
     parameters = inspect.signature(method.loss_function).parameters.values()
     keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert all(p.default is inspect.Parameter.empty for p in keywords)
@@ -63,7 +64,7 @@ def test_result_has_a_scalar_loss_detached_metrics_and_the_mean_keys_to_enqueue(
 
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_read_back_from_the_device(name: str):
-    """On the meta device there are no numbers, so whatever would wait for one raises."""
+    """Tensors on the meta device have no values, so reading one raises."""
     result = call(name, tuple(x.detach().to("meta") for x in inputs_for(name)), ORDINARY)
     assert result.loss.is_meta
     assert all(m.is_meta for m in result.metrics.values())
@@ -71,7 +72,7 @@ def test_nothing_is_read_back_from_the_device(name: str):
 
 @pytest.mark.parametrize("name", ALL)
 def test_gradcheck(name: str):
-    """Of the queries, or of anchors and candidates; keys get a gradient only where no target is made of them."""
+    """Check gradients of the queries, or of anchors and candidates; keys have one only if they are not targets."""
     inputs = inputs_for(name)
     differentiable = 1 if name in ("sce", "ressl") else 2
     leaves = tuple(x.detach().requires_grad_() for x in inputs[:differentiable])
@@ -79,7 +80,7 @@ def test_gradcheck(name: str):
 
 
 def extreme_inputs(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Aligned, opposite, identical and random embeddings, so that similarities of 1, -1 and 0 all occur."""
+    """Build aligned, opposite, identical and random embeddings, so that similarities of 1, -1 and 0 all occur."""
     generator = torch.Generator().manual_seed(0)
     axis = torch.eye(8, dtype=torch.float64)[0]
     many = 3 if METHODS[name].many_keys else 1
@@ -129,10 +130,10 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     logits = scaled @ queue
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "_choose_slice_size", lambda _: 4)
-        found = ops.queue_softmax(scaled, queue)
-    torch.testing.assert_close(found.logsumexp_N, logits.logsumexp(dim=1))
-    torch.testing.assert_close(found.largest_N, logits.amax(dim=1))
-    torch.testing.assert_close(found.mean_ND, logits.softmax(dim=1) @ queue.T)
+        softmax = ops.queue_softmax(scaled, queue)
+    torch.testing.assert_close(softmax.logsumexp_N, logits.logsumexp(dim=1))
+    torch.testing.assert_close(softmax.largest_N, logits.amax(dim=1))
+    torch.testing.assert_close(softmax.mean_ND, logits.softmax(dim=1) @ queue.T)
 
 
 BAD_VALUES = {

@@ -17,7 +17,7 @@ LAMBDAS = st.floats(0.0, 10.0)
 
 
 def explicit_covariance(keys_MD: Tensor) -> tuple[Tensor, Tensor]:
-    """Lines 7 to 9 of Algorithm 1: mean (D,) and covariance (D, D) of one query's keys."""
+    """Compute lines 7 to 9 of Algorithm 1: mean (D,) and covariance (D, D) of one query's keys."""
     mean = keys_MD.mean(0)
     return mean, torch.stack([torch.outer(k - mean, k - mean) for k in keys_MD]).mean(0)
 
@@ -42,7 +42,7 @@ def test_loss_is_equation_8_with_the_explicit_covariance(seed: int, temperature:
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
 def test_constant_keys_close_the_gap(seed: int, temperature: float, lambda_: float):
-    """Equality in Eq. (7) for a constant k: Eq. (8) is then Eq. (4), whatever lambda."""
+    """For a constant k, Eq. (7) is an equality: Eq. (8) then equals Eq. (4) for every lambda."""
     q, keys, queue = queue_case(seed)
     loss = jcl(q, keys.expand(6, -1, -1), queue, temperature=temperature, lambda_=lambda_).loss
     torch.testing.assert_close(loss, moco(q, keys, queue, temperature=temperature).loss)
@@ -50,7 +50,7 @@ def test_constant_keys_close_the_gap(seed: int, temperature: float, lambda_: flo
 
 @drawn(seed=SEEDS, temperature=st.floats(0.3, 1.0))
 def test_only_constant_keys_close_the_gap(seed: int, temperature: float):
-    """Eq. (8) is above Eq. (4), which is one-dimensional for Gaussian keys: here by Gauss and Hermite's quadrature."""
+    """Eq. (8) is above Eq. (4), a one-dimensional integral for Gaussian keys (computed by Gauss-Hermite quadrature)."""
     q, keys, queue = queue_case(seed, keys=5, queries=1)
     logits = (keys[:, 0] @ q[0] / temperature).detach()
     nodes, weights = map(torch.from_numpy, numpy.polynomial.hermite_e.hermegauss(64))
@@ -61,10 +61,11 @@ def test_only_constant_keys_close_the_gap(seed: int, temperature: float):
 
 
 def gaussian_case(seed: int, spread: float) -> tuple[QueueCase, Tensor]:
-    """Keys whose sample mean and biased covariance are exactly mu and Sigma, and 100,000 draws of N(mu, Sigma)."""
+    """Build keys whose sample mean and biased covariance are mu and Sigma, and draw 100,000 from N(mu, Sigma)."""
     dims = 3
     generator = torch.Generator().manual_seed(seed)
-    q, mu = unit(generator, 1, dims), unit(generator, dims)
+    q = unit(generator, 1, dims)
+    mu = unit(generator, dims)
     root = spread * torch.randn(dims, dims, generator=generator, dtype=torch.float64)  # Sigma = root root^T
     offsets = math.sqrt(dims) * root.T  # rows; with both signs: mean 0, covariance root root^T
     keys = (mu + torch.cat([offsets, -offsets]))[:, None, :]
@@ -86,7 +87,7 @@ def test_equation_8_bounds_equation_4_for_gaussian_keys(seed: int, temperature: 
 
 @drawn(examples=20, seed=SEEDS, spread=st.floats(0.05, 0.2))
 def test_equation_8_is_equation_7_for_gaussian_keys(seed: int, spread: float):
-    """The expectation that Eq. (8) has in closed form, by Monte Carlo: this fixes the factor 1/2 and lambda = 1."""
+    """Monte Carlo sampling confirms the closed form of Eq. (8), and with it the factor 1/2 and lambda = 1."""
     temperature = 0.5
     case, draws = gaussian_case(seed, spread)
     q = case.q_ND[0]
@@ -97,7 +98,7 @@ def test_equation_8_is_equation_7_for_gaussian_keys(seed: int, spread: float):
     loss = jcl(*case, temperature=temperature, lambda_=1.0).loss
     torch.testing.assert_close(loss, expected, rtol=0, atol=error)
     without = jcl(*case, temperature=temperature, lambda_=0.0).loss
-    if loss - without > 10 * error:  # where the covariance matters at all, the tolerance sees it
+    if loss - without > 10 * error:  # the tolerance is small enough to notice a missing covariance term
         assert abs(float(without - expected)) > error
 
 
@@ -122,7 +123,7 @@ def test_metrics():
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)
 def test_the_negatives_vanish_as_lambda_grows(seed: int, temperature: float):
-    """The covariance's logit then outweighs every negative, and what is left is lambda / 2 times the variance."""
+    """The covariance's logit then outweighs every negative, so that the loss is lambda / 2 times the variance."""
     q, keys, queue = queue_case(seed, keys=5)
     lambda_ = 1e7
     variance = ((keys * q).sum(dim=2) / temperature).var(dim=0, correction=0).mean()

@@ -1,4 +1,4 @@
-"""MoCo's loss against a loop over Eq. (1), and against what it must be in the limit."""
+"""MoCo's loss is compared with a loop over Eq. (1), and with its limits."""
 
 from __future__ import annotations
 

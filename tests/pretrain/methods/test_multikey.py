@@ -1,4 +1,4 @@
-"""The vanilla loss of many keys against a loop over Eq. (2)-(3)."""
+"""The vanilla multi-key loss is compared with a loop over Eq. (2)-(3)."""
 
 from __future__ import annotations
 

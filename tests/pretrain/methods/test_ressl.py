@@ -1,4 +1,4 @@
-"""ReSSL's loss against a loop over its equation."""
+"""ReSSL's loss is compared with a loop over its equation."""
 
 from __future__ import annotations
 

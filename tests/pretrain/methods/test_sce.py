@@ -1,4 +1,4 @@
-"""SCE's loss against loops over the equation and over the pseudo-code, and Proposition 1."""
+"""SCE's loss is compared with loops over the equation and the pseudo-code, and fulfills Proposition 1."""
 
 from __future__ import annotations
 

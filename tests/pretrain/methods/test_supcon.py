@@ -1,4 +1,4 @@
-"""SupCon's loss against a loop over L_out, and over SimCLR's NT-Xent."""
+"""SupCon's loss is compared with a loop over L_out, and with SimCLR's NT-Xent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def test_loss_is_l_out(seed: int, temperature: float):
 def test_gradient_is_lemma_1s(seed: int, temperature: float):
     """dL_i/dz_i = (sum_p z_p (P_ip - 1 / |P(i)|) + sum_n z_n P_in) / tau, of an anchor i as anchor only."""
     case = batch_case(seed, LABELS)
-    z, labels = case.candidates_BD.detach(), case.candidate_labels_B
+    z = case.candidates_BD.detach()
+    labels = case.candidate_labels_B
     anchors = case.anchors_AD.detach().clone().requires_grad_()
     supcon(*case._replace(anchors_AD=anchors, candidates_BD=z), temperature=temperature).loss.backward()
     for row, i in enumerate(case.self_index_A.tolist()):
-        others = torch.arange(len(z)) != i
-        share = torch.where(others, torch.exp(z[i] @ z.T / temperature), 0)
+        not_i = torch.arange(len(z)) != i
+        share = torch.where(not_i, torch.exp(z[i] @ z.T / temperature), 0)
         share /= share.sum()
-        positive = others & (labels == labels[i])
+        positive = not_i & (labels == labels[i])
         expected = torch.zeros_like(z[i])
         if positive.any():
             expected = (share - positive / positive.sum()) @ z / temperature / len(anchors)
@@ -43,7 +44,8 @@ def test_gradient_is_lemma_1s(seed: int, temperature: float):
 def test_two_views_are_simclrs_nt_xent(seed: int, temperature: float):
     """Eq. (1) of SimCLR: cross-entropy over all others, of which the image's other view is the right one."""
     z = batch_case(seed, TWO_VIEWS).candidates_BD
-    labels, index = torch.tensor(TWO_VIEWS), torch.arange(8)
+    labels = torch.tensor(TWO_VIEWS)
+    index = torch.arange(8)
     logits = (z @ z.T / temperature).masked_fill(torch.eye(8, dtype=torch.bool), -math.inf)
     expected = cross_entropy(logits, (index + 4) % 8)
     loss = supcon(z, z, labels, labels, index, temperature=temperature).loss

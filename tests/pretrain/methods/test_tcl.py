@@ -1,4 +1,4 @@
-"""TCL's loss against a loop over its equations, its closed gradient (Lemma 2) and its two theorems."""
+"""TCL's loss is compared with a loop over its equations, and fulfills Lemma 2 (its gradient) and both theorems."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_loss_is_equation_6(seed: int, tau: float, k1: float, k2: float):
 def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, k1: float, k2: float):
     case = batch_case(3, LABELS)
 
-    def found() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         result = tcl(*case, temperature=0.1, k1=k1, k2=k2)
         gradients = torch.autograd.grad(result.loss, (case.anchors_AD, case.candidates_BD))
         return [result.loss, *gradients, *(metric.double() for metric in result.metrics.values())]
 
-    whole = found()
+    whole = compute()
     monkeypatch.setattr(ops, "_ROWS", 3)  # the last block is smaller
-    torch.testing.assert_close(found(), whole)
+    torch.testing.assert_close(compute(), whole)
 
 
 @drawn(seed=SEEDS, tau=TEMPERATURES, k1=st.floats(0.0, 10_000.0), k2=st.floats(0.0, 10.0))
@@ -119,8 +119,8 @@ def test_an_anchor_without_positives_contributes_nothing():
     assert torch.equal(gradient[6], torch.zeros(5, dtype=torch.float64))  # the lone member of label 3
     assert all(metric.isfinite() for metric in result.metrics.values())
     assert (gradient[:6].norm(dim=1) > 0).all()
-    others = [j for j in range(len(LABELS)) if j != 6]
-    some = tcl(whole[0][others], whole[1], whole[2][others], whole[3], whole[4][others], **hyper)
+    index = [j for j in range(len(LABELS)) if j != 6]
+    some = tcl(whole[0][index], whole[1], whole[2][index], whole[3], whole[4][index], **hyper)
     torch.testing.assert_close(result.loss, some.loss * 7 / 8)  # it still counts in the mean
     alone = batch_case(0, [0, 1, 2])
     loss = tcl(*alone, **hyper).loss
@@ -137,10 +137,11 @@ def test_only_positives_and_only_one_candidate_stay_finite():
 
 @drawn(seed=SEEDS, tau=TEMPERATURES, k1=WEIGHTS, cut=st.integers(1, 7))
 def test_shards_of_the_anchors_add_up_to_the_whole(seed: int, tau: float, k1: float, cut: int):
-    """Loss and gradient of the global batch are the ranks' own, weighted by their numbers of anchors."""
+    """Loss and gradient of the global batch are the ranks' means, weighted by their numbers of anchors."""
     hyper = {"temperature": tau, "k1": k1, "k2": 1.5}
     z = batch_case(seed, LABELS).candidates_BD
-    labels, index = torch.tensor(LABELS), torch.arange(len(LABELS))
+    labels = torch.tensor(LABELS)
+    index = torch.arange(len(LABELS))
     whole = tcl(z, z, labels, labels, index, **hyper).loss
     parts = [tcl(z[part], z, labels[part], labels, index[part], **hyper) for part in (slice(cut), slice(cut, None))]
     total = (parts[0].loss * cut + parts[1].loss * (len(LABELS) - cut)) / len(LABELS)

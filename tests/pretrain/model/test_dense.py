@@ -1,4 +1,4 @@
-"""Dense contrast against a loop over images and locations, written from the equations of DenseCL (Sec. 3.2-3.4)."""
+"""Dense contrast is compared with a loop over images and locations, from DenseCL's equations (Sec. 3.2-3.4)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "num_keys"), [("mocov2", 1), ("jcl", 3), ("sce", 1)])
 def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: str, num_keys: int):
-    query, keys, queue = unit(n, L, D, seed=1).requires_grad_(), unit(num_keys, n, L, D, seed=2), unit(K, D, seed=3).T
-    query_map, key_maps = unit(n, L, C, seed=4), unit(num_keys, n, L, C, seed=5)
+    query = unit(n, L, D, seed=1).requires_grad_()
+    keys = unit(num_keys, n, L, D, seed=2)
+    queue = unit(K, D, seed=3).T
+    query_map = unit(n, L, C, seed=4)
+    key_maps = unit(num_keys, n, L, C, seed=5)
     hyper = {"temperature": 0.2, "lambda_": 0.5, "key_temperature": 0.05, "mask_positive": False}
-    objective, keywords = METHODS[name].loss_function, METHODS[name].hyper.keys() & hyper.keys()
+    objective = METHODS[name].loss_function
+    keywords = METHODS[name].hyper.keys() & hyper.keys()
     method = functools.partial(objective, **{keyword: hyper[keyword] for keyword in keywords})
     total = torch.zeros((), dtype=torch.float64)
     for i, s in itertools.product(range(n), range(L)):
@@ -43,14 +47,16 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
         total = total + method(query[i, s][None], matched_MD[:, None], queue).loss / (n * L)
 
     images = LossOutput(torch.tensor(3.0, dtype=torch.float64), None, {})
-    queries, of_keys = DenseFeatures(query, query[:, 0], query_map), DenseFeatures(keys, keys[:, :, 0], key_maps)
+    queries = DenseFeatures(query, query[:, 0], query_map)
+    of_keys = DenseFeatures(keys, keys[:, :, 0], key_maps)
     result = mix_dense_loss(images, method, queries, of_keys, queue, 0.25)
     torch.testing.assert_close(result.loss, 0.75 * 3 + 0.25 * total)
     torch.testing.assert_close(torch.autograd.grad(result.loss, query), torch.autograd.grad(0.25 * total, query))
 
 
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
-    dense, plain = build_state(config("jcl", *DENSE)), build_state(config("jcl"))
+    dense = build_state(config("jcl", *DENSE))
+    plain = build_state(config("jcl"))
     objective: Any = dense.objective
     queue = objective.model.dense_negatives.queue.clone()
     loss, metrics = training_step(dense, batch_of(4), 0)
@@ -63,7 +69,8 @@ def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
 
 
 def test_weight_0_is_the_method_to_the_last_bit_even_where_the_dense_loss_is_not_finite():
-    dense, plain = build_state(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), build_state(config("jcl"))
+    dense = build_state(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2"))
+    plain = build_state(config("jcl"))
     objective: Any = dense.objective
     with torch.no_grad():
         objective.model.dense_negatives.queue.fill_(torch.nan)
@@ -88,16 +95,16 @@ def test_a_checkpoint_resumes_and_its_backbone_is_read(tmp_path):
     of_moco = {name: state[f"module.encoder_q.{name}"] for name in names if not name.startswith("fc.")}
     encoder = build_backbone("resnet18", "cifar")
     encoder.fc = torch.nn.Linear(feature_dim(encoder), 10)
-    found = encoder.load_state_dict(of_moco, strict=False)
-    assert set(found.missing_keys) == {"fc.weight", "fc.bias"}
-    assert found.unexpected_keys and all(name.startswith("dense.") for name in found.unexpected_keys)
+    mismatch = encoder.load_state_dict(of_moco, strict=False)
+    assert set(mismatch.missing_keys) == {"fc.weight", "fc.bias"}
+    assert mismatch.unexpected_keys and all(name.startswith("dense.") for name in mismatch.unexpected_keys)
 
 
 def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("re-seeded"))
     torch.default_generator.manual_seed(0)
-    one: Any = build_backbone("resnet18")
-    two: Any = build_backbone("resnet18")
+    first: Any = build_backbone("resnet18")
+    second: Any = build_backbone("resnet18")
     before = torch.get_rng_state()
-    heads: list[Any] = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (one, two)]
+    heads: list[Any] = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (first, second)]
     assert torch.equal(before, torch.get_rng_state()) and torch.equal(heads[0][0].weight, heads[1][0].weight)

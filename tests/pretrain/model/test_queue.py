@@ -24,5 +24,5 @@ def test_equals_a_naive_fifo_for_any_size_and_batch(size, batches):
     assert queue.queue_ptr.item() == ptr
 
 
-def test_starts_with_unit_vectors():
+def test_the_queue_is_initialized_with_unit_vectors():
     assert NegativeQueue(8, 5).queue.norm(dim=0) == pytest.approx(torch.ones(5), abs=1e-6)

@@ -1,4 +1,4 @@
-"""The config of every probe's tests: 16 px, two classes, the linear probe in 4 epochs of 3 steps; and a stop."""
+"""Helpers of the probes' tests: a config (16 px, two classes, a linear probe of 4 epochs of 3 steps), and a stop."""
 
 from __future__ import annotations
 

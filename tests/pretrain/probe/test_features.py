@@ -1,4 +1,4 @@
-"""What probes learn from: labeled images only, where a data set has others too."""
+"""Probes learn from labeled images only, even if a data set has others too."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 @pytest.fixture
 def mixed(monkeypatch):
-    """24 labeled images in two colors, 8 without a label (-1), and 8 to be scored on."""
+    """Write 24 labeled images in two colors, 8 without a label (-1), and 8 for validation."""
     rng = np.random.default_rng(0)
 
     def read(split, _root):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
 def _config(images, output, *more):
-    """Pretraining: two epochs of three steps, kNN after each."""
+    """Build the config of a pretraining with two epochs of three steps, and kNN after each."""
     words = (
         "METHOD.NAME simclr MODEL.HEAD_HIDDEN_DIMS [16] MODEL.EMBEDDING_DIM 8 SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 2 "
         "SOLVER.LOG_PERIOD 1 PROBE.KNN_PERIOD 1"
@@ -29,11 +29,15 @@ def _config(images, output, *more):
 
 
 def test_vote_equals_the_sum_over_neighbors():
-    """Wu et al. 2018, Sec. 3.4, as loops."""
+    """The vote equals loops written from Wu et al. 2018, Sec. 3.4."""
     torch.manual_seed(0)
-    similarity, labels, k, tau, classes = torch.rand(5, 20) * 2 - 1, torch.randint(0, 4, (20,)), 7, 0.07, 4
-    found = similarity.double().topk(k)
-    got = vote(found.values, labels[found.indices], tau, classes)
+    similarity = torch.rand(5, 20) * 2 - 1
+    labels = torch.randint(0, 4, (20,))
+    k = 7
+    tau = 0.07
+    classes = 4
+    neighbors = similarity.double().topk(k)
+    got = vote(neighbors.values, labels[neighbors.indices], tau, classes)
     for q in range(5):
         nearest = sorted(range(20), key=lambda t: -similarity[q, t].item())[:k]
         naive = [0.0] * classes
@@ -51,7 +55,7 @@ def test_classify_counts_top1_and_top5():
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
 
 
-def test_the_bank_is_held_once():
+def test_knn_normalizes_the_features_in_place():
     bank = Features(torch.randn(20, 4), torch.arange(20) % 3, 3)
     classify(bank, bank, k=1, temperature=0.07)
     assert bank.features_NF.norm(dim=1).tolist() == pytest.approx([1.0] * 20)
@@ -68,7 +72,7 @@ def test_every_usual_k_is_scored_in_one_pass():
 
 
 def _draw_with_ties() -> tuple[Features, Features]:
-    """Features with few different directions, whose similarities are exact: most neighbors are equally near."""
+    """Draw features with few directions and exact similarities, so that most neighbors are equally near."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1], [1, 1, -1, -1], [-1, 0, 0, 0]]).float()
     draws = [torch.randint(0, 5, (count,), generator=generator) for count in (101, 40)]
@@ -98,8 +102,8 @@ def _classify_a_part(expected_order: dict[int, dict[str, float]]) -> None:
             assert classify(ours, val, k=k, temperature=0.5) == scores
 
 
-def test_ranks_with_a_part_of_the_images_each_find_the_neighbors_of_one_process():
-    """With fewer images per rank than neighbors, or none, too."""
+def test_ranks_that_share_the_images_find_the_neighbors_of_one_process():
+    """This includes ranks with fewer images than neighbors, and ranks without images."""
     train, val = _draw_with_ties()
     expected_order = {}
     for k in (1, 7, 60, 200):
@@ -124,8 +128,8 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
         with pytest.raises(interrupt.Stopped, match="asked"):
             train.main(_config(images, tmp_path / "run"))
     assert len(seen) == batch
-    found = checkpoint.load_latest(tmp_path / "run")
-    assert found is not None and found[1]["step"] == (3 if batch == 2 else 6)
+    saved = checkpoint.load_latest(tmp_path / "run")
+    assert saved is not None and saved[1]["step"] == (3 if batch == 2 else 6)
     interrupt.clear()
     train.main(_config(images, tmp_path / "run"))
     assert_same_end(whole, tmp_path / "run")
@@ -178,7 +182,7 @@ def test_pretrainings_knn_out_of_memory_names_keys_with_which_the_run_ends(image
 @pytest.mark.parametrize("key", ["DATA.VAL", "DATA.PROBE_TRAIN"])
 @pytest.mark.parametrize("value", ["folder:/nowhere", "folder:{images}/train/class0", "folder:{images}/train"])
 def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value):
-    """Missing, without labels, or the images that probes learn from (or are scored on)."""
+    """The data are missing, have no labels, or serve both to learn from and to be scored on."""
     path = value.format(images=images)
     words = (key, path, *(("DATA.VAL", f"folder:{images}/train") if key != "DATA.VAL" else ()))
     refused(lambda: train.main(_config(images, tmp_path / "run", *words)), path.removeprefix("folder:"))
@@ -197,9 +201,10 @@ def test_one_class_alone_is_not_scored_and_not_supervised(images, tmp_path):
 
 
 def test_data_that_cannot_be_probed_can_be_pretrained_on(images, tmp_path):
-    """Unlabeled photos in train/ alone: labels are what is missing, not a val split."""
+    """For unlabeled photos in train/, the message says that labels are missing, not a val split."""
     shutil.copytree(images / "train/class0", tmp_path / "photos/train")
-    data, out = ("DATA.TRAIN", f"folder:{tmp_path}/photos"), tmp_path / "run"
+    data = ("DATA.TRAIN", f"folder:{tmp_path}/photos")
+    out = tmp_path / "run"
     results = train.main(_config(images, out, *data, "SOLVER.EPOCHS", "1", "SOLVER.MAX_STEPS", "1"))
     assert results["metrics"] == {} and not lines(out, "knn_top1")
     log = (out / "log.txt").read_text()

@@ -1,4 +1,4 @@
-"""The linear probe as a stage: learns, resumes, refuses what it must."""
+"""The linear probe as a stage: it learns, resumes, and refuses what cannot work."""
 
 import functools
 import json
@@ -48,7 +48,7 @@ def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, 
 
 
 def _positions(train, data):
-    """Features whose first entry is the position of the image among all training images."""
+    """Return features whose first entry is the position of the image among all training images."""
     names = [train.image_name(i) for i in range(len(train))]
     positions = [names.index(data.image_name(i)) if data.image_name(i) in names else -1 for i in range(len(data))]
     x = torch.zeros(len(data), 64)
@@ -62,19 +62,19 @@ def _load_heads(folder):
     return newest[1]
 
 
-def _assert_same_end(one, two):
-    """Results, log of the epochs, weights and momentum are equal to the bit."""
-    read = [json.loads((folder / "results.json").read_text()) for folder in (one, two)]
+def _assert_same_end(first, second):
+    """Assert that results, metrics, weights and momentum are bitwise equal."""
+    read = [json.loads((folder / "results.json").read_text()) for folder in (first, second)]
     assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
-    assert (one / "metrics.json").read_text() == (two / "metrics.json").read_text()
-    a, b = (_load_heads(folder) for folder in (one, two))
+    assert (first / "metrics.json").read_text() == (second / "metrics.json").read_text()
+    a, b = (_load_heads(folder) for folder in (first, second))
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name in ("state_dict", "optimizer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged
 
 
 def _after_steps(monkeypatch, steps, event):
-    """Calls ``event`` in step number ``steps`` of this attempt."""
+    """Call ``event`` in step number ``steps`` of this attempt."""
     real = linear.Heads.step
     done = []
 
@@ -97,7 +97,7 @@ def _die():
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(images, tmp_path, monkeypatch, augment):
-    """Killed in its second epoch of three steps, then asked to stop in the fourth step of each attempt."""
+    """It is killed in its second epoch of three steps, then asked to stop in the fourth step of each attempt."""
     more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]", "LINEAR.IMS_PER_BATCH", "14")
     linear.main(probe_config(images, tmp_path / "whole", *more), "random")
     cfg = probe_config(images, tmp_path / "stopped", *more)
@@ -161,9 +161,9 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
 
 
 def _rank_by_rank(images, root) -> None:
-    """On rank 1 another OUTPUT_DIR stands for the same one on a disk that rank 0 does not see."""
+    """Run on two ranks; rank 1 has another OUTPUT_DIR, as if its disk were not shared."""
     interrupt.clear()
-    mine = root / f"rank{distributed.rank()}"
+    rank_folder = root / f"rank{distributed.rank()}"
 
     def run(folder):
         return linear.main(probe_config(images, folder), "random")
@@ -175,17 +175,17 @@ def _rank_by_rank(images, root) -> None:
         with pytest.raises(
             interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
         ):
-            run(mine)
+            run(rank_folder)
     interrupt.clear()
     for _ in ("resumed", "complete"):
-        assert run(mine)["per_learning_rate"] == whole["per_learning_rate"]
-    mine.mkdir(exist_ok=True)
-    os.chdir(mine)  # where each rank finds another backbone under the same name
+        assert run(rank_folder)["per_learning_rate"] == whole["per_learning_rate"]
+    rank_folder.mkdir(exist_ok=True)
+    os.chdir(rank_folder)  # where each rank finds another backbone under the same name
     torch.save(resnet_state(seed=distributed.rank()), "r18.tar")
     with pytest.raises(
         UserError, match=r"^the content \(SHA-256\) of r18\.tar differs between ranks: '\w{64}' on rank 0"
     ):
-        features.load_frozen("r18.tar", probe_config(images, mine), torch.device("cpu"))
+        features.load_frozen("r18.tar", probe_config(images, rank_folder), torch.device("cpu"))
 
 
 def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_path):

@@ -1,4 +1,4 @@
-"""What probes share: no trace of an earlier result, and a stop between two batches."""
+"""Every probe removes an earlier result when it starts, and can be stopped between two batches."""
 
 import csv
 import io

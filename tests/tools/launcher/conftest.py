@@ -24,7 +24,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs in the place of SLURM's; jobs count from 100.
+    """Install programs in the place of SLURM's, whose jobs are numbered from 100.
 
     Returns the folder with the accepted scripts, the environment of the last one, the queue, a line per question and
     the cancelled jobs. ``before`` and ``after`` are shell lines that sbatch runs before and after it accepts a script.

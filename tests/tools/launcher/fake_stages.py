@@ -14,7 +14,7 @@ from pretrain.common.files import atomic_write, write_json
 
 
 def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False) -> dict[str, Any]:
-    """Count to ``steps``; the count is its checkpoint. ``deaf``: it never looks whether it should stop."""
+    """Count to ``steps``; the count is its checkpoint. With ``deaf``, it never checks for a request to stop."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     place = Path(folder) / f"count.{os.environ.get('RANK', '0')}"
     done = int(place.read_text()) if place.exists() else 0
@@ -35,7 +35,7 @@ def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: 
 
 
 def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
-    """One rank fails at once; the others would wait for an hour."""
+    """Fail at once on one rank; the others would wait for an hour."""
     if int(os.environ.get("RANK", "0")) == rank:
         if user_error:
             raise UserError("the value is 3; it must be 2")
@@ -44,13 +44,13 @@ def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
 
 
 def fail_and_hang(folder: str, rank: int) -> None:
-    """One rank fails and then hangs at its exit, as nccl may; the others would wait for an hour."""
+    """Fail on one rank, which then hangs at its exit, as nccl may; the others would wait for an hour."""
     atexit.register(time.sleep, 3600)
     fail(folder, rank)
 
 
 def fail_on_full_disk(folder: str, rank: int) -> None:
-    """One rank fails when its record cannot be written; the others would wait for an hour."""
+    """Fail on one rank whose record cannot be written; the others would wait for an hour."""
     started = Path(folder) / "started"
     if int(os.environ["RANK"]) == rank:
         while not started.exists():  # when a stage starts, it removes earlier records of failures
@@ -62,7 +62,7 @@ def fail_on_full_disk(folder: str, rank: int) -> None:
 
 
 def meet(folder: str, other: str) -> None:
-    """End well if the stage in the folder ``other`` runs at the same time; records its GPUs."""
+    """Succeed if the stage in the folder ``other`` runs at the same time; record its GPUs."""
     atomic_write(Path(folder) / "here", "")
     deadline = time.monotonic() + 60
     while not (Path(other) / "here").exists():
@@ -74,7 +74,7 @@ def meet(folder: str, other: str) -> None:
 
 
 def hang(folder: str) -> None:
-    """Wait for an hour; its process ids are in the run folder."""
+    """Wait for an hour; write the process ids to the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))
     time.sleep(3600)
 

@@ -1,4 +1,4 @@
-"""What several tests of the launcher need: fake stages and programs, and what jobs leave in a run folder."""
+"""Helpers of the launcher's tests: fake stages and programs, and the files that jobs leave in a run folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HERE = Options(cluster="local", gpus=0)
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
     """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
-    given = args or ((1,) if function == "count" else ())
-    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
+    args = args or ((1,) if function == "count" else ())
+    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *args))
 
 
 def graph_of(folder: Path, *nodes: Node) -> Graph:
@@ -60,7 +60,7 @@ def end(folder: Path, state: str, **values: Any) -> None:
 
 
 def complete(spec: StageSpec) -> StageSpec:
-    """Leave what a job leaves of complete work."""
+    """Write what a complete job leaves."""
     end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.identity)
     Path(spec.folder, spec.produces).write_text("{}")
     return spec

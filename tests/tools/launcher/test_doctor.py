@@ -1,4 +1,4 @@
-"""The doctor: what it finds here, and what it must name."""
+"""The doctor checks this machine and names each problem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools import launch
 from tools.launcher import doctor
 
 
-def test_this_machine_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_doctor_examines_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture):
     for name in ("imagenet/train", "coco"):
         (tmp_path / name).mkdir(parents=True)
     launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
@@ -27,7 +27,7 @@ def test_this_machine_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 
 @pytest.mark.parametrize(("states", "status"), [(["ok", "note"], 0), (["ok", "bad", "note"], 1)])
-def test_only_a_bad_finding_is_a_failure(
+def test_the_doctor_fails_only_if_a_finding_is_bad(
     states: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     findings = [(f"part {number}", state, f"text {number}") for number, state in enumerate(states)]
@@ -76,8 +76,8 @@ def test_a_gpu_older_than_torchs_kernels_is_named(monkeypatch: pytest.MonkeyPatc
 def test_shared_memory_for_the_workers_of_eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for gib, state in ((0.5, "bad"), (4, "note"), (16, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda place, gib=gib: SimpleNamespace(free=gib * 2**30))
-        _, found, text = doctor._inspect_shared_memory(tmp_path)
-        assert found == state and ("--ipc=host" in text) == (state != "ok")
+        _, actual, text = doctor._inspect_shared_memory(tmp_path)
+        assert actual == state and ("--ipc=host" in text) == (state != "ok")
 
 
 def test_a_disk_that_is_full_or_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Graphs of stages: what is checked before anything starts, what waits for what, and how a local run is stopped."""
+"""Graphs of stages: checks before anything starts, the order of stages, and how a local run is stopped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, clust
 
 
 def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, cluster: Path):
-    """Pretrainings: 0 is running, 1 is complete with its probe, 2 is complete without, 3 and 4 are missing.
+    """Of the pretrainings, 0 is running, 1 and its probe are complete, 2 is complete without one, 3 and 4 are missing.
 
     A running report is left alone: a COMPLETING one cannot be cancelled.
     """
@@ -112,22 +112,23 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(
 
 def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "content_of", lambda path: pytest.fail(f"{path} was read"))
-    a, b = fake(tmp_path / "a"), replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
+    a = fake(tmp_path / "a")
+    b = replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
     assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
 
 
-def test_a_run_stays_complete_when_the_weights_that_it_began_with_are_deleted(tmp_path: Path):
+def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
     spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
     Path("weights.pth").write_bytes(b"weights")
-    begun = build_single(spec).nodes[0].spec
-    complete(begun)
-    write_json(tmp_path / "run/launch/launch.json", {"spec": begun.to_json()})
+    earlier = build_single(spec).nodes[0].spec
+    complete(earlier)
+    write_json(tmp_path / "run/launch/launch.json", {"spec": earlier.to_json()})
     (tmp_path / "run/model_final.pth").touch()
     Path("weights.pth").unlink()
     assert build_single(spec).nodes[0].spec.is_complete()
 
 
-def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path):
+def test_a_complete_graph_is_reported_without_a_job(tmp_path: Path, cluster: Path):
     graph = chain(tmp_path)
     for node in graph.nodes:
         complete(node.spec)
@@ -135,7 +136,7 @@ def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path
     assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
-def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accepts(
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     graph = chain(tmp_path)
@@ -144,7 +145,7 @@ def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accep
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
     assert start_graph(build_single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
-    (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
+    (tmp_path / "b/results.json").unlink()  # b's output is gone, so only b runs again
     capsys.readouterr()
     assert start_graph(chain(tmp_path), HERE) == 0
     shown = capsys.readouterr().out
@@ -153,7 +154,7 @@ def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accep
 
 
 def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):
-    """A parent that was cancelled, that ran with other settings, or that is missing when the stage is run alone."""
+    """The parent was cancelled, ran with other settings, or is missing when the stage is run alone."""
     child = chain(tmp_path).nodes[1].spec
     for earlier in (None, chain(tmp_path, "other").nodes[0].spec):
         if earlier:
@@ -169,7 +170,7 @@ def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_pat
 
 @pytest.mark.parametrize("stage", ["knn", "convert", "transfer"])
 def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, stage: str):
-    """Of a pretraining on its way, or of one that was done again: the same work, other weights."""
+    """The pretraining was still running or was run again, so it has equal settings but other weights."""
     pretraining = fake(tmp_path / "a/pretrain")
     probe = replace(fake(tmp_path / "a/x"), stage=stage, produces=str(tmp_path / "a/x/product"))
     nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))

@@ -1,4 +1,4 @@
-"""What is known of a job: a scheduler that is silent, a job of another machine, a damaged record."""
+"""The state of a job is known even if the scheduler does not answer, the job is elsewhere, or a record is damaged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RESIZING|None|n'", None, "RUNNING"),
         ("echo '77|STAGE_OUT|None|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
-        ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids have started anew
+        ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids started again from 1
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
         ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
@@ -80,7 +80,7 @@ def test_each_cluster_is_asked_for_its_own_jobs(
     programs(
         monkeypatch, tmp_path, squeue=f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}', scancel=scancel
     )
-    for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # of the shell: not where these jobs are
+    for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # the shell's cluster, where these jobs are not
         monkeypatch.setenv(name, "other")
     elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
     assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]

@@ -25,7 +25,7 @@ JCL = ["pretrain", "--method", "jcl"]
         (["pretrain", "--method", "jlc"], ("--method jlc", "did you mean 'jcl'")),
         ([*JCL, "--dry-ru"], ("--dry-ru",)),  # no abbreviations
         (["report", "x", "y", "--cluster", "local"], ("report does not know '--cluster'",)),
-        ([*JCL, "--parallel", "2"], ("pretrain does not know '--parallel'",)),  # nor does a stage what it would not use
+        ([*JCL, "--parallel", "2"], ("pretrain does not know '--parallel'",)),  # which it would not use
         (["convert", "a", "b.pth", "--gpus", "1"], ("convert does not know '--gpus'",)),
         (["distributions", "random", "--nodes", "2"], ("distributions does not know '--nodes'",)),
     ],
@@ -36,7 +36,7 @@ def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
 
 @pytest.mark.parametrize("words", [["pretrain", "--method", "jcl"], ["pipeline", "x.yaml"], ["resume", "runs/x"]])
 def test_torchrun_is_told_that_the_launcher_starts_the_processes(monkeypatch: pytest.MonkeyPatch, words: list[str]):
-    """A job's own variables do not count: a stage, or srun, may run the launcher."""
+    """The launcher may run inside a job (in a stage, or under srun), whose variables are not torchrun's."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     refused(lambda: launch.main(words), "torchrun", "--tasks N", "torchrun -m pretrain")
     assert launch.main(["recipes", "CIFAR100"]) == 0
@@ -151,7 +151,8 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert "stages to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert launch.main([*words, "folder:gone"]) == 2
-    assert "invalid  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
+    shown = capsys.readouterr().out
+    assert "invalid  pretrain" in shown and "no image folder at gone" in shown
     assert "process on this machine" not in shown
     assert not (tmp_path / "runs").exists()
 
@@ -171,7 +172,7 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
         launch.main(words)
 
 
-def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
+def test_a_dry_run_reports_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere

@@ -1,4 +1,4 @@
-"""Jobs on this machine: output on the terminal, failures, deaths, Ctrl-C, cancel, time limits."""
+"""Jobs on this machine: output on the terminal, failures, killed ranks, Ctrl-C, cancel and time limits."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Attached:
         self.signal(signal.SIGINT)
 
     def end(self, status: int = 130) -> str:
-        """Return what it printed on standard error until it ended; 130 means by a signal or `cancel`."""
+        """Wait for it; return its standard error. Exit status 130 means a signal or `cancel`."""
         _, printed = self._process.communicate(timeout=60)
         assert self._process.returncode == status, printed
         return printed
@@ -155,7 +155,7 @@ def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[
 
 
 def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
-    """The stage completes, having no step left to stop after; a pipeline must not start the next one."""
+    """The stage completes because no step is left to stop after, but a pipeline must not start the next one."""
     started = Attached(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)
@@ -164,7 +164,7 @@ def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
 
 
 def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The job has begun, but the launcher is still asking git about the code."""
+    """The job has started, but the launcher is still asking git about the code."""
     programs(monkeypatch, tmp_path, os.environ["PATH"], git="exec sleep 30")
     started = Attached(tmp_path, *COUNT)
     wait_for((tmp_path / "count.0").exists)
@@ -177,7 +177,7 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pyt
 def test_a_job_is_told_which_gpus_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, variable: str | None
 ):
-    """Without any, it keeps the user's variable."""
+    """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_device_count", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
@@ -185,7 +185,7 @@ def test_a_job_is_told_which_gpus_it_has(
 
 
 def pair(folder: Path) -> list[Node]:
-    """Two stages, each of which fails unless the other one runs at the same time."""
+    """Build two stages, each of which fails unless the other one runs at the same time."""
     return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
 
 
@@ -208,7 +208,7 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
 def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
-    """c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
+    """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))

@@ -1,4 +1,4 @@
-"""The options of a job: the site's file, what a stage gets, times, and values that cannot work."""
+"""The options of a job: the site file, what each stage gets, times, and values that cannot work."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def from_site(text: str, **given: object) -> Options:
+def from_site(text: str, **options: object) -> Options:
     Path("cluster.yaml").write_text(text)
-    return resolve({"cluster": "slurm", **given}, "cluster.yaml")
+    return resolve({"cluster": "slurm", **options}, "cluster.yaml")
 
 
 def test_a_sites_values_have_their_types_and_the_command_line_wins():
@@ -79,7 +79,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"nodes": 0}, "--nodes is 0"),
         ({"time": "4h"}, "--time '4h' is not a time; write minutes, H:MM:SS or D-HH:MM:SS"),
@@ -99,17 +99,17 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"cluster": "local", "nodes": 2}, "--nodes 2 needs --cluster slurm"),
     ],
 )
-def test_values_that_cannot_work(given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(UserError, match=message):
-        resolve({"cluster": "slurm", **given})
+        resolve({"cluster": "slurm", **arguments})
 
 
 CONVERT = stages.convert("runs/a", "a.pth")
 
 
-def spec(stage: str, **given: Any) -> StageSpec:
-    return StageSpec(stage, "/runs/x", "a:b", **given)
+def spec(stage: str, **fields: Any) -> StageSpec:
+    return StageSpec(stage, "/runs/x", "a:b", **fields)
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
@@ -152,7 +152,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
     convert = asked.for_stage(CONVERT)
     assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
     assert convert.signal_delay < 60 * convert.minutes and convert.gpus_per_node == 0
-    assert convert.for_stage(CONVERT) == convert  # as `resume` has it
+    assert convert.for_stage(CONVERT) == convert  # as for `resume`
     assert asked.for_stage(spec("pretrain")) == replace(asked, cpus_per_task=1)
 
 
@@ -164,7 +164,7 @@ def test_gpus_can_have_a_type():
     assert [options.sbatch_parameters.get("gpus_per_node") for options in fitted] == ["a100_3g.20gb:1", None]
 
 
-def test_the_cluster_of_the_shell_is_on_record(monkeypatch: pytest.MonkeyPatch):
+def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "alex")
     assert resolve({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
     assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
@@ -172,7 +172,8 @@ def test_the_cluster_of_the_shell_is_on_record(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():
-    pretraining, asked = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}"), Options(cluster="slurm")
+    pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
+    asked = Options(cluster="slurm")
     assert [asked.for_stage(stage).cpus_per_task for stage in (pretraining, spec("report"))] == [9, 1]
     assert replace(asked, cpus_per_task=6).for_stage(pretraining).cpus_per_task == 6
     assert Options(cluster="local").for_stage(pretraining).cpus_per_task is None

@@ -56,7 +56,7 @@ def test_a_row_is_a_pretraining_per_seed_with_its_probe(
     table: str, word: str, count: int, top1: set[float], tmp_path: Path
 ) -> None:
     if not count:
-        with pytest.raises(UserError, match=rf"no runnable row of .*{table}.csv contains '{word}'; leave --rows out"):
+        with pytest.raises(UserError, match=rf"no runnable row of .*{table}.csv contains '{word}'; omit --rows"):
             stages_of(table, tmp_path, word)
         return
     stages = stages_of(table, tmp_path, word)

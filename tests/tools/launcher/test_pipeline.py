@@ -1,4 +1,4 @@
-"""Files of several runs: each shipped one loads, a wrong one is one line, and a sweep becomes a table and a plot."""
+"""Pipeline files: each of ours loads, a wrong one ends with one line, and a sweep becomes a table and a plot."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
     assert nodes["random_seed=4/distributions"].spec.args == ({"random": "random"},)
     short, long = (nodes[f"moco_seed=4/{name}"].spec for name in ("short", "long"))
-    found = yaml.safe_load(short.config)
-    assert (found["SEED"], found["SOLVER"]["MAX_ITER"]) == (4, 5)
-    assert found["MODEL"]["WEIGHTS"] == str(tmp_path / "out/moco_seed=4/backbone.pth")
+    config = yaml.safe_load(short.config)
+    assert (config["SEED"], config["SOLVER"]["MAX_ITER"]) == (4, 5)
+    assert config["MODEL"]["WEIGHTS"] == str(tmp_path / "out/moco_seed=4/backbone.pth")
     assert yaml.safe_load(long.config)["SOLVER"]["MAX_ITER"] == 9
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
     assert nodes["2020_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
@@ -72,7 +72,7 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
         is_converted = "convert" in {node.spec.stage for node in graph.nodes}
-        assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which starts from random values alone
+        assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which is only initialized at random
         assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
 
 

@@ -1,4 +1,4 @@
-"""The job class: what it does with signals, also where SLURM is silent or the disk is full."""
+"""The job class handles signals, even if SLURM does not answer or the disk is full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.launcher.records import read_outcome
 
 
 class Environment:
-    """What submitit tells the first rank of a SLURM job."""
+    """The environment that submitit reports to the first rank of a SLURM job."""
 
     cluster, job_id, global_rank, local_rank, num_tasks, num_nodes, hostnames = "slurm", "7", 0, 0, 1, 1, ("node1",)
 

@@ -1,4 +1,4 @@
-"""The records of jobs and their ranks: whose they are, and what happens where they cannot be written."""
+"""The records of jobs and their ranks belong to one job, and may be impossible to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.launcher.records import read_outcome
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
-    """An earlier job's state and failures do not count, nor do damaged files; a rank may fail before rank 0 starts."""
+    """State and failures of an earlier job and damaged files do not count; a rank may fail before rank 0 starts."""
     end(tmp_path, "stopped", reason="SIGUSR2")
     write_failure(tmp_path, 0, RuntimeError("earlier"), "s")
     assert read_outcome(tmp_path, "/logs/t") == {"state": "", "reason": "", "failure": {}}
@@ -34,7 +34,7 @@ def test_an_outcome_is_that_of_one_job(tmp_path: Path):
 
 
 def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
-    """The rank that lost the other one may be faster than the parent that sees how the other one ended."""
+    """A rank that lost its peer may report that before the parent sees how the peer ended."""
     write_failure(tmp_path, 1, ProcessLost("another process has ended"))
     assert read_outcome(tmp_path)["failure"]["error"] == "another process has ended"
     write_failure(tmp_path, 0, "rank 0: it was killed by SIGKILL")

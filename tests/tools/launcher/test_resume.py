@@ -1,4 +1,4 @@
-"""`launch.py resume`: as it was started, and never anything that is no stage; and engines."""
+"""`launch.py resume` runs a stage as it was started, and nothing that is not a stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_record(folder: str, record: dict[str, Any], name: str = "launch.json")
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What the commands start, without starting it; graphs are remembered."""
+    """Record what the commands would start, without starting it; graphs are written to their folders."""
     calls: Started = []
 
     def run(graph: Graph, options: Options, _check_data: bool) -> int:
@@ -49,7 +49,7 @@ def test_a_resumed_graph_keeps_its_resources(started: Started):
     config.mkdir(parents=True)
     (config / "cluster.yaml").write_text("setup: module load x\n")
     assert launch.main(["pipeline", "s.yaml", "--output", "out", *words]) == 0
-    Path("s.yaml").unlink()  # it resumes what was begun, not the edited file
+    Path("s.yaml").unlink()  # it resumes what was started, not the edited file
     assert launch.main(["resume", "out"]) == 0
     (first, options), (second, same) = started
     assert options == same and (options.partition, options.minutes, options.setup) == ("long", 300, ("module load x",))
@@ -98,7 +98,7 @@ def test_a_record_of_another_version_is_one_line(record: dict[str, Any]):
 
 @pytest.fixture
 def pipeline_file() -> str:
-    """A pipeline with a detector, by the torchvision engine."""
+    """Write a pipeline with a detector of the torchvision engine."""
     Path("mask.yaml").write_text(f"_BASE_: {ROOT}/configs/coco_mask_R50_FPN_1x.yaml\n")
     Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: mask.yaml}\nENGINE: torchvision\n")
     return "p.yaml"

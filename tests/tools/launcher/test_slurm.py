@@ -70,7 +70,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
     all_jobs.cancel(tmp_path)
 
 
-def test_no_probe_of_a_point_that_was_cancelled_while_it_waited(
+def test_a_pretraining_that_was_cancelled_while_pending_is_not_probed(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
     """SLURM drops a pending task out of an array without a record, and then counts afterok as satisfied."""
@@ -103,7 +103,7 @@ def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_
 def test_jobs_that_end_before_their_stage_say_why(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
-    """A set-up line fails, a node does not see the run folder, and a parent fails."""
+    """A setup line fails, a node does not see the run folder, or a parent fails."""
     options = replace(slurm_options, setup=("export A=b", "module load cuda/12.4", "export C=d"))
     nodes = (Node("a", fake(tmp_path / "p/a")), Node("b", fake(tmp_path / "p/b"), ("a",)))
     assert start_graph(build_graph(str(tmp_path / "p"), nodes, fake(tmp_path / "p/report")), options) == 0
@@ -141,4 +141,4 @@ def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCl
     all_jobs.cancel(tmp_path / "cancelled")
     slurm_cluster.wait_state(cancelled, "CANCELLED")
     slurm_cluster.wait_state(other, "COMPLETED")
-    assert outcome(tmp_path / "cancelled")["state"] == "stopped"  # it had the time to write its checkpoint
+    assert outcome(tmp_path / "cancelled")["state"] == "stopped"  # it had time to write its checkpoint

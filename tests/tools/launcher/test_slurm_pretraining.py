@@ -1,4 +1,4 @@
-"""Real stages on a real SLURM cluster: interrupted in several ways, and on two nodes, with one process's results."""
+"""Real stages on a real SLURM cluster, interrupted in several ways or on two nodes, equal those of one process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TrainingMonitor.step = step
 
 
 def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
-    """Jobs import a module with this ``text``, as --import does."""
+    """Let jobs import a module with this ``text``, as --import does."""
     (folder / "extension.py").write_text(text)
     monkeypatch.setenv("P2T_IMPORT", str(folder / "extension.py"))
 
@@ -47,7 +47,7 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """An epoch of 6 steps takes 30 s beside the start; each attempt may use 60 s less 40 s."""
+    """An epoch of 6 steps takes 30 s after start-up; each attempt has 60 s, minus 40 s for the signal."""
     run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     extend(monkeypatch, tmp_path, _SLOW_STEPS)
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")

@@ -1,4 +1,4 @@
-"""Preemption, time limits, requeues and deaths of jobs on a real two-node SLURM cluster."""
+"""Jobs are preempted, time out, are requeued and killed on a real two-node SLURM cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_clu
 
 
 @pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2: counted"), (True, "not stopped in time")])
-def test_a_run_longer_than_its_time_limit_comes_back(
+def test_a_run_beyond_its_time_limit_is_requeued(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):
     spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
@@ -56,7 +56,7 @@ def test_a_run_longer_than_its_time_limit_comes_back(
     assert is_complete(tmp_path) and attempts(tmp_path) > 1
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_deaf else counted) == list(range(240))
-    assert len(counted) - 240 < attempts(tmp_path)  # each start goes on: it repeats at most the step that was cut off
+    assert len(counted) - 240 < attempts(tmp_path)  # each attempt resumes: it repeats at most the interrupted step
 
 
 def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
@@ -93,5 +93,5 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
             slurm_cluster.start_node(node)
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_lost else counted) == list(range(60))
-    assert len(counted) <= 61  # the second attempt went on: it repeats at most the step that was cut off
+    assert len(counted) <= 61  # the second attempt resumed: it repeats at most the interrupted step
     assert attempts(tmp_path) == 2

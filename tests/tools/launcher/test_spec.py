@@ -1,4 +1,4 @@
-"""What a stage's identity is made of: every key, weights by content, no place, and a word for each change."""
+"""A stage's identity consists of its keys and the content of its weights, not of paths; changes are described."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def knn(*more: str) -> StageSpec:
     return stages.probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
 
 
-def test_other_work_is_refused_and_each_change_named():
+def test_a_different_run_is_refused_and_each_change_is_named():
     complete(knn())
     changed = knn("PROBE.KNN_K", "5", "SEED", "7")
     with pytest.raises(UserError, match=r"knn contains a different run \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
@@ -50,10 +50,11 @@ def test_keys_that_a_stage_does_not_read_leave_it_complete():
     assert knn("LINEAR.EPOCHS", "7", "DATALOADER.NUM_WORKERS", "1").is_complete()
 
 
-def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
+def test_a_changed_base_config_makes_a_different_run():
     complete(detector())
     assert detector().is_complete()
-    longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
+    longer = detector("SOLVER: {MAX_ITER: 5}\n")
+    other = detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
     assert not longer.is_complete()
     check_may_continue(longer)
     with pytest.raises(UserError, match=r"mask contains a different run \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
@@ -66,10 +67,10 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     from transfer import train_net
     from transfer.config import load_config
 
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def main(words: list[str]) -> None:
-        found["cfg"], found["words"] = load_config(words[1], words[-2:]), words
+        received["cfg"], received["words"] = load_config(words[1], words[-2:]), words
 
     monkeypatch.setattr(train_net, "main", main)
     spec = detector("SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}\n", "DATASETS.TEST", "('coco:a.json:images',)")
@@ -78,8 +79,8 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
     queued.run()
-    assert found["cfg"] == expected
-    assert found["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+    assert received["cfg"] == expected
+    assert received["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
 def test_weights_count_by_content_and_not_by_path():
@@ -112,7 +113,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     assert content_of("run") == final != early
 
     final = save("detector/model_final.pth", 899)
-    save("detector/evaluating.pth", 1200)  # an evaluation is not finished: no conversion reads this file
+    save("detector/evaluating.pth", 1200)  # the evaluation is not complete, so no conversion reads this file
     assert content_of("detector") == final
     longer = save("detector/model_0001000.pth", 1000)  # MAX_ITER was raised
     assert content_of("detector") == longer != final
@@ -132,7 +133,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
         (("FLOAT32_PRECISION", "high"), True),
     ],
 )
-def test_only_what_changes_a_detectors_result_makes_it_other_work(words: tuple[str, str], is_other: bool):
+def test_only_keys_that_change_a_detectors_result_make_a_different_run(words: tuple[str, str], is_other: bool):
     complete(detector())
     assert detector("SOLVER: {MAX_ITER: 3}\n", *words).is_complete() != is_other
 

@@ -1,4 +1,4 @@
-"""How a command line's or a pipeline file's words become the spec of a stage."""
+"""The words of a command line or a pipeline file become the spec of a stage."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", "a\udcffb"])
-def test_a_folder_that_no_script_can_hold(name: str):
+def test_a_folder_name_with_control_characters_is_refused(name: str):
     assert refused(lambda: stages.convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()

@@ -1,4 +1,4 @@
-"""The status of whole pipelines: what has not started, what it waits for, and a single question to SLURM."""
+"""The status of a pipeline says what has not started and what it waits for, and asks SLURM once."""
 
 from __future__ import annotations
 

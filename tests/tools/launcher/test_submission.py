@@ -1,4 +1,4 @@
-"""A submission that cannot half-happen: signals, a busy controller, limits on jobs, and the copy of the code."""
+"""A submission happens completely or not at all: signals, a busy controller, job limits, and the copy of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed to sbatch: the script, the environment, and what is refused before."""
+"""The script and the environment that sbatch receives, and what is refused before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.launcher.start import start_graph
 OPTIONS = Options(cluster="slurm", gpus=0)
 
 
-def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
+def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
     program = tmp_path / "bin/sbatch"
@@ -40,15 +40,15 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
     assert list(tmp_path.glob("runs/run/launch/code-*"))  # a job may be queued
 
 
-def test_sbatch_hears_the_users_shell_and_no_outer_job(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
+def test_sbatch_gets_the_users_environment_only(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    passed_on = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
     hidden = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_EXECUTOR": "local", "RANK": "1"}
     hidden |= {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1", "SBATCH_QOS": "low"}  # sbatch prefers them
-    for name, value in {**kept, **hidden}.items():
+    for name, value in {**passed_on, **hidden}.items():
         monkeypatch.setenv(name, value)
     submit_jobs([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))
     received = dict(line.split("=", 1) for line in (cluster / "env").read_text().splitlines() if "=" in line)
-    assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
+    assert passed_on.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (cluster / "100.script").read_text()
     assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "100"
 
@@ -87,7 +87,8 @@ def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
 def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    real, copied = shutil.copy2, []
+    real = shutil.copy2
+    copied = []
 
     def copy(source: str, target: str, **more: Any) -> Any:
         copied.append(source)
@@ -137,7 +138,7 @@ def test_a_job_that_cannot_be_recorded_is_a_warning(
 
 
 def test_jobs_are_told_apart_by_name(tmp_path: Path):
-    """In squeue, and by the guard against a foreign job of the same id."""
+    """Names serve in squeue, and to recognize another user's job with the same id."""
     root = str(tmp_path / "demo")
     stages = [replace(fake(tmp_path / "demo" / name / "pretrain"), root=root) for name in ("jcl", "sce")]
     assert [submit.name_job([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]

@@ -1,4 +1,4 @@
-"""Several machines without SLURM: two agents of torchrun, each of which stands for a machine."""
+"""Several machines without SLURM; here, each of two torchrun agents represents a machine."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def test_two_machines_that_torchrun_joins_train_as_one_process(images: Path, tmp
     errors = [machine.communicate(timeout=180)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], errors
     assert run_alone(stages.pretrain("", overrides(images, tmp_path / "one", *more))) == 0
-    two, one = ([line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("two", "one"))
-    assert two == pytest.approx(one, rel=1e-4) and len(two) == 3
+    losses = [line["loss"] for line in lines(tmp_path / "two", "loss")]
+    expected = [line["loss"] for line in lines(tmp_path / "one", "loss")]
+    assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == 3

@@ -31,7 +31,7 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
 
 
 def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
-    """Write a finished pretraining to ``folder`` and return its config."""
+    """Write a complete pretraining to ``folder``; return its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
     content = {
         "stage": "pretrain",
@@ -48,7 +48,7 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
 
 
 def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
-    """What a probe under ``cfg`` records of how it scores."""
+    """Return the evaluation settings that a probe with ``cfg`` records."""
     return {**build_protocol(cfg, stage), "train_images": 300, "val_images": 100}
 
 
@@ -153,7 +153,7 @@ def cells(text: str, first: str) -> list[str]:
 
 
 def column(text: str, first: str, heading: str) -> str:
-    """Return the cell of a row under ``heading``; the report may contain several tables."""
+    """Return a row's cell under ``heading``; the report may contain several tables."""
     lines = text.splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.startswith(f"| {first} ")]
     head = next(line for line in reversed(lines[:place]) if line.startswith("| run "))

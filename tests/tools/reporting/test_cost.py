@@ -1,4 +1,4 @@
-"""What a report says of the cost of training."""
+"""A report lists the cost of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs share a figure."""
+"""Curves: only comparable runs share a figure."""
 
 from __future__ import annotations
 

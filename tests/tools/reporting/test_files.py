@@ -1,4 +1,4 @@
-"""What a report says of stages that are not done and of files that cannot be read."""
+"""A report lists stages that are not complete, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tools.reporting.runs import DIGITS, cells, column, detector, pipeline
 from tools import report
 
 
-def test_a_pipelines_branches_are_rows_and_what_is_not_done_is_named(tmp_path: Path):
+def test_a_pipelines_branches_are_rows_and_incomplete_stages_are_named(tmp_path: Path):
     pipeline(tmp_path / "p", "jcl/pretrain", "jcl/linear", "moco/pretrain", "moco/linear")
     config = pretrain(tmp_path / "p/jcl/pretrain", *DIGITS)
     probe(tmp_path / "p/jcl/linear", config, 60.0, recipe="own")
@@ -31,7 +31,7 @@ def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pyte
     assert report.main([str(tmp_path)]) == 0
 
 
-def test_nothing_to_report_is_said(tmp_path: Path):
+def test_a_report_without_results_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
         render([tmp_path])
     with pytest.raises(UserError, match="is not a folder"):

@@ -1,4 +1,4 @@
-"""The report as a page: what it shows of runs, that their text is inert, and how it behaves in a real browser."""
+"""The report as a page shows all runs, escapes their text, and works in a real browser."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_page_and_markdown_show_the_same_tables(written: tuple[Path, Path], sour
         assert title in texts(source, "h2")
 
 
-def test_it_is_one_file(source: str, written: tuple[Path, Path]):
+def test_the_page_is_one_file_without_external_links(source: str, written: tuple[Path, Path]):
     assert len(written[0].read_bytes()) < 3e6
     places = re.findall(r'\b(?:src|href|srcset|action)="([^"]*)"', source.partition("<body>")[2])
     assert places and all(place.startswith(("data:image/", "#")) for place in places)

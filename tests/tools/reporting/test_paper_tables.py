@@ -1,4 +1,4 @@
-"""Which runs stand next to a paper's numbers, and which are told why they do not."""
+"""Runs that match a row of a paper are compared with it; for others, the report says why not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 
 def published(folder: Path, table: str) -> dict[str, list[str]]:
-    """Return the rows of a published table that have a number of ours: paper's, ours and difference of each metric."""
+    """Return the rows of a published table with our numbers: for each metric the paper's, ours and the difference."""
     tables = {shown.title: shown for shown in report.gather([folder]).tables}
     rows = tables[f"Published: {table}"].rows if f"Published: {table}" in tables else []
     return {row[0]: list(row[1:]) for row in rows if row[2] != "-"}
 
 
 def test_a_probe_stands_next_to_table_1(tmp_path: Path):
-    """What does not change the result may differ from the recipe."""
+    """Keys that do not change the result may differ from the recipe."""
     changes = "SEED 7 DATA.ROOT /scratch DATALOADER.NUM_WORKERS 2 PROBE.KNN_K 20 DEVICE cpu SOLVER.CHECKPOINT_PERIOD 50"
     config = pretrain(tmp_path / "jcl", *changes.split())
     probe(tmp_path / "jcl/linear", config, 68.0, "SEED", 9, recipe="R50_IN1k_100ep")
@@ -74,7 +74,7 @@ def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
     assert cells(text, "tuned")[1] == "jcl, then coco_2017_train"
 
 
-def test_small_runs_are_not_measured_by_the_paper_at_all(tmp_path: Path):
+def test_small_runs_are_not_compared_with_papers(tmp_path: Path):
     config = pretrain(tmp_path / "jcl", *DIGITS)
     probe(tmp_path / "jcl/linear", config, 79.0, recipe="own")
     write(tmp_path / "d", detector("SOLVER.MAX_ITER", "100"))
@@ -110,8 +110,8 @@ def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
     for name, method in (("msra", {"method": "supervised_msra"}), ("torchvisions", {})):
         source = {"source": "r50.pkl", "source_sha256": "1676ba61" * 8, "arch": "resnet50", **method}
         write(tmp_path / name, detector(*overrides, weights=source))
-    found = published(tmp_path, f"{TABLE}2, engine detectron2")
-    assert {name: row[:3] for name, row in found.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
+    rows = published(tmp_path, f"{TABLE}2, engine detectron2")
+    assert {name: row[:3] for name, row in rows.items()} == {"mask: supervised": ["35.4", "36.0", "+0.6"]}
     assert "; torchvisions: r50.pkl (1676ba61)." in render([tmp_path])
 
 

@@ -1,4 +1,4 @@
-"""Tables over seeds: means, intervals and paired differences, against scipy's own intervals."""
+"""Means, intervals and paired differences over seeds are compared with scipy's intervals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_means_and_welchs_difference(tmp_path: Path):
 
 
 @pytest.mark.parametrize("results", [None, {"checkpoint_sha256": "5678"}], ids=["not finished", "done again"])
-def test_scores_of_a_checkpoint_on_the_way_are_left_out(tmp_path: Path, results: dict[str, Any] | None):
+def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path, results: dict[str, Any] | None):
     run = study_in(tmp_path) / "jcl_seed=2"
     write(run / "knn", {"stage": "knn", "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
     write(run / "pretrain", {"checkpoint_sha256": "1234"})
@@ -92,7 +92,7 @@ def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Pa
     assert "(n)" not in shown.notes[0]
 
 
-def test_the_report_shows_it_without_a_damaged_score(tmp_path: Path):
+def test_a_report_over_seeds_omits_a_damaged_score(tmp_path: Path):
     study_in(tmp_path / "study")
     (tmp_path / "study/jcl_seed=1/knn/results.json").write_text("{")
     text = render([tmp_path])

@@ -1,4 +1,4 @@
-"""A bad record of an annotation file is named once, whatever JSON it holds, and can be dropped."""
+"""A bad record of an annotation file is named once, whatever JSON it contains, and can be skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a good data set of people, its annotations beside the images."""
+    """Write a valid data set of people, with the annotations next to the images."""
     folder = tmp_path_factory.mktemp("data")
     tiny_coco.write(folder, keypoints=True)
     return folder
@@ -83,21 +83,21 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(
 def test_all_records_of_an_ambiguous_id_are_bad_and_all_their_objects(people: dict[str, Any], section: str) -> None:
     people["categories"].append({"id": 8, "name": "b"})
     people["annotations"][0]["category_id"] = 8
-    first, second, *others = people[section]
+    first, second, *good_records = people[section]
     second["id"] = first["id"]
     problems = find_problems(people, None, Rules())
     assert [p.text.partition(": ")[2] for p in problems if p.section == section] == ["duplicate id"] * 2
     remaining = drop_bad(people, problems)
-    assert remaining[section] == others
+    assert remaining[section] == good_records
     named = {"images": "image_id", "categories": "category_id"}[section]
     assert not any(record[named] == first["id"] for record in remaining["annotations"])
 
 
-def test_good_records_are_good(people: dict[str, Any], images: Path) -> None:
+def test_valid_records_have_no_problems(people: dict[str, Any], images: Path) -> None:
     x, y, w, _ = people["annotations"][0]["bbox"]
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
     people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
-    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that begin anew in each image
+    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that start again in each image
     people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not find_problems(people, images, STRICTEST)
     people["annotations"][0] |= {"bbox": [x, y, w, 0], "keypoints": "not read", "segmentation": [[]]}
@@ -141,7 +141,8 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     pixels = rng.random((height, width)) < (0.5 if seed % 2 else 0.001)
     pixels[: height // 2, width // 3 :] = True
     code: Any = coco_mask.encode(np.asfortranarray(pixels, np.uint8))
-    size, counts = [height, width], code["counts"].decode()
+    size = [height, width]
+    counts = code["counts"].decode()
     runs = np.diff(np.flatnonzero(np.diff(pixels.ravel("F"), prepend=False, append=not pixels[-1, -1])), prepend=0)
     for good in (counts, runs.tolist()):
         assert find_mask_problem({"size": size, "counts": good}, width, height) == ""
@@ -190,7 +191,7 @@ def test_sizes_are_the_decoded_images(tmp_path: Path, kind: str, decode: bool) -
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "bmp"])
-def test_damage_is_seen(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_image_has_no_size(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{kind}"
     Image.fromarray(PIXELS).save(path)
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Data sets by name or two paths; bad records end the run, or are skipped."""
+"""Data sets are given by name or by two paths; bad records end the run, or are skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
-def test_prepare_fails_or_skips(
+def test_bad_records_end_the_run_or_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -34,7 +34,8 @@ def test_prepare_fails_or_skips(
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
         data.check_early(cfg, [name])  # too slow to read here
-    skipping, out = f"{name}:skip_bad", tmp_path / "with:colon"
+    skipping = f"{name}:skip_bad"
+    out = tmp_path / "with:colon"
     data.prepare(tiny_coco.config(out, skipping, **keys), [skipping])
     logged = caplog.messages
     assert "skipped 1 bad records" in logged[0] and "annotation 1 of image 1" in logged[0]
@@ -51,8 +52,10 @@ def test_prepare_fails_or_skips(
 @pytest.mark.parametrize("damage", ["truncated", "turned"])
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, split: str) -> None:
-    good, bad = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "bad")
-    path, exif = tmp_path / "bad" / "1.png", Image.Exif()
+    good = tiny_coco.write(tmp_path / "good")
+    bad = tiny_coco.write(tmp_path / "bad")
+    path = tmp_path / "bad" / "1.png"
+    exif = Image.Exif()
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:300])
     else:
@@ -72,7 +75,8 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
 
 
 def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
-    name, path = tiny_coco.write(tmp_path / "data"), tmp_path / "data" / "3.png"
+    name = tiny_coco.write(tmp_path / "data")
+    path = tmp_path / "data" / "3.png"
     whole = path.read_bytes()
     path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
     cfg = tiny_coco.config(tmp_path / "out", name)
@@ -81,8 +85,9 @@ def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
-def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -> None:
-    good, lost = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "lost")
+def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str) -> None:
+    good = tiny_coco.write(tmp_path / "good")
+    lost = tiny_coco.write(tmp_path / "lost")
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
     for name in tmp_path.glob("lost/*.png"):
         name.unlink()
@@ -94,7 +99,7 @@ def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -
 
 
 def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
-    """Not the file, of which Detectron2 refuses ids that begin anew, `ignore`, and a byte-order mark."""
+    """Detectron2 refuses repeated ids, `ignore` and a byte-order mark, so it must not read the file itself."""
     name = tiny_coco.write(tmp_path / "data")
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(id=2, ignore=1, segmentation=[[]]))
     path = Path(name.split(":")[1])
@@ -146,7 +151,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
-def test_images_that_train_and_test_share_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_in_both_train_and_test_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     train = tiny_coco.write(tmp_path / "data")
     test = train.replace(".json", "_test.json")
@@ -161,7 +166,7 @@ def test_images_that_train_and_test_share_are_told(tmp_path: Path, caplog: pytes
 
 
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
-    """Although the annotation files of two have the same base name."""
+    """This holds even if two annotation files have the same base name."""
     twins = [f"{tiny_coco.write(tmp_path / split)}:skip_bad" for split in ("train", "valid")]
     for name in twins:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
@@ -218,7 +223,7 @@ def test_cocos_names_are_those_of_detectron2() -> None:
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not any file of its name; its categories are compared with those of other data sets."""
+    """Other files with that name are checked; COCO's categories are compared with those of other data sets."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     name = tiny_coco.write(tmp_path / "coco" / "val2017")
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))

@@ -1,4 +1,4 @@
-"""Which keypoints change places in a flipped image."""
+"""Left and right keypoints are exchanged in a flipped image."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_pairs_of_the_file_come_first():
     assert flip_pairs(content([1, 2, 3], flip=[[1, 3]])) == [("1", "3")]
 
 
-def test_no_side_or_half_a_pair_is_unknown():
+def test_keypoints_without_left_and_right_have_no_flip_pairs():
     assert flip_pairs(content(["a", "b"])) is None
     assert flip_pairs(content(["nose", "left_eye"])) is None
     unnamed = {"categories": [{"id": 1, "name": "a"}], "annotations": [{"keypoints": [0] * 6}]}

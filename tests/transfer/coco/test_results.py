@@ -1,4 +1,4 @@
-"""COCO metrics: known values, no predictions, Detectron2's own numbers."""
+"""COCO metrics have known values, work without predictions, and equal Detectron2's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def perfect(content: dict[str, Any]) -> list[Any]:
         if isinstance(code, list):
             rle: Any = mask.merge(mask.frPyObjects(code, *sizes[record["image_id"]]))
             code = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
-        kept = {k: record[k] for k in ("image_id", "category_id", "bbox", "keypoints") if k in record}
-        detections.append({**kept, "segmentation": code, "score": 0.9})
+        fields = {k: record[k] for k in ("image_id", "category_id", "bbox", "keypoints") if k in record}
+        detections.append({**fields, "segmentation": code, "score": 0.9})
     return detections
 
 
@@ -82,7 +82,7 @@ def test_other_keypoints_have_their_own_sigmas(people: dict[str, Any]) -> None:
     assert metrics["keypoints"]["AP"] == pytest.approx(100)
 
 
-def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxs(people: dict[str, Any]) -> None:
+def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxes(people: dict[str, Any]) -> None:
     detections = perfect(people)
     for record in detections:
         record["keypoints"] = [value + 0.1 * (index % 3 == 0) for index, value in enumerate(record["keypoints"])]
@@ -138,7 +138,7 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"
     assert content["predictions"] == {"coco:a.json:b": predictions}
     assert content["weights"] == weights and content["engine"]["name"] == "torchvision"
-    one: dict[str, results.Metrics] = {"a": {"bbox": {"AP": 1.0}}}
-    two = one | {"b": {"bbox": {"AP": 2.0, "APl": None}}}
-    assert results.flatten_metrics(one) == {"bbox/AP": 1.0} and results.flatten_metrics({}) == {}
-    assert results.flatten_metrics(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}
+    one_data_set: dict[str, results.Metrics] = {"a": {"bbox": {"AP": 1.0}}}
+    two_data_sets = one_data_set | {"b": {"bbox": {"AP": 2.0, "APl": None}}}
+    assert results.flatten_metrics(one_data_set) == {"bbox/AP": 1.0} and results.flatten_metrics({}) == {}
+    assert results.flatten_metrics(two_data_sets) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}

@@ -64,7 +64,8 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     assert canvas.shape == (2 * (side + title), 4 * (side + gap), 3)
 
     def panel(row, column):
-        top, left = row * (side + title) + title, column * (side + gap)
+        top = row * (side + title) + title
+        left = column * (side + gap)
         return canvas[top : top + round(side * first["height"] / first["width"]), left : left + side]
 
     plain = panel(1, 0)
@@ -73,7 +74,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     assert not drawn[2].any(), "no prediction, nothing drawn"
     scale = side / first["width"]
     boxes = [record["bbox"] for record in truth if record["image_id"] == 1]
-    for column, shown in ((0, boxes), (1, boxes), (3, boxes[:1])):  # of weak predictions only the best is shown
+    for column, shown in ((0, boxes), (1, boxes), (3, boxes[:1])):  # of weak predictions, only the best is shown
         for box in boxes:
             x, y, w, h = (round(value * scale) for value in box)
             edge = drawn[column][y + h - 4 : y + h + 4, x + 4 : x + w - 4].any(axis=0).mean()
@@ -91,7 +92,7 @@ def test_the_compared_images_are_the_first_with_an_object(tmp_path):
 def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
     assert {name: str(visualize.picture_file("out", name)) for name in names} == {
-        name: f"out/{kept}" for name, kept in names.items()
+        name: f"out/{path}" for name, path in names.items()
     }
 
 

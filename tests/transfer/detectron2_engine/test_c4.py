@@ -1,4 +1,4 @@
-"""C4 detectors and VOC: MoCo's recipes, their weights, and VOC's metrics on data in VOC's own format."""
+"""C4 detectors and VOC: MoCo's recipes, their weights, and VOC's metrics on data in VOC's format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transfer.coco import catalog
 from transfer.config import load_config
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes
-SMALL = {key: value for key, value in SMOKE.items() if "NUM_CLASSES" not in key}  # of a recipe, its own
+SMALL = {key: value for key, value in SMOKE.items() if "NUM_CLASSES" not in key}  # a recipe's weights
 
 
 def write_voc(root: Path) -> None:
-    """VOC2007 (trainval and test) and VOC2012 (trainval) with five images per list, as the archives have them."""
+    """Write VOC2007 (trainval, test) and VOC2012 (trainval) with five images per list, in the archives' layout."""
     content = tiny_coco.edit(tiny_coco.write(root), lambda _: None)
     for year, split in (("2007", "trainval"), ("2007", "test"), ("2012", "trainval")):
         folder = root / f"VOC{year}"
@@ -52,7 +52,7 @@ def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.detectron2
-@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")  # of classes without boxes
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")  # AP of classes without boxes
 def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_voc(tmp_path / "datasets")
@@ -94,13 +94,14 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.detectron2
 def test_rois_keep_their_corners_under_bfloat16() -> None:
-    """Beyond 512 pixels, bfloat16 has multiples of 4: a small box would be pooled somewhere else."""
+    """Above 512 pixels, bfloat16 represents only multiples of 4, so a small box would be pooled somewhere else."""
     from detectron2.layers import ROIAlign
 
     from transfer.detectron2_engine.heads import keep_rois_in_float32
 
     x = torch.rand(1, 1, 200, 334, generator=torch.Generator().manual_seed(0))
-    features, rois = x.bfloat16(), torch.tensor([[0, 1001.3, 601.7, 1033.9, 640.2]])
+    features = x.bfloat16()
+    rois = torch.tensor([[0, 1001.3, 601.7, 1033.9, 640.2]])
     pool = ROIAlign((7, 7), 0.25, 0)
     expected = pool(features.float(), rois)
     with torch.autocast("cpu", torch.bfloat16):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.detectron2
 
 
 def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
-    """Detectron2's config of a tiny detector, and the name of its data set, which is registered."""
+    """Register a data set; return Detectron2's config of a tiny detector, and the data set's name."""
     name = tiny_coco.write(folder / "data")
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(folder / "out", name, **keys)))
@@ -35,7 +35,7 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
 
 
 def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
-    """Detectron2 itself refuses `ignore` and ids that begin anew, and drops a box whose mask has two points."""
+    """Detectron2 itself refuses `ignore` and repeated ids, and drops a box whose mask has two points."""
     name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))

@@ -1,4 +1,4 @@
-"""LVIS: the recipe trains and is scored by its own metrics."""
+"""LVIS: the recipe trains, and is scored by LVIS's metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECIPE = "lvis_v1_mask_R50_FPN_2x.yaml"
 
 
 def write_lvis(root: Path, name: str) -> None:
-    """Train and val in COCO's folders; three categories, of which none is rare."""
+    """Write train and val in COCO's folders, with three categories, none of which is rare."""
     (root / "lvis").mkdir(parents=True)
     for split in ("train", "val"):
         content = tiny_coco.edit(tiny_coco.write(root / f"coco/{split}2017"), lambda _: None)
@@ -43,7 +43,7 @@ def write_lvis(root: Path, name: str) -> None:
 
 @NEEDS_LVIS
 @pytest.mark.detectron2
-@pytest.mark.filterwarnings("ignore:The 'warn' method:DeprecationWarning")  # of LVIS's package
+@pytest.mark.filterwarnings("ignore:The 'warn' method:DeprecationWarning")  # the logger of LVIS's package
 def test_the_recipe_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_lvis(tmp_path / "datasets", "lvis_v1")

@@ -1,4 +1,4 @@
-"""The Detectron2 engine on six drawn images: keypoints, figures, two processes, augmentation; test_stops resumes it."""
+"""The Detectron2 engine on six drawn images: keypoints, figures, two processes and augmentation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 
 def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
-    """From the weights, which a rate of 0 leaves alone; the recipes' smoke forms train the other detectors."""
+    """A learning rate of 0 leaves the initial weights unchanged; the recipes' smoke forms train other detectors."""
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
     results = go(tmp_path, name, "--visualize", "2", MODEL__WEIGHTS=str(weights), SOLVER__BASE_LR=0.0, **KEYPOINT)
     out = tmp_path / "out"
@@ -81,13 +81,14 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
 def test_augmentation_at_test_time_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None
 ) -> None:
-    """Two sizes and their flips: each of the six images goes through the network in four forms, and once more."""
+    """With two sizes and their flips, each of the six images passes the network four times, and once unchanged."""
     from detectron2.modeling import GeneralizedRCNN
 
     seen: list[int] = []
     inference = GeneralizedRCNN.inference
     monkeypatch.setattr(GeneralizedRCNN, "inference", lambda *args, **keys: seen.append(1) or inference(*args, **keys))
-    name, keys = tiny_coco.write(tmp_path / "data"), {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80]}
+    name = tiny_coco.write(tmp_path / "data")
+    keys = {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80]}
     metrics = go(tmp_path, name, SOLVER__MAX_ITER=1, **keys)["metrics"]
     assert metrics.keys() == {"bbox", "bbox_TTA"} and metrics["bbox"] != metrics["bbox_TTA"]
     assert len(seen) >= 6 + 6

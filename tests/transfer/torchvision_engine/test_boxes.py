@@ -1,4 +1,4 @@
-"""Coding and pooling of boxes, against values by hand; test_parity has matching and sampling."""
+"""Coding and pooling of boxes are compared with values computed by hand; test_parity covers matching and sampling."""
 
 from __future__ import annotations
 

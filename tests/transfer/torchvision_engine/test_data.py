@@ -1,4 +1,4 @@
-"""The reader of annotation files, without Detectron2."""
+"""The reader of annotation files, tested without Detectron2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detections in the original image, in COCO's format."""
+"""Detections are mapped to the original image and written in COCO's format."""
 
 from __future__ import annotations
 

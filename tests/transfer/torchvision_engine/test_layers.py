@@ -1,4 +1,4 @@
-"""The engine's own batch norms."""
+"""The batch norms of the torchvision engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading, resizing and flipping an image, without Detectron2."""
+"""Reading, resizing and flipping an image, tested without Detectron2."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
     picture = Image.new("RGB", (4, 2), (250, 0, 10))
     picture.putpixel((0, 0), (0, 200, 0))
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side: shown after a turn to the right
+    exif[0x0112] = 6  # stored on its side, and displayed after a rotation to the right
     turned = record(tmp_path, picture, exif=exif) | {"height": 4, "width": 2}
     assert mapper().read(turned)[0, 1].tolist() == [0, 200, 0]
     assert mapper(image_format="BGR").read(turned)[3, 0].tolist() == [10, 0, 250]

@@ -1,4 +1,4 @@
-"""SGD groups, the learning rate's course and clipping."""
+"""Parameter groups of SGD, learning rate schedules and gradient clipping."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def test_every_iterations_rate_is_detectron2s(keys):
     from detectron2.config import get_cfg
     from detectron2.solver import build_lr_scheduler
 
-    cfg, theirs = config(**keys), get_cfg()
+    cfg = config(**keys)
+    theirs = get_cfg()
     theirs.SOLVER.merge_from_other_cfg(tiny_coco.strip_own_keys(cfg).SOLVER)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
-    scheduler, rate = build_lr_scheduler(theirs, optimizer), build_schedule(cfg, build_optimizer(cfg, network()))
+    scheduler = build_lr_scheduler(theirs, optimizer)
+    rate = build_schedule(cfg, build_optimizer(cfg, network()))
     for iteration in range(cfg.SOLVER.MAX_ITER):
         assert rate(iteration) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), iteration
         optimizer.step()
@@ -54,11 +56,15 @@ def test_a_step_equals_detectron2s():
 
     keys = {"WEIGHT_DECAY": 0.1, "BASE_LR": 0.3, "NESTEROV": True}
     torch.manual_seed(0)  # the batch norm of some networks has hardly any variance to divide by
-    cfg, theirs, a, b = config(**keys), get_cfg(), network(), network()
+    cfg = config(**keys)
+    theirs = get_cfg()
+    a = network()
+    b = network()
     images = torch.randn(2, 3, 8, 8)
     theirs.SOLVER.merge_from_other_cfg(tiny_coco.strip_own_keys(cfg).SOLVER)
     b.load_state_dict(a.state_dict())
-    ours, their_optimizer = build_optimizer(cfg, a), build_theirs(theirs, b)
+    ours = build_optimizer(cfg, a)
+    their_optimizer = build_theirs(theirs, b)
     for _ in range(3):
         for net, optimizer in ((a, ours), (b, their_optimizer)):
             optimizer.zero_grad()
@@ -71,7 +77,8 @@ def test_a_step_equals_detectron2s():
 def test_clipping_by_value_and_by_each_parameters_norm():
     def gradients(**keys):
         parameters: list[Any] = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-        parameters[0].grad, parameters[1].grad = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.4])
+        parameters[0].grad = torch.tensor([3.0, -4.0])
+        parameters[1].grad = torch.tensor([0.3, 0.4])
         clip_gradients(config(**{f"CLIP_GRADIENTS.{k}": v for k, v in keys.items()}).SOLVER.CLIP_GRADIENTS, parameters)
         return [p.grad.tolist() for p in parameters]
 

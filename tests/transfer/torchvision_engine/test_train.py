@@ -1,4 +1,4 @@
-"""Runs of the torchvision engine: files, resume, refusals."""
+"""Runs of the torchvision engine: their files, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 
 
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
-    """The metrics of the one data set that ``cfg`` is tested on; {} on other ranks than the first."""
+    """Train; return the metrics of the only test data set, or {} on ranks other than the first."""
     weights = read_weights(cfg.MODEL.WEIGHTS)
     results = train.run(TorchvisionEngine, cfg, torch.device("cpu"), weights=weights, **options)
     return next(iter(results.values()), {})
@@ -41,14 +41,14 @@ def masks(out: Path, name: str) -> CfgNode:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The data set, the folder and the metrics of a run without interruption."""
+    """Train without interruption; return the data set, the folder and the metrics."""
     folder = tmp_path_factory.mktemp("finished")
     name = tiny_coco.write(folder / "data")
     return name, folder / "out", run(masks(folder / "out", name), visualize=2)
 
 
 def stop_after(monkeypatch, steps: int) -> None:
-    """A stop is requested while step ``steps`` (from 1) runs."""
+    """Request a stop while step ``steps`` (from 1) runs."""
     calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
     monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
 
@@ -100,7 +100,8 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
 
 
 def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
-    scaler, build_model = torch.amp.grad_scaler.GradScaler, TorchvisionEngine.build_model
+    scaler = torch.amp.grad_scaler.GradScaler
+    build_model = TorchvisionEngine.build_model
     iterations = itertools.count()  # the gradients of the first and the third overflow
 
     def build(*args):
@@ -112,7 +113,8 @@ def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchvisionEngine, "build_model", build)
     # The CPU has no fast fp16.
     monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
-    name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
+    name = tiny_coco.write(tmp_path / "data")
+    out = tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

@@ -1,4 +1,4 @@
-"""MSRA's files in Caffe2's names: what they become is what Detectron2 loads from them."""
+"""MSRA's files with Caffe2's names are converted to what Detectron2 loads from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Case:
     """One of the two kinds of files, and its conversion."""
 
     def __init__(self, folder: Path, folded: bool) -> None:
-        self.folded, self.source, arrays = folded, folder / "R-50.pkl", caffe2(folded)
+        self.folded = folded
+        self.source = folder / "R-50.pkl"
+        arrays = caffe2(folded)
         arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
         # As Python 2 wrote them: Detectron's wrapper, or none.
         self.source.write_bytes(pickle.dumps({"blobs": arrays} if folded else arrays, protocol=2))
@@ -50,7 +52,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def expected(folded: bool) -> dict[str, Tensor]:
-    """The state in torchvision's names: what the file lacks is what Detectron2 loads for it."""
+    """Return the state in torchvision's names; tensors that the file lacks have Detectron2's initial values."""
     state = resnet_state("resnet50", head=False)
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked") or (folded and name.endswith("running_mean")):
@@ -61,7 +63,7 @@ def expected(folded: bool) -> dict[str, Tensor]:
 
 
 def in_torchvision(weights: Weights) -> list[Tensor]:
-    """res2-res5 of the torchvision engine's backbone, in evaluation."""
+    """Compute res2-res5 of the torchvision engine's backbone in evaluation mode."""
     model = BottomUp("resnet50", nn.BatchNorm2d, stride_in_1x1=True, freeze_at=0)
     holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": model})})
     load_weights(holder.state_dict, weights)
@@ -102,7 +104,7 @@ def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
         refused(lambda: check_config(case.weights, good), "MODEL.RESNETS.NORM", "SyncBN", "w.pth")
 
 
-def test_it_does_not_become_torchvisions(case: Case, tmp_path: Path) -> None:
+def test_msras_weights_are_not_converted_to_torchvisions_names(case: Case, tmp_path: Path) -> None:
     refused(lambda: read_backbone(case.weights.path), case.weights.path)
     for source in (case.source, case.weights.path):
         refused(lambda source=source: convert(source, tmp_path / "plain.pth", to_torchvision=True), "STRIDE_IN_1X1")
@@ -114,7 +116,8 @@ def test_names_that_are_missing_or_unknown_are_refused() -> None:
         (lambda a: a.pop("res4_5_branch2b_bn_gamma"), "layer3.5.bn2.weight"),
         (lambda a: a.update(res6_0_branch2a_w=np.zeros(1)), "res6_0_branch2a_w"),
     ):
-        damage(arrays := caffe2())
+        arrays = caffe2()
+        damage(arrays)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         file, _ = from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))
         refused(lambda file=file: extract_backbone(file), name)

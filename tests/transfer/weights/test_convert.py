@@ -1,4 +1,4 @@
-"""Conversion both ways: every depth and format, what the output records, and what is never overwritten."""
+"""Conversion in both directions: every depth and format, what the output records, and what is never overwritten."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transfer.weights.load import check_config, read_weights
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of pretraining, without a key encoder."""
+    """Write a checkpoint of pretraining without a key encoder."""
     path = tmp_path_factory.mktemp("source") / "run.pth"
     torch.save({**moco(resnet_state(head=False), {}), "step": 1000, "config": "METHOD:\n  NAME: jcl\n"}, path)
     return path
@@ -33,13 +33,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(source: Path) -> Path:
-    """A folder with the conversion of ``source``, w.pth."""
+    """Convert ``source`` to w.pth; return its folder."""
     convert(source, source.parent / "converted" / "w.pth")
     return source.parent / "converted"
 
 
 def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path) -> None:
-    """A detector under other ones is refused: test_weights."""
+    """test_load.py covers detectors with other statistics, which are refused."""
     statistics = []
     for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
         torch.save({"state_dict": resnet_state(), "config": config}, tmp_path / "source.pth")
@@ -112,8 +112,8 @@ def test_provenance_is_in_the_file_and_next_to_it_and_handed_on(tmp_path: Path, 
     assert (inside["method"], inside["epoch"], inside["step"], inside["encoder"]) == ("jcl", 200, 1000, "query")
     assert inside["config"] == torch.load(source)["config"]
     assert inside["MODEL.RESNETS.STRIDE_IN_1X1"] is False and inside["MODEL.RESNETS.RES2_OUT_CHANNELS"] == 64
-    beside = json.loads((converted / "w.pth.json").read_text())
-    assert beside == {**inside, "file_sha256": sha256(converted / "w.pth")}
+    sidecar = json.loads((converted / "w.pth.json").read_text())
+    assert sidecar == {**inside, "file_sha256": sha256(converted / "w.pth")}
     for suffix in (".pkl", ".safetensors"):
         convert(source, tmp_path / f"w{suffix}")
         assert read_weights(tmp_path / f"w{suffix}").provenance == inside

@@ -1,4 +1,4 @@
-"""MODEL.WEIGHTS at an address."""
+"""MODEL.WEIGHTS may be an address."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ ROOT = "https://example.org/models"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
-    """The folder that stands for the server at ROOT, and the addresses that iopath downloads from it."""
+    """Replace the server at ROOT by a folder; return it, and the list of addresses that iopath downloads."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    folder, asked = tmp_path / "site", []
+    folder = tmp_path / "site"
+    asked = []
     folder.mkdir()
 
     def download(address: str, to: str, *, filename: str) -> str:

@@ -66,26 +66,26 @@ def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path: Path, r18: Weights) -> 
 @pytest.mark.core
 def test_load_names_what_does_not_fit(r50: Weights, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    own = {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
-    own["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)
+    state = {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
+    state["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)
     anchors = {f"proposal_generator.anchor_generator.cell_anchors.{i}": torch.ones(3, 4) for i in range(5)}
     zoo = dataclasses.replace(r50, state=r50.state | anchors)  # as the model zoo's files
     load_weights(lambda: {**r50.state}, zoo, require_heads=True)
     caplog.clear()
-    load_weights(lambda: own, r50)
-    assert torch.equal(own[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
+    load_weights(lambda: state, r50)
+    assert torch.equal(state[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
     assert caplog.messages == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
-    refused(lambda: load_weights(lambda: own, r50, require_heads=True), "w.pth", "no detector")
+    refused(lambda: load_weights(lambda: state, r50, require_heads=True), "w.pth", "not a detector")
     head = {"roi_heads.box_predictor.bbox_pred.weight": torch.ones(1)}
     other = dataclasses.replace(r50, state=r50.state | head)
-    refused(lambda: load_weights(lambda: own, other, require_heads=True), "box_predictor.cls_score.weight")
-    own[f"{PREFIX}res6.0.conv1.weight"] = torch.zeros(1)
-    refused(lambda: load_weights(lambda: own, r50), f"lacks {PREFIX}res6.0.conv1.weight")
-    del own[f"{PREFIX}res6.0.conv1.weight"], own[f"{PREFIX}stem.conv1.norm.running_mean"]  # GN has none
-    refused(lambda: load_weights(lambda: own, r50), f"contains {PREFIX}stem.conv1.norm.running_mean")
-    own[f"{PREFIX}stem.conv1.norm.running_mean"] = torch.zeros(64)
-    own[f"{PREFIX}res4.0.shortcut.weight"] = torch.zeros(512, 1024, 1, 1)
-    refused(lambda: load_weights(lambda: own, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), (512, 1024, 1, 1))
+    refused(lambda: load_weights(lambda: state, other, require_heads=True), "box_predictor.cls_score.weight")
+    state[f"{PREFIX}res6.0.conv1.weight"] = torch.zeros(1)
+    refused(lambda: load_weights(lambda: state, r50), f"lacks {PREFIX}res6.0.conv1.weight")
+    del state[f"{PREFIX}res6.0.conv1.weight"], state[f"{PREFIX}stem.conv1.norm.running_mean"]  # GN has none
+    refused(lambda: load_weights(lambda: state, r50), f"contains {PREFIX}stem.conv1.norm.running_mean")
+    state[f"{PREFIX}stem.conv1.norm.running_mean"] = torch.zeros(64)
+    state[f"{PREFIX}res4.0.shortcut.weight"] = torch.zeros(512, 1024, 1, 1)
+    refused(lambda: load_weights(lambda: state, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), (512, 1024, 1, 1))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "scratch.pkl").provenance == {}
 
 
-def test_detectors_that_lie_in_a_file_with_others(tmp_path: Path, r18: Weights) -> None:
+def test_a_detector_is_read_from_a_file_with_other_content(tmp_path: Path, r18: Weights) -> None:
     torch.save({"model": r18.state, "optimizer": {"state": {}}, "loss": torch.ones(1)}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").state.keys() == r18.state.keys()
     torch.save({"model": r18.state, "ema": r18.state}, tmp_path / "w.pth")
@@ -135,5 +135,5 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
     refused(lambda: check_config(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
-    (tmp_path / "config.yaml").write_text("METHOD: []")  # of another program
+    (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
     assert read_detector_provenance(tmp_path / "model_final.pth") == {}

@@ -1,4 +1,4 @@
-"""The verification of a conversion notices other features, and its network is Detectron2's."""
+"""The verification of a conversion notices different features, and uses Detectron2's network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from transfer.weights import verify
 
 
 def test_other_features_are_refused() -> None:
-    image, plain = verify.sample_image(), resnet_state(head=False)
+    image = verify.sample_image()
+    plain = resnet_state(head=False)
     source = verify.torchvision_stages(plain, "resnet18", image)
     square = "layer3.1.conv1.weight"  # keeps its shape when transposed
     damaged = to_detectron2({**plain, square: plain[square].transpose(0, 1)}, "resnet18")
@@ -22,8 +23,9 @@ def test_other_features_are_refused() -> None:
 
 
 def test_another_stride_is_refused() -> None:
-    """The weights are equal; a bottleneck that strides in its first convolution computes other features."""
-    image, plain = verify.sample_image()[..., :64, :64], resnet_state("resnet50", head=False)
+    """With equal weights, a bottleneck that strides in its first convolution computes other features."""
+    image = verify.sample_image()[..., :64, :64]
+    plain = resnet_state("resnet50", head=False)
     source = verify.torchvision_stages(plain, "resnet50", image, stride_in_1x1=True)
     names = to_detectron2(plain, "resnet50")
     assert verify.compare(source, verify.plain_stages(names, "resnet50", image, stride_in_1x1=True))
@@ -33,7 +35,8 @@ def test_another_stride_is_refused() -> None:
 @pytest.mark.detectron2
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
 def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
-    state, image = resnet_state(arch, head=False), verify.sample_image()
+    state = resnet_state(arch, head=False)
+    image = verify.sample_image()
     path = tiny_coco.write_backbone(tmp_path, arch, name=f"w{suffix}")
     keys = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
     target = detectron2_stages(path, int(arch[6:]), "BN", image, **keys)

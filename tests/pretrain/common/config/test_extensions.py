@@ -28,7 +28,7 @@ SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IM
 @pytest.mark.docs
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: Path):
-    """As it is written at its top, only shorter, and on other images where it brings none."""
+    """The command at the top of the template runs, for fewer steps, and on our images if the template has none."""
     command = re.search(r"launch\.py pretrain (.+)", path.read_text().split('"""')[1].replace("\\\n", " "))
     assert command
     data = [] if "DATA.TRAIN" in command[1] else ["DATA.TRAIN", f"folder:{images}"]
@@ -68,9 +68,9 @@ def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytes
 
     assert load_config(None, ["METHOD.NAME", "margin", "METHOD.MARGIN", "0.1"]).METHOD.MARGIN == 0.1
     q, k, queue = (torch.nn.functional.normalize(torch.randn(4, 8), dim=1) for _ in range(3))
-    found = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
+    loss = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
     logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2
-    assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
+    assert torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
 
 
 def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -80,18 +80,21 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     monkeypatch.setitem(METHODS, "mine", METHODS["mocov2"])
     monkeypatch.setattr(extensions, "load", lambda: None)
     words = ["METHOD.NAME", "mine", "OUTPUT_DIR", str(tmp_path / "run")]
-    begun, built_in = load_config(None, words), load_config(None, ["METHOD.NAME", "jcl"])
+    submitted = load_config(None, words)
+    built_in = load_config(None, ["METHOD.NAME", "jcl"])
     module.write_text("new = 2")
     assert load_config(None, ["METHOD.NAME", "jcl"]) == built_in
     edited = load_config(None, words)
-    refused(lambda: check_same_run(edited, begun.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe")
+    refused(
+        lambda: check_same_run(edited, submitted.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe"
+    )
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
-    assert check_same_run(changed, begun.dump(), "config.yaml", "run") == [
-        f"IMPORTED {begun.IMPORTED!r} -> {edited.IMPORTED!r}"
+    assert check_same_run(changed, submitted.dump(), "config.yaml", "run") == [
+        f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"
     ]
-    refused(lambda: train.main(begun), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
+    refused(lambda: train.main(submitted), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
     assert stages.pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
-    assert stages.probe("knn", "random", base=begun.dump(), overrides=words).config == begun.dump()
+    assert stages.probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,12 +14,12 @@ KEYS = [Key("SOLVER.BASE_LR", 0.03, "at least 0", "learning rate"), Key("DATA.TR
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="train")
-    made.add_argument("--config-file", required=True)
-    made.add_argument("--resume", action="store_true")
-    overrides.add_keys(made, lambda: KEYS)
-    overrides.add_usage(made)
-    return made
+    program = argparse.ArgumentParser(prog="train")
+    program.add_argument("--config-file", required=True)
+    program.add_argument("--resume", action="store_true")
+    overrides.add_keys(program, lambda: KEYS)
+    overrides.add_usage(program)
+    return program
 
 
 def test_options_may_follow_key_value() -> None:

@@ -1,4 +1,4 @@
-"""Whatever a config file or an override holds: it is merged, or it ends in one line."""
+"""A config file or an override is merged, or the command ends with one line, whatever it contains."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from pretrain.config import default_config, from_yaml_text
 from tests.errors import refused
 from transfer import config as fine_tuning
 
-FILES = {
-    "": "KEY: VALUE", "_BASE_: [1]\n": "_BASE_", "_BASE_: a.yaml\n": "_BASE_", "_BASE_: .\n": "Is a directory",
-    "_BASE_: empty.yaml\nSEED: 1\n": "_BASE_", "SOLVER: []\n": "section", "SEED: {a: 1}\n": "SEED.a",
-    "SEED: \xff\n": "a.yaml", "SOLVER: {BASE_LR: fast}\n": "a number, not 'fast'", "SEED: 1.5\n": "whole number",
-    "LINEAR: {LRS: 3}\n": "a list, not 3", "DATA: {TRAIN: 3}\n": "a string, not 3", "SEED: null\n": "None",
-    "DATA: {DOWNLOAD: 3}\n": "true or false, not 3", "SEED: 2020-99-99\n": "month",
-}  # fmt: skip
+FILES = {  # content of a file -> what the error says
+    "": "KEY: VALUE",
+    "_BASE_: [1]\n": "_BASE_",
+    "_BASE_: a.yaml\n": "_BASE_",
+    "_BASE_: .\n": "Is a directory",
+    "_BASE_: empty.yaml\nSEED: 1\n": "_BASE_",
+    "SOLVER: []\n": "section",
+    "SEED: {a: 1}\n": "SEED.a",
+    "SEED: \xff\n": "a.yaml",
+    "SOLVER: {BASE_LR: fast}\n": "a number, not 'fast'",
+    "SEED: 1.5\n": "whole number",
+    "LINEAR: {LRS: 3}\n": "a list, not 3",
+    "DATA: {TRAIN: 3}\n": "a string, not 3",
+    "SEED: null\n": "None",
+    "DATA: {DOWNLOAD: 3}\n": "true or false, not 3",
+    "SEED: 2020-99-99\n": "month",
+}
 
 
 @pytest.mark.parametrize("text", FILES)
@@ -31,7 +41,8 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
 
 
 def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
-    base, lazy = tmp_path / "base.yaml", tmp_path / "lazy.py"
+    base = tmp_path / "base.yaml"
+    lazy = tmp_path / "lazy.py"
     base.write_text('SIZES: !!python/object/apply:eval ["[[x, x * 2**(1.0/3)] for x in [32, 64]]"]\n')
     (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\n")
     remedy = "[[32, 40.3175, 50.7968], [64, 80.6349, 101.5937], [128, "
@@ -85,7 +96,8 @@ def test_a_key_may_occur_again_in_another_section_an_item_or_over_a_base(tmp_pat
     text = "SOLVER: &a {GAMMA: 0.5, BASE_LR: 1.0}\nLINEAR: {<<: *a, GAMMA: 0.25}\n"
     (tmp_path / "base.yaml").write_text(text)
     (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSOLVER: {GAMMA: 0.125}\n")
-    merge_file(cfg := default_config(), tmp_path / "a.yaml")
+    cfg = default_config()
+    merge_file(cfg, tmp_path / "a.yaml")
     assert (cfg.SOLVER.GAMMA, cfg.LINEAR.GAMMA, cfg.LINEAR.BASE_LR) == (0.125, 0.25, 1.0)
     assert load_yaml("POINTS: [{SEED: 1}, {SEED: 2}]") == {"POINTS": [{"SEED": 1}, {"SEED": 2}]}
 
@@ -108,15 +120,16 @@ VALUES = [  # key, value in YAML, value of a command line or of Python, and the 
 @pytest.mark.parametrize(("key", "text", "word", "value"), VALUES)
 def test_values_that_only_look_different_are_read(tmp_path: Path, key: str, text: str, word: object, value) -> None:
     (tmp_path / "a.yaml").write_text(f"{key}: {text}\n")
-    by_file, by_word = default_config(), default_config()
+    by_file = default_config()
+    by_word = default_config()
     merge_file(by_file, tmp_path / "a.yaml")
     merge_overrides(by_word, [key, word])
     if key == "SOLVER.BASE_LR":
         assert get(by_word, key) == 1.0 and type(get(by_word, key)) is float
         merge_overrides(by_word, [key, "0.01"])
     for cfg in (by_file, by_word, from_yaml_text(by_word.dump())):
-        found = get(cfg, key)
-        assert found == value and repr(found) == repr(value)
+        read_value = get(cfg, key)
+        assert read_value == value and repr(read_value) == repr(value)
 
 
 def test_names_in_a_list_stay_text_and_sizes_of_a_detector_are_whole() -> None:

@@ -1,4 +1,4 @@
-"""Where a run began, and where each later part of it."""
+"""environment.txt records where a run was started, and where it was resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pretrain.common.run.state import update_state
 from tests.errors import refused
 
 
-def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
+def test_a_resumed_run_keeps_the_record_of_its_first_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for word in ("first", os.fsdecode(b"\xff")):  # a path need not be UTF-8
@@ -29,7 +29,7 @@ def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
 
 
 def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts GPUs, but torch cannot use them, nor learn their names."""
+    """Such a driver counts GPUs, but torch cannot use them or read their names."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: pytest.fail("the driver is too old"))

@@ -1,4 +1,4 @@
-"""One owner per run folder: who is refused, and when a dead owner's folder is free again."""
+"""A run folder has one owner; others are refused until it has ended or is taken for dead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with claim(sys.argv[1], "pretraining"):
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds the folder."""
+    """Start another process that owns the folder."""
     process = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
@@ -70,12 +70,13 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     (tmp_path / ".draft.txt.tmp").touch()
     assert lock.holder(tmp_path) == {}
     with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and what it was writing is gone
+        assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and its temporary file is removed
     assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
 _HERE = {"place": lock._identify_place(), "pid": os.getpid()}
-OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {  # seconds of silence, record, what is named
+# Seconds since the owner last touched its file, its record, and what the error names.
+OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {
     "a process id in use again": (0, _HERE, ()),
     "another machine": (lock._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
     "another machine, silent for too long": (lock._DEAD_AFTER_S + 5, {}, ()),
@@ -123,9 +124,11 @@ def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(
     _refused(tmp_path, "node7")  # it is alive
 
 
-def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
+def test_exactly_one_of_many_concurrent_processes_gets_the_folder(tmp_path: Path) -> None:
     _owner(tmp_path, 1000)  # all of them see a dead owner
-    begin, refusals, end = threading.Barrier(8), threading.Barrier(8), threading.Event()
+    begin = threading.Barrier(8)
+    refusals = threading.Barrier(8)
+    end = threading.Event()
 
     def come(_: int) -> bool:
         begin.wait()
@@ -144,7 +147,7 @@ def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -
     assert _files(tmp_path) == []
 
 
-def test_a_file_that_cannot_be_read_is_a_live_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_owner_file_counts_as_a_live_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise OSError(24, "Too many open files")
 
@@ -153,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_a_live_owners(tmp_path: Path, monkeypatch
     _refused(tmp_path, "another machine")
 
 
-def test_one_file_of_a_folder(tmp_path: Path) -> None:
+def test_a_lock_of_one_file_leaves_other_files_of_the_folder_free(tmp_path: Path) -> None:
     another = f".a[1].pth2.{uuid.uuid4().hex}.tmp.pth2"
     for name in (f".a[1].pth.{uuid.uuid4().hex}.tmp.pth", f".a[1].pth.json.{uuid.uuid4().hex}.tmp.json", another):
         (tmp_path / name).touch()

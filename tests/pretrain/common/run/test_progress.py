@@ -23,7 +23,7 @@ def slow_batches(clock, count):
         yield number
 
 
-def test_what_happens_in_a_pause_counts_in_no_rate(clock):
+def test_pauses_do_not_count_in_rates(clock):
     progress = Progress(10, 0, 8, "test")
     for _ in progress.measure_waits(slow_batches(clock, 4)):
         clock[0] += 0.75

@@ -32,7 +32,7 @@ def _refuse() -> None:
 def _fail(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="broken"), process_group(init, "cpu"):
         raise RuntimeError("broken")
-    assert dist.is_initialized()  # until exit: the other rank would fail before this one has reported why
+    assert dist.is_initialized()  # until exit; otherwise, the other rank would fail before this one has reported why
 
     with pytest.raises(UserError, match="used already"), stage("test", folder, check=_refuse):
         pytest.fail("entered")
@@ -109,7 +109,7 @@ def test_a_failed_rank_ends_although_nccl_would_wait_for_the_others(error: str, 
 
 
 def test_torchs_late_report_of_a_lost_worker_is_waited_for():
-    """Its handler of SIGCHLD raises in the main thread, which must not be when the failure is written."""
+    """Torch's handler of SIGCHLD raises in the main thread, which must not happen while the failure is written."""
 
     def report(signum: int, frame: object) -> None:
         raise RuntimeError("DataLoader worker is killed by signal: Bus error")

@@ -1,4 +1,4 @@
-"""state.json and failed.RANK.json: what a stage records of itself, and what a full disk or another job changes."""
+"""What a stage records in state.json and failed.RANK.json, also if the disk is full or another job writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases, whose library runs without a service here, continues the run of a folder."""
+"""Weights & Biases continues the run of a folder; its library works offline here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: 
     assert not (folder / wandb.RECORD).exists()
 
 
-def test_what_fails_costs_one_warning(wandb_offline: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_failure_of_wandb_is_one_warning(wandb_offline: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     def fail(**_options: Any) -> None:
         raise ConnectionError("unreachable")
 

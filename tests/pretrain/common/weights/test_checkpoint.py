@@ -50,18 +50,17 @@ def test_an_error_of_the_device_is_not_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_prune_keeps_the_newest_up_to_the_one_just_saved_and_the_final(tmp_path):
-    """12 was damaged: the run fell back to 8 and continued to 10."""
+    """Checkpoint 12 was damaged, so the run resumed from 8 and continued to 10."""
     for name in ("final", "00000004", "00000008", "00000010", "00000012"):
         checkpoint.save(tmp_path / f"checkpoint_{name}.pth", _state(1))
     checkpoint.prune(tmp_path, 2, checkpoint.path_of_step(tmp_path, 10))
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == [
-        "checkpoint_final.pth", "checkpoint_00000010.pth", "checkpoint_00000008.pth",
-    ]  # fmt: skip
+    names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
+    assert names == ["checkpoint_final.pth", "checkpoint_00000010.pth", "checkpoint_00000008.pth"]
 
 
 @pytest.mark.parametrize("buffer", [torch.ones(1).expand(3, 4), torch.arange(12.0).reshape(4, 3).T, torch.zeros(4, 3)])
 def test_a_momentum_buffer_lies_in_memory_as_its_parameter_does(buffer):
-    """A fused step goes through both as they lie there, and would read beyond one of another shape."""
+    """A fused step walks both in memory order, and would read out of bounds if their layouts differed."""
     parameter = torch.ones(3, 4, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9, fused=True)
     state = optimizer.state_dict() | {"state": {0: {"momentum_buffer": buffer}}}

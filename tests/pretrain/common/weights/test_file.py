@@ -1,4 +1,4 @@
-"""Whatever a weights file is: it is read, or it ends in one line that says what it is."""
+"""A weights file is read, or one line says what it is, whatever it contains."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_a_torch_file_may_hold_what_training_scripts_put_in_it(tmp_path: Path, i
     grid = torch.arange(12.0).reshape(3, 4)
     tensors = [grid, grid.T, grid[1:, ::2], torch.tensor(3), torch.nn.Parameter(grid)]
     plain = {"a": [1, 2.5, "text", b"\xff", None, (1, "a"), 2**70, {1}], "b": collections.OrderedDict(a=1)}
-    others = [argparse.Namespace(lr=0.03, names=["a"]), np.float64(3.5), np.int64(3), torch.Size([1]), torch.float16]
-    content = {"tensors": tensors, "plain": plain, "others": others, "array": np.eye(2)}
+    objects = [argparse.Namespace(lr=0.03, names=["a"]), np.float64(3.5), np.int64(3), torch.Size([1]), torch.float16]
+    content = {"tensors": tensors, "plain": plain, "others": objects, "array": np.eye(2)}
     torch.save(content, tmp_path / "c.pth", _use_new_zipfile_serialization=is_zip)
     loaded = read(tmp_path / "c.pth")
-    assert all(torch.equal(one, two) for one, two in zip(loaded["tensors"], tensors, strict=True))
-    assert loaded["plain"] == plain and loaded["others"] == others and np.array_equal(loaded["array"], np.eye(2))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(loaded["tensors"], tensors, strict=True))
+    assert loaded["plain"] == plain and loaded["others"] == objects and np.array_equal(loaded["array"], np.eye(2))
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
@@ -61,16 +61,16 @@ def test_each_value_of_a_pickle_is_read(tmp_path: Path, protocol: int) -> None:
     content = {"arrays": arrays, "epoch": np.int64(3), "names": ["a", b"\xff", b""], "swapped": swapped}
     (tmp_path / "c.pkl").write_bytes(pickle.dumps(content, protocol))
     loaded = read(tmp_path / "c.pkl")
-    assert all(
-        np.array_equal(one, two) and one.dtype == two.dtype for one, two in zip(loaded["arrays"], arrays, strict=True)
-    )
+    for actual, expected in zip(loaded["arrays"], arrays, strict=True):
+        assert np.array_equal(actual, expected) and actual.dtype == expected.dtype
     assert (loaded["epoch"], loaded["names"]) == (3, content["names"])
     assert read_weights_file(tmp_path / "c.pkl").tensors["swapped"].tolist() == [2, 1, 0]
 
 
 def test_a_flipped_bit_and_a_cut_file_are_damage(tmp_path: Path) -> None:
     """torch itself does not verify the checksums."""
-    torch.save({"a": torch.full((100,), 7.0)}, path := tmp_path / "c.pth")
+    path = tmp_path / "c.pth"
+    torch.save({"a": torch.full((100,), 7.0)}, path)
     data = path.read_bytes()
     flipped = bytearray(data)
     flipped[data.index(torch.full((100,), 7.0).numpy().tobytes()) + 30] ^= 1
@@ -99,23 +99,29 @@ def test_a_file_without_tensors_is_described(tmp_path: Path, value: Any) -> None
 
 
 def test_tensors_of_every_dictionary_but_an_optimizers_are_read(tmp_path: Path) -> None:
-    one, two = torch.ones(1), torch.ones(2)
+    one_value = torch.ones(1)
+    two_values = torch.ones(2)
     content = {
-        "model": {"module.a": one, "b": {"_orig_mod.c": two, "n": 3}}, "module": {"d": one}, "loss": two,
-        "names": ["x"], "optimizer": {"state": {0: {"exp_avg": two}}}, "opt_state": {"a": one},
-    }  # fmt: skip
+        "model": {"module.a": one_value, "b": {"_orig_mod.c": two_values, "n": 3}},
+        "module": {"d": one_value},
+        "loss": two_values,
+        "names": ["x"],
+        "optimizer": {"state": {0: {"exp_avg": two_values}}},
+        "opt_state": {"a": one_value},
+    }
     torch.save(content, tmp_path / "w.pth")
     tensors = read_weights_file(tmp_path / "w.pth").tensors
     assert {name: len(tensor) for name, tensor in tensors.items()} == {"model.a": 1, "model.b.c": 2, "d": 1, "loss": 2}
 
 
 def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in checkpoints of mmengine and OmegaConf, and a module that was pickled whole."""
+    """Checkpoints of mmengine and OmegaConf contain such classes, and so does a pickled module."""
     library = types.ModuleType("not_installed")
     monkeypatch.setitem(sys.modules, library.__name__, library)
     for name, base in (("History", object), ("Config", dict), ("Items", list), ("Net", nn.Module)):
         setattr(library, name, type(name, (base,), {"__module__": library.__name__}))
-    history, net = library.History(), library.Net()
+    history = library.History()
+    net = library.Net()
     history.values = np.ones(3)
     net.layer = nn.Linear(2, 2, bias=False)
     content = {"hub": {"loss": history}, "cfg": library.Config(a=1), "b": library.Items([1, 2]), "state_dict": WEIGHTS}
@@ -123,8 +129,12 @@ def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypa
     torch.save(nn.DataParallel(net), tmp_path / "module.pth")
     (tmp_path / "c.pkl").write_bytes(pickle.dumps({"cfg": library.Config(a=1), "a": np.ones(1)}))
     monkeypatch.delitem(sys.modules, library.__name__)
-    for name, tensors in (("c.pth", {f"state_dict.{name}" for name in WEIGHTS}), ("module.pth", {"model.layer.weight"}),
-                          ("c.pkl", {"a"})):  # fmt: skip
+    tensors_of = {
+        "c.pth": {f"state_dict.{name}" for name in WEIGHTS},
+        "module.pth": {"model.layer.weight"},
+        "c.pkl": {"a"},
+    }
+    for name, tensors in tensors_of.items():
         refused(lambda name=name: read_weights_file(tmp_path / name), name, "--unsafe-pickle")
         assert set(read_weights_file(tmp_path / name, unsafe_pickle=True).tensors) == tensors
 
@@ -135,8 +145,13 @@ def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>")
     (tmp_path / "keras.h5").write_bytes(b"\x89HDF\r\n\x1a\n\0\0")
     torch.jit.save(torch.jit.script(nn.Linear(1, 1)), tmp_path / "script.pt")
-    for name, word in (("jax.npy", "JAX"), ("page.pth", "web page; download"), ("keras.h5", "Keras"),
-                       ("script.pt", "torch.jit.load")):  # fmt: skip
+    remedies = {
+        "jax.npy": "JAX",
+        "page.pth": "web page; download",
+        "keras.h5": "Keras",
+        "script.pt": "torch.jit.load",
+    }
+    for name, word in remedies.items():
         for unsafe in (False, True):
             refused(lambda name=name, unsafe=unsafe: read_weights_file(tmp_path / name, unsafe), name, word)
 
@@ -157,7 +172,7 @@ def test_provenance_inside_and_beside(tmp_path: Path) -> None:
     assert read_weights_file(path).provenance == {}
     torch.save(WEIGHTS, tmp_path / "plain.pth")
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth"})
-    assert read_weights_file(tmp_path / "plain.pth").provenance == {}  # another program's
+    assert read_weights_file(tmp_path / "plain.pth").provenance == {}  # written by another program
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth", "file_sha256": sha256(tmp_path / "plain.pth")})
     assert read_weights_file(tmp_path / "plain.pth").provenance == {"source": "b.pth"}
 

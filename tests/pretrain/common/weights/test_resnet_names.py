@@ -14,8 +14,8 @@ ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_names_are_a_bijection_onto_detectron2s(arch: str) -> None:
     table = build_name_table(arch)
-    wanted = [name for name in getattr(torchvision.models, arch)().state_dict() if not name.startswith("fc.")]
-    assert list(table) == wanted
+    expected = [name for name in getattr(torchvision.models, arch)().state_dict() if not name.startswith("fc.")]
+    assert list(table) == expected
     assert len(set(table.values())) == len(table)
     assert to_torchvision(to_detectron2({name: name for name in table}, arch)) == {name: name for name in table}
 

@@ -221,4 +221,4 @@ def test_an_own_color_operation_is_applied_and_another_object_is_refused():
     recipe = Recipe(CenterCrop(), flip=0.0, colors=(Black(),))
     assert (make_views(PICTURE, [recipe], 16, lambda _: rng(0)) == 7).all()
     refused(lambda: Recipe(CenterCrop(), colors=(object(),)), "not a color operation", "sample(rng)")  # pyright: ignore
-    refused(lambda: Recipe("center"), "'center' is no crop")  # pyright: ignore
+    refused(lambda: Recipe("center"), "'center' is not a crop")  # pyright: ignore

@@ -80,9 +80,9 @@ detection_utils.read_image = read_image  # which every mapper calls
 _output_shape = ResizeShortestEdge.get_output_shape
 
 
-def get_output_shape(*sizes: int) -> tuple[int, int]:
+def get_output_shape(oldh: int, oldw: int, short_edge_length: int, max_size: int) -> tuple[int, int]:
     """Return Detectron2's resized (height, width), at least one pixel each, which 3000 x 2 would not keep."""
-    height, width = _output_shape(*sizes)
+    height, width = _output_shape(oldh, oldw, short_edge_length, max_size)
     return max(1, height), max(1, width)
 
 
@@ -110,13 +110,15 @@ def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
         repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
             records, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
         ).tolist()
-    return DatasetFromList(records, copy=False), repeat_factors
+    packed: Any = DatasetFromList(records, copy=False)  # one block of bytes, which forked workers share
+    return packed, repeat_factors
 
 
 def load_test_records(name: str) -> Sequence[Record]:
     """Load the records of a data set in DATASETS.TEST."""
     records: Any = get_detection_dataset_dicts(name, filter_empty=False)
-    return DatasetFromList(records, copy=False)  # one block of bytes, which forked workers share
+    packed: Any = DatasetFromList(records, copy=False)
+    return packed
 
 
 def read_category_ids(cfg: CfgNode, name: str) -> list[int]:

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,7 +28,8 @@ with contextlib.suppress(ImportError):
 
     pillow_heif.register_heif_opener()
     SUFFIXES += (".heic", ".heif", ".hif")
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # CorruptImage names the file instead
+_logging: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # before OpenCV 5, and from it on
+_logging.setLogLevel(0)  # silent: CorruptImage names the file instead
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 _has_warned = False  # about a dark image

@@ -85,7 +85,7 @@ def _draw(maps: Mapping[str, Points], top1: Mapping[str, float | None]) -> Any:
         panel.set_visible(False)
     if len(classes) <= _MAX_CLASSES:
         handles = [marks[label] for label in classes]
-        names = [figure_text(label) for label in classes]
+        names = [f" {figure_text(label)}" for label in classes]  # older versions hide a name that begins with _
         options = {"ncols": min(len(names), 3 * columns + 1), "markerscale": 1.7, "handletextpad": 0.1}
         figure.legend(handles, names, loc="outside lower center", frameon=False, **options)
     return figure

@@ -82,7 +82,7 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
 
 def test_the_legend_of_feature_maps_has_the_classes_of_every_branch():
     figure = feature_maps._draw({"a": {"cat": [(0, 1)]}, "b": {"_dog": [(2, 3)]}}, {"a": None, "b": 50.0})
-    assert [text.get_text() for text in figure.legends[0].texts] == ["_dog", "cat"]
+    assert [text.get_text().strip() for text in figure.legends[0].texts] == ["_dog", "cat"]
 
 
 def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):

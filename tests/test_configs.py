@@ -63,7 +63,7 @@ def is_the_recipes_own(row: Mapping[str, str]) -> bool:
 
 
 # Recipes that stay although they differ in two keys or fewer: the first command line of the README and its sisters, a
-# detector with a head of its own, a published method, and the two methods that the demo compares.
+# detector with a custom head, a published method, and the two methods that the demo compares.
 _NEAR = {
     ("coco_R50_FPN_1x", "coco_R50_FPN_1x_jcl"),
     ("coco_mask_R50_FPN_1x", "coco_mask_R50_FPN_1x_jcl"),

@@ -234,7 +234,7 @@ def is_training(program: str, words: Sequence[str]) -> bool:
 
 
 def small(program: str, words: Sequence[str]) -> list[str]:
-    """Return the same command with fewer images, or with hardly any training and on this machine."""
+    """Return the same command with fewer images, or with very little training and on this machine."""
     if program == "tools/make_data.py" and words[0] == "digits":
         return [*words, *FEWER_IMAGES.split()]
     if not is_training(program, words):

@@ -62,7 +62,7 @@ def test_an_interrupted_stage_resumes_to_equal_files(
     assert ended.status == 0 and says in ended.text, f"{where}, then: {ended.text}"
     assert not left_over(tmp_path), where
     again = content(tmp_path)
-    # A detector that is told to stop keeps the checkpoint of that iteration.
+    # A detector that is stopped by SIGTERM keeps the checkpoint of that iteration.
     extra = {key for key in again if re.fullmatch(r"run/model_\d+\.pth", key)} if number == signal.SIGTERM else set()
     assert again.keys() - extra == expected.keys() - extra, where
     assert [key for key in expected if again[key] != expected[key]] == [], where

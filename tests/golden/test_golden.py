@@ -1,7 +1,7 @@
 """Files of an earlier version, one per format that must stay readable; and MoCo's own code reads our files.
 
 Short runs of that version wrote them, with a ResNet-18 of 2 to 16 channels, which stands here for every ResNet-18 as
-well. They are kept as they are; a new format brings a file of its own.
+well. They never change; a new format adds a new file.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""Objectives, views and data sets of the user's own, from the templates in docs/templates."""
+"""User-defined objectives, views and data sets, from the templates in docs/templates."""
 
 from __future__ import annotations
 

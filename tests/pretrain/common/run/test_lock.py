@@ -104,7 +104,7 @@ def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypat
     monkeypatch.setattr(lock, "_TOUCH_PERIOD_S", 0.02)
     with lock.claim(tmp_path, "pretraining"):
         path = tmp_path / ".owner.1.json"
-        os.utime(path, (0, 0))  # silent for so long that another machine would take it for dead
+        os.utime(path, (0, 0))  # so old that another machine would consider its owner dead
         deadline = time.monotonic() + 60
         while path.stat().st_mtime == 0 and time.monotonic() < deadline:
             time.sleep(0.02)

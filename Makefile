@@ -40,7 +40,7 @@ help:
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-detectron2  the ordinary tests that need Detectron2, and no others"
 	@echo "make gpu         on a machine with a GPU: the tests for it, then its speed and memory, in nine minutes, without a"
-	@echo "                 set-up: PYTHON=python3 make gpu runs in an environment that has the packages; OUTPUT=FILE;"
+	@echo "                 setup: PYTHON=python3 make gpu runs in an environment that has the packages; OUTPUT=FILE;"
 	@echo "                 without a GPU, tiny models on a simulated one"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
@@ -58,7 +58,7 @@ help:
 
 setup: $(READY)
 
-# The stamp is written last, so that an interrupted set-up is repeated.
+# The stamp is written last, so that an interrupted setup is repeated.
 $(READY): pyproject.toml requirements.lock
 	@for python in $(PYTHONS); do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
@@ -103,7 +103,7 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
 # A GPU may be lent for minutes: the tests get four of nine, and the measurements the others, whether or not a test failed.
-# No set-up: such a machine may have another environment, and no internet. Without a GPU, both run on a simulated one.
+# No setup: such a machine may have another environment, and no internet. Without a GPU, both run on a simulated one.
 gpu: OUTPUT ?= docs/benchmarks/gpu_new.json
 gpu: GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 gpu:

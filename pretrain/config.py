@@ -113,7 +113,7 @@ def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
 
 
 def output_dir(cfg: CfgNode) -> Path:
-    """Return the run folder of a pretraining."""
+    """Return the run folder of a pretraining run."""
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
@@ -130,7 +130,10 @@ def check_config(cfg: CfgNode) -> None:
     for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
         folder = Path(name.removeprefix("folder:")).expanduser().resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
-            raise UserError(f"OUTPUT_DIR {output} lies in {name}: its figures would become images; choose another")
+            what = (
+                f"OUTPUT_DIR {output} is inside {name}, so the figures written there would be read as training images"
+            )
+            raise UserError(f"{what}; choose another OUTPUT_DIR")
     _check_unread_keys(cfg)
     _check_combinations(cfg)
 
@@ -144,7 +147,8 @@ def _check_combinations(cfg: CfgNode) -> None:
     if METHODS[cfg.METHOD.NAME].kind == "batch" and solver.IMS_PER_BATCH == 1:
         raise UserError(f"SOLVER.IMS_PER_BATCH is 1, but METHOD.NAME {cfg.METHOD.NAME} needs negatives; set 2 or more")
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
-        raise UserError(f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but DENSE_WEIGHT 0; set both")
+        what = f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but METHOD.DENSE_WEIGHT is 0"
+        raise UserError(f"{what}; set both or neither")
     probe = cfg.PROBE
     crop = probe.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     if probe.RESIZE and (probe.CROP == "none" or crop > probe.RESIZE):
@@ -159,5 +163,5 @@ def _check_unread_keys(cfg: CfgNode) -> None:
         value = get(cfg, key)
         default = keys[key][0]
         if get(cfg, chooser) not in names and value != default:
-            remedy = f"set it to its default {default}, or choose {' or '.join(names)}"
+            remedy = f"omit it (default: {default}), or set {chooser} {' or '.join(names)}"
             raise UserError(f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; {remedy}")

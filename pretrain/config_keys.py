@@ -28,8 +28,8 @@ _BN_GROUPS_MEANING = """parts of the global batch with their own BN statistics; 
 process and micro-batch, or up to 8 for a single process with keys"""
 _TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar; MODEL.STEM, VIEWS.IMAGE_SIZE,
 MEAN and STD follow from a named data set unless they are set"""
-_ACCUMULATE_MEANING = """micro-batches of each process's batch: less memory; loss and gradients are the same up to
-rounding with the same BN groups"""
+_ACCUMULATE_MEANING = """number of micro-batches per process, to save memory; loss and gradients stay the same up
+to rounding if the BN groups do"""
 _AMP_MEANING = """half precision, on GPUs in channels_last layout: bf16 on A100, H100 and later; fp16, with a gradient
 scaler, on older ones"""
 _FLOAT32_MEANING = """float32 on GPUs: highest without TF32; high or medium with it; default: torch's, TF32 for
@@ -55,7 +55,11 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "MODEL.ARCH": ("resnet50", _ARCHS, "the backbone"),
         "MODEL.STEM": ("imagenet", _STEMS, "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool"),
         "MODEL.WEIGHTS": ("", None, "checkpoint that initializes the backbone of both encoders (default: random)"),
-        "MODEL.HEAD_HIDDEN_DIMS": ([2048], _WIDTHS, "hidden layers of the projection head; []: a linear one (MoCo v1)"),
+        "MODEL.HEAD_HIDDEN_DIMS": (
+            [2048],
+            _WIDTHS,
+            "widths of the hidden layers of the projection head; [] means a linear head (MoCo v1)",
+        ),
         "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
         "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "embedding dimension D"),
         "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1, "K, negatives in the queue"),
@@ -72,7 +76,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "DATA.TRAIN": ("imagenet", None, _TRAIN_MEANING),
         "DATA.VAL": ("", None, "labeled images that probes are scored on (default: val split of the training data)"),
         "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from (default: DATA.TRAIN)"),
-        "DATA.DOWNLOAD": (False, None, "fetch a named data set that is missing and may be fetched"),
+        "DATA.DOWNLOAD": (False, None, "download the named data set if it is missing (not ImageNet)"),
         "DATALOADER.NUM_WORKERS": (4, Range(high=1024), "worker processes per rank"),
         "DATALOADER.ON_CORRUPT": ("error", _ON_CORRUPT, "skip: replace an unreadable image, and fail above 1 in 1,000"),
         "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars")), "adamw and lars do not decay biases and norms"),
@@ -102,7 +106,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0, "temperature T of the vote weights exp(similarity / T)"),
         "PROBE.KNN_MAX_IMAGES": (0, _COUNT, "use at most this many training images, evenly spaced; 0 means all"),
         "PROBE.IMAGE_SIZE": (0, Range(high=4096), "pixels per side for evaluation; 0 means VIEWS.IMAGE_SIZE"),
-        "PROBE.CROP": ("auto", _CROPS, "none: images become squares; auto: center for the imagenet stem, else none"),
+        "PROBE.CROP": ("auto", _CROPS, "none: resize to a square; auto: center for the imagenet stem, else none"),
         "PROBE.RESIZE": (0, Range(high=1 << 20), "shorter side before the center crop; 0 means image size x 256/224"),
         "LINEAR.ENCODER": ("query", Choice(("query", "key")), "which encoder of a momentum pair is probed"),
         "LINEAR.BASE_LR": (30.0, AT_LEAST_0, "learning rate of the linear classifier"),
@@ -113,10 +117,18 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.GAMMA": (0.1, AT_LEAST_0, "factor of step decay"),
         "LINEAR.MOMENTUM": (0.9, FRACTION, "momentum of SGD"),
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "weight decay of the classifier"),
-        "LINEAR.AUGMENT": ("crop_flip", recipes, "augmentation; none: as in evaluation, features are computed once"),
+        "LINEAR.AUGMENT": (
+            "crop_flip",
+            recipes,
+            "augmentation; none uses evaluation views and computes each feature once",
+        ),
         "LINEAR.LRS": ([], AT_LEAST_0, _LRS_MEANING),
         "OUTPUT_DIR": ("", None, "the run folder"),
-        "IMPORTED": ("", None, "digest of your own modules, if METHOD.NAME or VIEWS are from there; set by each run"),
+        "IMPORTED": (
+            "",
+            None,
+            "digest of your own modules, if METHOD.NAME or a view comes from them; set automatically",
+        ),
         # seed * 1_000_003 + step must fit in 64 bits
         "SEED": (0, Range(high=(1 << 32) - 1), "seed of weights, order and augmentation"),
         "FLOAT32_PRECISION": ("", FLOAT32_PRECISION, _FLOAT32_MEANING),

@@ -39,7 +39,7 @@ def check_modules_unchanged(cfg: CfgNode) -> None:
     digest = extensions.digest()
     if digest != cfg.IMPORTED:
         what = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
-        raise UserError(f"{what}; restore them, or submit it again")
+        raise UserError(f"{what}; restore them, or submit the job again")
 
 
 def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:

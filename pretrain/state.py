@@ -105,7 +105,7 @@ def load_checkpoint_to_resume(cfg: CfgNode, folder: Path) -> tuple[Path | None, 
 
 
 def _add_recipe_changes(cfg: CfgNode, folder: Path, path: Path, saved: dict[str, Any]) -> None:
-    """Add to a checkpoint's content what its run changes on resume; raise UserError if it is another run's."""
+    """Add the changes that SOLVER.CHANGE_RECIPE allows to a checkpoint's content; raise UserError for another run's."""
     if not isinstance(saved.get("config"), str):
         raise UserError(f"{path} has no config, so it is not a checkpoint of this project; choose another OUTPUT_DIR")
     changes = check_same_run(cfg, saved["config"], f"the config in {path}", folder)

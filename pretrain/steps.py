@@ -1,6 +1,6 @@
 """One training step per kind of objective; every side effect is visible in the step.
 
-SOLVER.ACCUMULATE divides a rank's batch into micro-batches, which go through the encoders one after the other. Loss and
+SOLVER.ACCUMULATE divides a rank's batch into micro-batches, which go through the encoders one after another. Loss and
 gradients are those of the whole batch: the loss of a query needs no other query, and the micro-batches of an objective
 within the batch go through the encoder twice, first to compute all embeddings (GradCache: Gao et al. 2021, Sec. 3.2).
 
@@ -36,7 +36,7 @@ class TrainState:
 
 
 def training_step(state: TrainState, batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Take a `queue_step` or an `in_batch_step`.
+    """Run `queue_step` or `in_batch_step`.
 
     Args:
         batch: this rank's images, on the model's device: (V, n, 3, S, S) uint8, the query's view first.

@@ -48,7 +48,7 @@ _MAX_COLUMNS = 8  # views in views.png
 
 @dataclasses.dataclass(frozen=True)
 class PretrainRun:
-    """State of a running pretraining."""
+    """Everything that a pretraining run uses while it trains."""
 
     cfg: CfgNode
     folder: Path
@@ -157,7 +157,7 @@ def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.class_count() < 2:
         what = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.class_count()} classes"
-        raise UserError(f"{what}; use one folder per class, two or more, or index")
+        raise UserError(f"{what}; provide at least two class folders, or set METHOD.LABELS index")
     return data
 
 
@@ -171,15 +171,20 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     if distributed.is_main():
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
-            what = f"MODEL.QUEUE_SIZE {queue_size} holds the keys of {queue_size / len(data):.1f} epochs"
-            log.warning(f"{what}, so many queries meet a key of their own image; lower it to half the number of images")
+            what = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys, so many queries"
+            remedy = "lower it to at most half the number of images"
+            log.warning(f"{what} have keys of their own image as negatives; {remedy}")
     return loader
 
 
 def _check_same_start(
     state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode
 ) -> str:
-    """Check that all ranks start alike, and that a resumed run has its images; return the digest of the images."""
+    """Check that all ranks start from the same step, images and weights, and a resumed run from its original images.
+
+    Returns:
+        The digest of the images.
+    """
     digest = data.digest()
     if distributed.world_size() > 1:  # otherwise DDP would silently average gradients of different models
         start = (step, digest, tensor_digest(*state.objective.model.state_dict().values()))

@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]  # of the checkout
+ROOT = Path(__file__).resolve().parents[1]  # the checkout

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = _add_command(commands, "reading", 5, "images/s from a folder and from a tar; cold and warm page cache")
     _add_number(sub, "--images", 2000, "number of JPEGs")
     sub.add_argument("--folder", default=".", help="write the images here and delete them afterwards (default: .)")
-    sub = _add_command(commands, "gpu", 0, "speed and memory of both stages on one GPU, as far as a time limit allows")
+    sub = _add_command(commands, "gpu", 0, "speed and memory of both stages on one GPU, within a time limit")
     _add_number(sub, "--seconds", 540, "time limit; rows that do not fit are skipped and listed")
     sub.add_argument("--rows", default="", metavar="TEXT", help="run only rows that contain this text (default: all)")
     sub.add_argument("--small", action="store_true", help="try the command on tiny models; needs no GPU")

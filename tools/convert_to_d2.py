@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--encoder", choices=("query", "key"), default="query", help="encoder of a momentum pair (default: query)")
     add("--prefix", default="", help="read the network with this prefix if the file has several; '.' for no prefix")
     for name in ("mean", "std"):
-        text = f"{name} of the pixels in the pretraining, from 0 to 255, if the file does not record it"
+        text = f"pixel {name} used in pretraining, from 0 to 255, if the file does not record it"
         add(f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"), help=text)
     add("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
     add("--unsafe-pickle", action="store_true", help="unpickle arbitrary objects; use only for files that you trust")

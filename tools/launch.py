@@ -10,7 +10,7 @@
     python tools/launch.py recipes cifar
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
-KEY VALUE words override the config. A run folder that contains part of the same run is resumed.
+KEY VALUE pairs override the config. A run folder that contains part of the same run is resumed.
 `launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
 """
 
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
     if key_values and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
-        raise UserError(f"{args.command} does not know {key_values[0]!r}; it accepts no KEY VALUE{hint}")
+        what = f"{args.command}: unexpected argument {key_values[0]!r}"
+        raise UserError(f"{what}; this command takes no KEY VALUE pairs{hint}")
     args.overrides = key_values
     return args.run(args) or 0
 
@@ -261,7 +262,7 @@ def resume(args: argparse.Namespace) -> int:
             "transfer/train_net.py continues by its own command with --resume)"
         )
     owner = record.stat().st_uid
-    if owner != os.getuid():  # its set-up lines and modules would run as this user
+    if owner != os.getuid():  # its setup lines and modules would run as this user
         raise UserError(
             f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "the original command instead, in a folder that you can write to"

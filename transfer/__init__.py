@@ -2,7 +2,7 @@
 
     from transfer import convert, fine_tune, load_detector
 
-    convert("runs/digits", "weights/digits.pth")  # the backbone of a pretraining, in Detectron2's names
+    convert("runs/digits", "weights/digits.pth")  # the backbone of a pretraining run, in Detectron2's names
     results = fine_tune("configs/examples/own_faster_R18_FPN.yaml", {"MODEL.WEIGHTS": "weights/digits.pth"})
 
 User modules (`pretrain.common.config.extensions`) register here:

@@ -38,7 +38,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def diverged(what: str) -> UserError:
-    """Return the error of a training whose losses or weights are no longer finite."""
+    """Return the error of a training run whose losses or weights are no longer finite."""
     return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
 
 

@@ -124,8 +124,8 @@ def check_supported(cfg: CfgNode) -> None:
         wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {thresholds} (only one threshold is supported)")
     if wrong:
         raise UserError(
-            f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values, or use Detectron2 (`make "
-            "detectron2`, --engine detectron2)"
+            f"the torchvision engine does not support this config: {'; '.join(wrong)}; set supported values, or use "
+            "Detectron2 (`make detectron2`, --engine detectron2)"
         )
 
 

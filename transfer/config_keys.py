@@ -1,6 +1,6 @@
 """Meanings and allowed values of config keys, which are checked before a run.
 
-Meanings are listed for this project's own keys and for keys that decide the training; detectron2/config/defaults.py
+Meanings are listed for this project's own keys and for keys that decide training; detectron2/config/defaults.py
 has the others.
 """
 
@@ -18,7 +18,7 @@ from .config import ALLOWED, LIMITS, MEANINGS, REJECTED, default_config, list_ta
 
 
 def check_ranges(cfg: CfgNode) -> None:
-    """Check the numbers and the precision that a training and an evaluation read.
+    """Check the numbers and the precision that training and evaluation read.
 
     Raises:
         UserError: names the first key that is out of its range, or there is not one sigma per keypoint.
@@ -29,13 +29,13 @@ def check_ranges(cfg: CfgNode) -> None:
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
         raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
-            "TEST.KEYPOINT_OKS_SIGMAS"
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set "
+            "one per keypoint"
         )
 
 
 def check_training(cfg: CfgNode) -> None:
-    """Check what only a training reads, in a config that has passed `check_ranges`.
+    """Check what only training reads, in a config that has passed `check_ranges`.
 
     Raises:
         UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, the sampler is unknown,
@@ -44,7 +44,7 @@ def check_training(cfg: CfgNode) -> None:
     solver = cfg.SOLVER
     steps = list(solver.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
-        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give increasing whole numbers of iterations, at least 1")
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; they must be increasing iteration numbers, each at least 1")
     if solver.BF16 and not solver.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
     task, _, metric = cfg.TEST.BEST.partition("/")
@@ -63,7 +63,7 @@ def check_training(cfg: CfgNode) -> None:
     if sampler not in ("TrainingSampler", "RepeatFactorTrainingSampler"):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose TrainingSampler or RepeatFactorTrainingSampler")
     if not cfg.DATASETS.TRAIN:
-        raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
+        raise UserError("DATASETS.TRAIN is empty; name at least one data set")
     if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(cfg.INPUT.MIN_SIZE_TRAIN) != 2:
         raise UserError(
             f"INPUT.MIN_SIZE_TRAIN is {cfg.INPUT.MIN_SIZE_TRAIN}; INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values"

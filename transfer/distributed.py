@@ -1,4 +1,4 @@
-"""The processes of a fine-tuning: their start, their group, agreement on a stop, and progress."""
+"""The processes of a fine-tuning run: their start, their group, agreement on a stop, and progress."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def join(device_name: str) -> torch.device:
     if device_name not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
     device = distributed.init("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
-    torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for a training
+    torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for training
     return device
 
 

@@ -164,7 +164,8 @@ def _find_categories(cfg: CfgNode) -> Categories:
         if len(categories) == count:
             return sorted(categories, key=lambda category: category["id"])
     class_names = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])
-    log.info(f"no annotations of {' or '.join(names) or 'this detector'} here: categories are {', '.join(class_names)}")
+    what = f"the annotations of {' or '.join(names) or 'this detector'} are not on this machine"
+    log.info(f"{what}; categories are {', '.join(class_names)}")
     return [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
 
 

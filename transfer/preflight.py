@@ -88,7 +88,7 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return whether a run folder contains a training that can be resumed."""
+    """Return whether a run folder contains a training run that can be resumed."""
     return any(folder.glob("model_*.pth")) or (folder / EVALUATING).exists()
 
 
@@ -98,11 +98,11 @@ def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
 
 
 def check_output_dir(cfg: CfgNode, resume: bool) -> None:
-    """Check that a training may start, or with ``resume`` continue, in OUTPUT_DIR.
+    """Check that training may start, or with ``resume`` continue, in OUTPUT_DIR.
 
     Raises:
         UserError: the folder is another stage's, or contains a checkpoint, a line of metrics or results. With
-            ``resume``: it contains results but no checkpoint, or a training with a different config.
+            ``resume``: it contains results but no checkpoint, or a training run with a different config.
     """
     folder = Path(cfg.OUTPUT_DIR)
     check_stage_of(folder, "transfer")

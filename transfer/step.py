@@ -33,6 +33,7 @@ def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[Model
     # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
     torch.manual_seed(derive_seed(cfg.SEED, iteration, trainer.rank))
     trainer.optimizer.zero_grad()
+    # Detectron2's own config has this project's keys only where they are set.
     num_parts = get(cfg, "SOLVER.ACCUMULATE") or 1
     losses = accumulate_losses(parallel, batch, num_parts, scaler.scale, trainer.precision)
     total = torch.stack(list(losses.values())).sum()

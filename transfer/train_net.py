@@ -6,8 +6,9 @@
     python transfer/train_net.py --config-file ... DATASETS.TRAIN "('coco:train.json:images',)"
     python transfer/train_net.py --config-file ... --import my_detection.py DATASETS.TRAIN "('my_train',)"
 
-Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training, all output goes to its eval_only/, so
-that a training can be evaluated while it runs; --eval-only --resume evaluates the newest checkpoint in OUTPUT_DIR.
+Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training run, all output goes to its
+eval_only/, so that the run can be evaluated while it trains; --eval-only --resume evaluates the newest checkpoint in
+OUTPUT_DIR.
 Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. If the environment
 has RANK and WORLD_SIZE (from torchrun or the launcher, which also run on several machines), this process is one rank
 and starts no others.
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE words.
+    """Parse Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE pairs.
 
     Raises:
         UserError: an unknown option, or no process.
@@ -216,7 +217,7 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
 
 
 def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
-    """Check the data sets and that their classes are those that the run folder records; a training records them."""
+    """Check the data sets and that their classes are those that the run folder records; training records them."""
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
@@ -238,7 +239,7 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-    if stage_of(cfg.OUTPUT_DIR) == "transfer":  # the training's results are not overwritten
+    if stage_of(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg
 

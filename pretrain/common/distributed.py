@@ -71,8 +71,9 @@ def _rendezvous() -> dict[str, Any]:
         return {"store": store, "rank": rank, "world_size": size}
     except (OSError, dist.DistError) as error:
         raise UserError(
-            f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
-            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
+            f"the processes of this run cannot connect to each other at {address} ({first_line(error)}); export a "
+            "MASTER_ADDR at which every machine can reach the first one, and a MASTER_PORT that is free there (on "
+            "SLURM, in setup of the site file)"
         ) from error
 
 

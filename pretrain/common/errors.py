@@ -55,10 +55,10 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def shorten_list(names: Sequence[str]) -> str:
+def shorten_list(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first five of ``names``, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    return separator.join(names[:5]) + more
 
 
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:

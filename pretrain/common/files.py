@@ -30,7 +30,7 @@ def existing_file(path: str | Path, description: str, pattern: str = "*") -> Pat
         UserError: it is missing, or not a file.
     """
     if "://" in str(path):
-        raise UserError(f"the {description} {path} is an address; download it and name the file")
+        raise UserError(f"the {description} {path} is a URL; download it and pass the file's path")
     path = Path(path)
     if os.path.isfile(path):
         return path
@@ -64,7 +64,8 @@ def check_not_sharded(folder: str | Path) -> None:
     if any(any(folder.glob(pattern)) for pattern in patterns):
         raise UserError(
             f"{folder} contains the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
-            f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
+            f"format_utils dcp_to_torch {folder} weights.pth; for DeepSpeed, run its zero_to_fp32.py) and pass the "
+            "merged file"
         )
 
 

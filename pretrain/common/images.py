@@ -41,7 +41,7 @@ class CorruptImage(UserError):
 
 
 class _DiskError(UserError):
-    """An error that reading once more may not meet."""
+    """A disk error that may not recur on a second read."""
 
 
 def read_file(path: str) -> bytes:
@@ -69,7 +69,7 @@ def _read_once(read: Callable[[], bytes], name: str) -> bytes:
         reason = f"cannot read image {name}: {error.strerror or error}"
         if error.errno in _ABOUT_THE_FILE:
             raise CorruptImage(f"{reason}; replace it") from error
-        raise _DiskError(f"{reason}, twice; check the disk or the file server") from error
+        raise _DiskError(f"{reason} (tried twice); check the disk or the file server") from error
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:

@@ -210,7 +210,8 @@ def _load(read: Callable[[Any], Any], batches: Iterable[Any], num_workers: int, 
     loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, **options)
     for item in loader:
         if isinstance(item, CorruptImage):
-            raise CorruptImage(f"{item}, or set DATALOADER.ON_CORRUPT skip: no run resumes once an image is removed")
+            remedy = "do not delete it, because a run resumes only with the same images"
+            raise CorruptImage(f"{item}, or set DATALOADER.ON_CORRUPT skip; {remedy}")
         if isinstance(item, UserError):
             raise item
         yield item

@@ -44,11 +44,11 @@ class Method:
         kind: ``queue``: function(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
             ``batch``: function(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
             every view goes through one encoder, and there is no queue and no momentum encoder.
-        hyper: keyword of the objective -> the hyperparameter that supplies it.
+        hyper: keyword of the loss function -> the hyperparameter that supplies it.
         many_keys: The method takes METHOD.NUM_KEYS positive keys; others take one.
         supervised: The method can learn from the images' classes (METHOD.LABELS class).
-        schedule: (epoch from 0, epochs, hyperparameters as in the config) -> the objective's keywords in that epoch;
-            it may read hyperparameters that are no keywords of the objective. None means that they do not change.
+        schedule: (epoch from 0, epochs, hyperparameters as in the config) -> keywords of the loss function in that
+            epoch; it may also read hyperparameters that are not keywords. None means that they do not change.
     """
 
     function: Callable[..., LossOutput] | str

@@ -1,7 +1,7 @@
-"""Operations and checks shared by the objectives.
+"""Operations and checks shared by the loss functions.
 
-Shape letters of this package: N queries of this rank, M' positive keys per query (M), D dimensions, K negatives in the
-queue, A anchors of this rank, B candidates of all ranks.
+Shape letters of this package: N queries of one call (a micro-batch of a rank), M' positive keys per query (M), D
+dimensions, K negatives in the queue, A anchors of this rank, B candidates of all ranks.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
 
 
 def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Compute the metrics that all queue objectives share, from positive logits (..., N).
+    """Compute the metrics that all loss functions with a queue share, from positive logits (..., N).
 
     ``queue_accuracy``: percentage of the positives whose logit exceeds every negative's.
     ``positive_similarity``: mean q.k, from -1 to 1.

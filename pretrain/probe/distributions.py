@@ -43,7 +43,7 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         The content of results.json: mean and standard deviation of both measures for each run.
     """
     if augmentations < 2:
-        raise UserError(f"{augmentations} augmentation per image has no variance; ask for at least 2 (JCL uses 32)")
+        raise UserError(f"the variance needs at least 2 augmentations per image, not {augmentations} (JCL uses 32)")
     with probe_run(cfg, "distributions") as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))

@@ -124,7 +124,9 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path: Path):
     arguments = {"kind": "digits", "seed": 0}
 
     def write(folder: Path) -> None:
-        with pytest.raises(UserError, match=rf"{output} is in use: making data on .*, process {os.getpid()}; wait"):
+        with pytest.raises(
+            UserError, match=rf"{output} is in use: a data set being written on .*, process {os.getpid()}; wait"
+        ):
             make_data.make(output, arguments, lambda _: pytest.fail("written twice"))
         (folder / "a.txt").write_text("whole")
 

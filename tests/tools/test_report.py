@@ -28,7 +28,7 @@ def test_runs_of_equal_name_have_a_row_each(tmp_path: Path):
         random = {"source": "random", "seed": 0, "arch": "resnet18"}
         probe(tmp_path / pipeline / "random/knn", config, knn - 10, source=random)
     text = render([tmp_path / "demo", tmp_path / "digits_methods"])
-    assert "- Every pretraining: backbone resnet18, pretrained on digits, epochs 15, seed 0.\n" in text
+    assert "- Every pretraining run: backbone resnet18, pretrained on digits, epochs 15, seed 0.\n" in text
     assert cells(text, "demo/jcl") == ["demo/jcl", "jcl", "70.2"]
     assert cells(text, "digits_methods/jcl")[-1] == "65.5"
     assert cells(text, "demo/random") == ["demo/random", "random", "60.2"]
@@ -80,7 +80,7 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
     text = render([tmp_path])
     assert "## Pretraining without scores" in text and cells(text, "photos") == ["photos", "jcl"]
-    assert "- Every pretraining: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
+    assert "- Every pretraining run: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
     probe(tmp_path / "photos/knn_100", config, 40.0, "DATA.PROBE_TRAIN", "cifar100")
     first, second = render([tmp_path]).split("\n## ")[1:]
@@ -97,7 +97,7 @@ def test_initial_weights_of_a_pretraining_are_shown(tmp_path: Path):
     text = render([tmp_path])
     assert column(text, "scratch", "pretrained on") == "digits"
     assert column(text, "continued", "pretrained on") == "digits, from imagenet.pth"
-    assert "- Every pretraining: pretrained on digits, from imagenet.pth, " in text  # the detector's
+    assert "- Every pretraining run: pretrained on digits, from imagenet.pth, " in text  # the detector's
 
 
 @pytest.mark.parametrize(

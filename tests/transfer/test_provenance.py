@@ -43,7 +43,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
     shown = render_markdown(report.gather([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
-    assert f"- Every pretraining: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown
+    assert f"- Every pretraining run: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown
     assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown
     # Predictions are in a folder that is named after the copy without the bad records.
     predictions = results["predictions"][f"{name}:skip_bad"]

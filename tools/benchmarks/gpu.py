@@ -1,4 +1,4 @@
-"""Both stages on one GPU, in rows of falling value, as many as a time limit allows; each is written when it is done."""
+"""Measures both stages on one GPU within a time limit: rows in order of decreasing value, each written at once."""
 
 from __future__ import annotations
 

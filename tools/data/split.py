@@ -76,7 +76,7 @@ def stratify(classes_of: Mapping[Hashable, set[Any]], count: int, seed: int) -> 
         for label in classes_of[image]:
             images_of[label].append(image)
     remaining = {label: len(images_of[label]) for label in sorted(images_of)}
-    room = [len(order) - count, count]  # of train and val
+    room = [len(order) - count, count]  # images that train and val can still take
     lacking = {label: [total * size / len(order) for size in room] for label, total in remaining.items()}
     split_of: dict[Any, int] = {}
     while remaining:

@@ -23,7 +23,7 @@ by this folder, differ by at most {difference:.1e} (relative). Its owner states 
 ```python
 import timm
 model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))  # of a PIL image
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))  # takes a PIL image
 ```
 """
 

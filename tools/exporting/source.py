@@ -34,7 +34,7 @@ class Backbone:
     Attributes:
         path: the file that it was read from.
         resnet: maps normalized images (N, 3, H, W) to features (N, F), in evaluation mode.
-        mean, std: statistics of the RGB channels in its pretraining, from 0 to 1; ImageNet's if they are not recorded.
+        mean, std: statistics of the RGB channels in pretraining, from 0 to 1; ImageNet's if they are not recorded.
         size, resize: pixels of the evaluation's crop, and of the shorter side before it. If ``resize`` is 0, the image
             is resized to the crop directly. They are ImageNet's if the file records no config.
     """

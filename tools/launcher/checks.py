@@ -33,13 +33,13 @@ from .stages import config_file, pretrain_config
 
 @dataclass
 class Plan:
-    """What of a graph is to be started, by key.
+    """The stages of a graph to start, by key.
 
     Attributes:
         missing: the stages to start, valid or not.
         queued: SLURM jobs of stages that are pending or running, and of the report.
         errors: why stages cannot start.
-        warnings: what was not found on this machine, or not looked for.
+        warnings: data and weights that this machine does not have or did not check.
     """
 
     missing: dict[str, Node]
@@ -63,7 +63,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     """Find the stages to start, and check each of them.
 
     Args:
-        download: fetch weights at an address; nodes of a cluster may have no internet.
+        download: fetch weights at a URL; nodes of a cluster may have no internet.
         check_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:
@@ -92,7 +92,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
 
 
 def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
-    """Check what a stage builds on; warn if it would be made again although nothing needs it."""
+    """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
     nodes = {node.key: node for node in graph.nodes}
     if graph.is_single:  # no other stage runs before it
         nodes[key].spec.check_parents()
@@ -104,7 +104,7 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
             )
     children = [node.key for node in graph.nodes if key in node.parents]
     if nodes[key].spec.stage == "pretrain" and children and plan.missing.keys().isdisjoint(children):
-        plan.warnings.append(f"{key} is missing and runs again, although all that builds on it is complete")
+        plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
 def _check_stage(node: Node, options: Options, download: bool, check_data: bool) -> list[str]:

@@ -22,7 +22,7 @@ from pretrain.data import datasets
 from tools import ROOT
 
 _GIB = 2**30
-_MIN_FREE_GIB = 20  # the checkpoints of a pretraining and a detector, R50
+_MIN_FREE_GIB = 20  # the checkpoints of a pretraining run and a detector, R50
 _SHARED_GIB = 8  # (2 x 8 workers + 1) batches of 58 MB per GPU, on 8 GPUs: 64 images of 6 views of 224 x 224 pixels
 Finding = tuple[str, str, str]  # subject; ok, note (something optional is missing) or bad; text and remedy
 
@@ -42,7 +42,7 @@ def examine(output: Path, data_root: Path) -> int:
 
 def inspect_machine(output: Path, data_root: Path) -> Iterator[Finding]:
     """Yield one finding per subject; one per GPU."""
-    yield "python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {usable_cores()} CPU cores may be used"
+    yield "python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {usable_cores()} usable CPU cores"
     yield _inspect_packages()
     yield from _inspect_gpus()
     yield _inspect_detectron2()

@@ -30,7 +30,7 @@ SET_BY_LAUNCHER = (
     *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
-_CPU_MINUTES = 30  # of stages without a GPU, which take minutes
+_CPU_MINUTES = 30  # time limit of stages that use no GPU
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
 _WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
@@ -61,7 +61,7 @@ class Options:
     nodes: int = _option(1, "nodes per job; more than one needs SLURM (default: 1)", 1)
     gpus: int | str | None = _option(
         None,
-        "GPUs per node, on SLURM also with their type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
+        "GPUs per node; on SLURM optionally with a type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
         0,
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="[TYPE:]NUMBER",
@@ -214,7 +214,7 @@ def _normalize(words: dict[str, str]) -> dict[str, str]:
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
-    """Return the options of a record, with ``changes`` that are not empty; jobs that it waited for are of the past."""
+    """Return the options of a record, with ``changes`` that are not empty; dependencies on earlier jobs are dropped."""
     changes = {name: value for name, value in changes.items() if value}
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
     options = Options(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
@@ -245,20 +245,20 @@ def _check(options: Options) -> None:
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
         if key in SET_BY_LAUNCHER or (key == "gres" and slurm.asks_for_gpus(key, value) and options.gpus_per_node):
-            hint = "see launch.py pretrain --help for its own options"
+            hint = "use the launcher's own option (launch.py pretrain --help)"
             if slurm.asks_for_gpus(key, value):
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
     if options.signal_delay >= options.minutes * 60:
         raise UserError(
-            f"signal-delay ({options.signal_delay} s, of the site file) is not shorter than --time ({options.minutes} "
-            "minutes); the job would be asked to stop as soon as it starts"
+            f"--time ({options.minutes} min) must be longer than signal-delay ({options.signal_delay} s; set in the "
+            "site file), or the job would be asked to stop as soon as it starts"
         )
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
         raise UserError(
             f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node, and each process needs "
-            f"its own; give --gpus {options.tasks}, or omit --tasks"
+            f"its own; pass --gpus {options.tasks}, or omit --tasks"
         )
     if options.cluster != "slurm":
         _check_machine(options)
@@ -271,7 +271,9 @@ def _check_machine(options: Options) -> None:
         raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
     if options.gpus and options.gpus > len(visible_gpus()):
         remedy = f"request at most {len(visible_gpus())}" if visible_gpus() else "omit --gpus to run on CPUs"
-        raise UserError(f"--gpus {options.gpus}, but this machine shows {len(visible_gpus())} GPUs; {remedy}")
+        raise UserError(
+            f"--gpus is {options.gpus}, but this machine has {len(visible_gpus())} visible GPU(s); {remedy}"
+        )
 
 
 def parse_minutes(text: str) -> int:

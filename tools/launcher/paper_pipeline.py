@@ -1,7 +1,7 @@
-"""Builds the pipeline of a table of configs/papers, whose report has the published numbers.
+"""Builds a pipeline from a table in configs/papers; its report shows the published numbers.
 
-A row of a *_linear.csv is a pretraining and its linear probe; a row of another table is a detector on a pretraining
-that rows share. All tables share runs/papers, where a pretraining of two tables is trained once.
+A row of a *_linear.csv is a pretraining run with its linear probe; a row of any other table is a detector, and rows
+share pretraining runs. All tables share runs/papers, so a pretraining run that two tables need is trained once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
 
-_WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # of rows whose `pretrain` is no recipe
+_WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # for rows whose `pretrain` is not a recipe
 Row = dict[str, str]
 
 

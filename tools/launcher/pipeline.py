@@ -2,15 +2,15 @@
 
 OUTPUT_DIR: runs/demo
 DATA: [digits, datasets/digits]            # optional: kind of tools/make_data.py, its options and the folder, or a list
-SEEDS: [1, 2, 3]                           # optional: every branch once per seed, which {seed} anywhere stands for
+SEEDS: [1, 2, 3]                           # optional: every branch runs once per seed; {seed} stands for it
 BASELINE: random                           # optional: the branch that others are compared with
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # without pretraining
   supervised: {WEIGHTS: weights/r50.pth}   # trained elsewhere
   coco: {DETECTOR: weights/zoo.pkl}        # a detector to fine-tune further, with the heads that fit
-  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # may have its LINEAR, TRANSFER
-OVERRIDES: []                              # for every pretraining and probe
-KNN: [knn.yaml]                            # config files; own: the pretraining's own config
+  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # also its own LINEAR, ...
+OVERRIDES: []                              # for every pretraining run and probe
+KNN: [knn.yaml]                            # config files; own means the pretraining run's config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
 EMBEDDING: [own]                           # maps of validation features, which the report shows side by side
 DISTRIBUTIONS: [own]                       # JCL's Fig. 3, one run per branch
@@ -46,6 +46,7 @@ from . import stages
 from .graph import Graph, Node, build_graph
 from .spec import StageSpec
 
+_TYPE_NAMES = {str: "text", list: "a list", dict: "KEY: value lines"}
 # The type of each key, whose default is empty.
 _FILE: dict[str, type] = {
     **dict.fromkeys(("OUTPUT_DIR", "BASELINE", "ENGINE", "PRETRAIN"), str),
@@ -79,7 +80,7 @@ def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
     seeds = _read_seeds(plan["SEEDS"], path)
     baseline = plan["BASELINE"]
     if baseline and (baseline not in plan["BRANCHES"] or not seeds):
-        raise UserError(f"BASELINE in {path} is {baseline}; it must name one of BRANCHES, and needs several SEEDS")
+        raise UserError(f"BASELINE in {path} is {baseline}; it must be one of the BRANCHES, and it needs SEEDS")
     branches = {name: {seed: _name_branch(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
     return {"branches": branches, "baseline": baseline} if seeds else {}
 
@@ -122,7 +123,7 @@ def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
     for name, (seed, seed_plan) in itertools.product(plan["BRANCHES"], plans.items()):
         branches.append(_read_branch(name, seed, seed_plan, folder, path))
     for branch in branches:
-        # A branch without a pretraining is probed with the data and architecture of the first one of its seed.
+        # A branch without a pretraining run is probed with the data and architecture of the first one of its seed.
         bases = [branch, *(other for other in branches if other.seed == branch.seed)]
         base = next((other.pretrain.config for other in bases if other.pretrain), "")
         nodes += _build_branch(branch, base, tuple(data_sets))
@@ -268,7 +269,7 @@ def _check_keys(loaded: Any, types: dict[str, type], where: str) -> dict[str, An
         if key not in types:
             raise UserError(f"unknown key {key} in {where}{did_you_mean(str(key), types)}")
         if not isinstance(value, (list, str) if types[key] is list else types[key]):
-            raise UserError(f"{key} in {where} is {value!r}; it must be a {types[key].__name__}")
+            raise UserError(f"{key} in {where} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
     return {key: loaded.get(key, kind()) for key, kind in types.items()}
 
 

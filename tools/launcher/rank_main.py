@@ -122,7 +122,7 @@ class SlurmJob:
         env = submitit.JobEnvironment()
         local_size = env.num_tasks // env.num_nodes
         os.environ |= rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
-        # The site's set-up lines may know better by which name its nodes reach each other.
+        # The site's setup lines may know better by which name its nodes reach each other.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
@@ -194,7 +194,7 @@ class PreemptionHandler:
             # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
             # restarts, or no failure at all: SLURM was first to requeue.
             if isinstance(error, OSError) or not _has_ended(self._env):
-                warn(f"warning: {one_line(error)}; the job is requeued again")
+                warn(f"warning: {one_line(error)}; requeuing the job once more")
                 time.sleep(_REQUEUE_AGAIN_S)
                 try:
                     slurm.requeue(self._env.job_id)
@@ -214,7 +214,9 @@ class PreemptionHandler:
         interrupt.request_stop(name)
         if number == self._signal and self._env.global_rank == 0 and self._timer is None:
             # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
-            self._timer = threading.Timer(self._patience_s, self.requeue, ["not stopped in time: from the checkpoint"])
+            self._timer = threading.Timer(
+                self._patience_s, self.requeue, ["did not stop in time; continues from the newest checkpoint"]
+            )
             self._timer.daemon = True
             self._timer.start()
 

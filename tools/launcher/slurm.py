@@ -26,7 +26,7 @@ _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
 _BUSY = re.compile("timed out|unable to contact|zero bytes|temporarily|try again", re.IGNORECASE)
-_RETRIES, _RETRY_S = 3, 20.0  # of an sbatch that a busy controller does not answer
+_RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
 
 
 _LIMIT = re.compile("MaxSubmitJob|Invalid job array specification")
@@ -71,7 +71,7 @@ def _check_allocated(job_id: str, nodes: str) -> None:
         allocated = [nodes]
     if names.isdisjoint({*allocated, *(node.partition(".")[0] for node in allocated)}):
         what = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
-        raise UserError(f"{what}; start this by srun, or {_CHOOSE}")
+        raise UserError(f"{what}; run this command with srun, or {_CHOOSE}")
     print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
@@ -84,7 +84,9 @@ def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -
         UserError: it is not.
     """
     if shutil.which("sbatch") is None:
-        raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
+        raise UserError(
+            "--cluster slurm needs sbatch, which is not installed on this machine; run this on a login node"
+        )
     for _ in range(_RETRIES + 1):
         # In a session of its own, so that no Ctrl-C of the terminal ends it.
         command = ["sbatch", str(script)]

@@ -35,7 +35,7 @@ ENTRIES = {
     "report": "tools.report:main",
 }
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
-# Prefixes of keys that may change when a stage is resumed; all keys of a pretraining: `check_same_run` compares them.
+# Prefixes of keys that may change when a stage is resumed; for pretraining, all keys: `check_same_run` compares them.
 _MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
 
 
@@ -160,7 +160,7 @@ class StageSpec:
             if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
                 raise UserError(
                     f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
-                    "changed); rerun the command that started them"
+                    "changed); rerun the command that started both"
                 )
 
     def check_weights(self) -> None:
@@ -169,7 +169,7 @@ class StageSpec:
             return
         for path, content in self.inputs.items():
             if not content:
-                remedy = "name another"
+                remedy = "set another file"
                 if self.stage == "transfer":
                     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
@@ -213,7 +213,7 @@ def read_fingerprint(folder: str | Path) -> str:
 def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
     """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``pretraining``.
 
-    Every result counts as made from a folder that is not that of a pretraining.
+    Every result counts as made from a folder that is not a pretraining run's.
     """
     if stage_of(pretraining) != "pretrain":
         return True

@@ -30,7 +30,7 @@ _OTHER_RECIPES = {
     "supcon": "tcl_supervised_R50_cifar10_100ep.yaml",
     "tcl": "tcl_R18_IN100_400ep.yaml",
 }
-# What makes the recipe of another method that of this one.
+# Overrides that turn another method's recipe into this method's.
 _RECIPE_OVERRIDES = {
     "multikey": "METHOD.NAME multikey METHOD.JCL_LAMBDA 1.0 OUTPUT_DIR runs/multikey_R50_IN1k_200ep",
     "ressl": "METHOD.NAME ressl METHOD.TEMPERATURE 0.1 METHOD.KEY_TEMPERATURE 0.04 "
@@ -61,7 +61,7 @@ def methods() -> list[str]:
 
 
 def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
-    """Build a pretraining with a recipe, in OUTPUT_DIR or runs/<recipe>."""
+    """Build the pretraining stage of a recipe, in OUTPUT_DIR or runs/<recipe>."""
     cfg = _load(config_file, overrides)
     return _build("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights_of(cfg))
 
@@ -122,10 +122,10 @@ def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argpa
 def transfer(
     config_file: str, overrides: Sequence[str] = (), *, engine: str = "", eval_only: bool = False, visualize: int = 0
 ) -> StageSpec:
-    """Build the fine-tuning of a detector with a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
+    """Build the fine-tuning stage of a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
 
     The YAML is read immediately, so that later edits do not change a queued job. An evaluation has a run folder of its
-    own, eval_only/ in that of the training, so that the record and the results of the training stay.
+    own, eval_only/ in the training's, so that the training's record and results are kept.
 
     Args:
         engine: if it is empty or auto, Detectron2 where it is installed.
@@ -210,7 +210,7 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
 
 
 def _weights_of(cfg: Any) -> dict[str, str]:
-    """Return MODEL.WEIGHTS as the inputs of a stage, unless it is an address."""
+    """Return MODEL.WEIGHTS as the inputs of a stage, unless it is a URL."""
     weights = cfg.MODEL.WEIGHTS
     return {weights: ""} if weights and "://" not in weights else {}
 

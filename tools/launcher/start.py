@@ -37,7 +37,7 @@ def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "pipeline"):
+    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "a pipeline"):
         plan = check_graph(graph, options, check_data=check_data)
         plan.check(graph)
         if options.cluster == "slurm":
@@ -237,7 +237,7 @@ def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
     if not total:
         return "# no GPU-hours: no stage asks for GPUs"
     remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
-    return "\n".join([*lines, f"# in sum at most {total:,.0f} GPU-hours ({remark})"])
+    return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
 
 
 def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:

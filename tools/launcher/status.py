@@ -25,7 +25,7 @@ from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explai
 from .records import files_below, launch_files, read_outcome, resume_command
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
-_WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # those that need no hand
+_WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = (*_WELL, "stopped", "cancelled", "unknown")
 _METRICS = {
@@ -122,7 +122,7 @@ def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[s
         job_state: see `job_states`.
     """
     outcome = read_outcome(folder, job.get("logs", ""))
-    by_command = read_outcome(folder)  # of a stage that was started by its own command, such as train_net.py
+    by_command = read_outcome(folder)  # for a stage that its own command started, such as train_net.py
     if by_command.get("started", 0.0) > job.get("submitted", 0.0):
         outcome = by_command
         is_running = outcome["state"] == "running" and holder(folder)

@@ -31,13 +31,14 @@ from .spec import StageSpec
 _OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
-# Variables of a job that this process may be part of; but MASTER_ADDR of a set-up line counts.
+# Variables of a job that this process may be part of; but MASTER_ADDR of a setup line counts.
 _OUTER = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CHECKED = """\
 # ends the job at a line that fails, but not for what fails in a file that a line sources
-trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "set-up line failed with status $status: """
-_CHECKED += """$(sed -n ${LINENO}p "$0"); correct it and repeat the first command, because resume keeps it" >&2; """
+trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "setup line failed with status $status: """
+_CHECKED += """$(sed -n ${LINENO}p "$0"); fix it in the site file and rerun the original command; """
+_CHECKED += 'resume would reuse the recorded lines" >&2; '
 _CHECKED += "exit 1; }' ERR"
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
 _PORT = """\
@@ -96,7 +97,7 @@ def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, depe
     more |= {key: value or True for key, value in options.sbatch.items()}
     if dependency:
         more["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
-    # The job imports the copy of the code, before anything that the set-up lines add, and never the folder that it was
+    # The job imports the copy of the code, before anything that the setup lines add, and never the folder that it was
     # submitted from.
     setup = [
         *([_CHECKED, *options.setup, "trap - ERR"] if options.setup else []),

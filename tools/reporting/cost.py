@@ -43,7 +43,7 @@ def build_tables(runs: Sequence[Run]) -> Iterable[Table]:
 
 
 def compute_cost(lines: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[float, float, float] | None:
-    """Return images per second, hours and MiB of a training with ``batch_size`` images per step.
+    """Return images per second, hours and MiB of a training run with ``batch_size`` images per step.
 
     MiB is 0 without a GPU. Returns None if the speed is unknown.
     """

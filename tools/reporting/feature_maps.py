@@ -74,7 +74,7 @@ def _draw(maps: Mapping[str, Points], top1: Mapping[str, float | None]) -> Any:
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    marks: dict[str, Any] = {}  # of each class, which some branches may not have
+    marks: dict[str, Any] = {}  # by class, which some branches may not have
     for panel, (name, points) in zip(panels, maps.items(), strict=False):
         for label in sorted(points):
             color = palette(classes.index(label) % palette.N)

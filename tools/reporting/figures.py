@@ -37,7 +37,9 @@ def draw_figures(
         if len(branches) < 2:
             continue
         title = f"{folder.name}/{detector}" if len(collection.plans) > 1 else detector
-        number = 1 + sum(figure.alt == f"predictions of {title}" for figure in figures)  # of the test set
+        number = 1 + sum(
+            figure.alt == f"predictions of {title}" for figure in figures
+        )  # one figure per detector on a test set
         try:
             file = _name_file(output, title.replace("/", "_"), number)
             figures.append(_draw_predictions(file, title, test, branches))

@@ -135,7 +135,7 @@ def _load_pretrain_recipe(path: str, overrides: str = "") -> dict[str, Any]:
 
 @functools.cache
 def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict[str, Any]]:
-    """Load a linear probe's config: its own file over the pretraining's config, as in tools/launch.py linear."""
+    """Load a linear probe's config: its own file over the pretraining run's config, as in tools/launch.py linear."""
     cfg = _load_pretrain_config(pretrain, overrides).clone()
     if linear != "own":
         cfg.defrost()

@@ -27,11 +27,11 @@ class Origin:
 
     Attributes:
         method: the objective, or ``random``; empty if the weights do not record it.
-        data: data set of the pretraining, and the weights that initialized it, if any.
-        epochs: completed epochs, and the planned number if the pretraining is not finished.
+        data: data set of the pretraining run, and the weights that initialized it, if any.
+        epochs: completed epochs, and the planned number if the pretraining run is not finished.
         source: the checkpoint and the first digits of its SHA-256.
         sha256: SHA-256 of the checkpoint; empty if none was read.
-        config: config of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty if the weights do not record it.
+        config: config of the pretraining run, ``{"SOLVER.EPOCHS": 200, ...}``; empty if the weights do not record it.
         altered: why this is not the query encoder of the finished pretraining; empty if it is.
     """
 
@@ -51,7 +51,7 @@ class Score:
     """Metrics of a backbone or a detector on one data set, and the protocol with which they were measured.
 
     Attributes:
-        stage: pretrain | knn | linear | transfer; the score of a pretraining is kNN's at its end.
+        stage: pretrain | knn | linear | transfer; the score of pretraining is kNN's at its end.
         origin: origin of the backbone, as the run recorded it.
         test: the data set that was scored; for probes, the one whose validation images were classified.
         metrics: values from 0 to 100: ``top1`` and ``top5``, or for each task ``bbox/AP`` and so on. A value is None if

@@ -18,11 +18,11 @@ _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed
 
 @dataclass
 class Row:
-    """One backbone: a pretraining with its probes, or probes of the same weights from elsewhere.
+    """One backbone: a pretraining run with its probes, or probes of the same weights from elsewhere.
 
     Attributes:
         folder: folder that names the row.
-        scores: the pretraining's comes first; a pretraining may have none.
+        scores: the pretraining run's comes first; it may have none.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[
 
 
 def build_probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
-    """Yield one table per data set that was scored, and one of the pretrainings without a score."""
+    """Yield one table per data set that was scored, and one of the pretraining runs without a score."""
     for test in dict.fromkeys(score.test for row in rows for score in row.scores if score.test):
         scored = [replace(row, scores=[score for score in row.scores if score.test == test]) for row in rows]
         yield _build_probe_table(test, [row for row in scored if row.scores], names)
@@ -143,7 +143,7 @@ def _drop_duplicates(protocols: Iterable[Protocol]) -> list[Protocol]:
 
 
 def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """Build a table; values that all pretrainings have in common become a note instead of a column."""
+    """Build a table; values that all pretraining runs have in common become a note instead of a column."""
     dropped: dict[int, set[str]] = {}
     for index, name in enumerate(head):
         values = {line[index] for line in lines if (line[1], line[index]) != ("random", "-")}
@@ -151,7 +151,7 @@ def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: S
             dropped[index] = values
     common = [f"{head[index]} {value}" for index, values in dropped.items() for value in values if value != "-"]
     if common:
-        notes = [f"Every pretraining: {', '.join(common)}.", *notes]
+        notes = [f"Every pretraining run: {', '.join(common)}.", *notes]
     cells = [[cell for index, cell in enumerate(line) if index not in dropped] for line in (head, *lines)]
     return Table(title, notes, cells[0], cells[1:])
 

@@ -71,7 +71,7 @@ def check_evaluator(name: str) -> None:
 
 
 def prepare(name: str, copy: Path | None) -> list[str]:
-    """Read a data set that has no files in COCO's format, as a check before the first iteration does.
+    """Load a data set without COCO files once before the first iteration, to check that it can be read.
 
     Args:
         copy: the path to write its records to in COCO's format, for the evaluation. If None, nothing is written.

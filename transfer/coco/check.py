@@ -63,7 +63,7 @@ def find_problems(content: Mapping[str, Any], images: str | Path | None, rules: 
             try:
                 text = checker.find_problem(section, record)
             except KeyError as error:
-                text = f"no {error.args[0]}"
+                text = f"{error.args[0]} is missing"
             except (ArithmeticError, AttributeError, TypeError, ValueError) as error:  # other types than COCO's
                 text = f"malformed ({one_line(error)})"
             if text:
@@ -82,7 +82,7 @@ class _RecordChecker:
         self.rules = rules
         self.image_ids = _Ids(content["images"])
         self.category_ids = _Ids(content["categories"])
-        self.sizes: dict[Any, tuple[int, int]] = {}  # of the good images
+        self.sizes: dict[Any, tuple[int, int]] = {}  # sizes of the good images, by id
         self.categories: set[Any] = set()  # the good ones
         names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
         paths = [] if images is None else [os.path.join(images, name) for name in names]
@@ -257,7 +257,7 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
 def _find_keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points = record.get("keypoints")
     if points is None:
-        return "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"
+        return "keypoints is missing (if none has any, set MODEL.KEYPOINT_ON False)"
     if not are_numbers(points):
         return f"keypoints {short(points)} are not numbers"
     if len(points) != 3 * count:

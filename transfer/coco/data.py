@@ -171,7 +171,7 @@ def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None)
     )
     if train & test:
         shared = shorten_list(sorted(train & test))
-        log.info(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
+        log.warning(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
     return list(next(iter(classes.values()), ()))
 
 
@@ -221,7 +221,8 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
         if bad_images and len(bad_images) == len(content["images"]):
             raise UserError(f"{path}: no image can be used; is {folder} the folder of its images? {bad_images[0]}")
         raise UserError(
-            f"{path}: {shorten_list(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip them"
+            f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}. Fix them, or add :skip_bad to "
+            "coco:ANNOTATIONS:IMAGES to skip them"
         )
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):

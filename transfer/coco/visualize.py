@@ -30,7 +30,7 @@ _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
 _TRUTH = "ground truth"
 SCORE_THRESHOLD = 0.5
-Content = Mapping[str, Any]  # of an annotation file
+Content = Mapping[str, Any]  # content of an annotation file
 Records = Sequence[Mapping[str, Any]]  # predictions in COCO's result format, or annotations
 Categories = Mapping[Any, Mapping[str, Any]]  # by id
 

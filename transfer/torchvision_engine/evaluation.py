@@ -14,7 +14,7 @@ from pretrain.common.async_copy import to_device
 from ..coco.results import Detection
 from ..samplers import ModelInput
 
-_PIXELS_AT_ONCE = 2**26  # of the masks that a GPU pastes together: three quarters of a GiB
+_PIXELS_AT_ONCE = 2**26  # pixels of the masks that a GPU pastes at once: three quarters of a GiB
 
 
 def to_coco(detections: dict[str, Tensor], image: ModelInput, category_ids: list[int]) -> list[Detection]:

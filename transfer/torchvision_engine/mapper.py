@@ -103,7 +103,7 @@ class Mapper:
         height, width = pixels.shape[:2]
         if (height, width) != (record.get("height", height), record.get("width", width)):
             raise UserError(
-                f"image {name} is {width} x {height}, its annotations say {record['width']} x {record['height']}; "
+                f"image {name} is {width} x {height}, but its annotations say {record['width']} x {record['height']}; "
                 "correct the annotation file"
             )
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self.image_format == "BGR" else pixels

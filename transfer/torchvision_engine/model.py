@@ -17,7 +17,7 @@ from .mapper import Target
 from .rpn import RPN, Anchors, RPNHead
 
 _STRIDES = (4, 8, 16, 32, 64)  # of p2 .. p6
-_SIZE_MULTIPLE = 32  # of padded images, so that every level's side is half the one before
+_SIZE_MULTIPLE = 32  # padded sides are multiples, so that each level's side is half the previous one
 
 
 class RoIHeads(nn.Module):

@@ -38,6 +38,12 @@ FORMATS = (".pth", ".pkl", ".safetensors")
 log = logging.getLogger(__name__)
 
 
+_STATISTICS_HINT = (
+    "the source does not record the mean and std of its images; if you know them, convert again with --pixel-mean and "
+    "--pixel-std"
+)
+
+
 @dataclass(frozen=True)
 class Conversion:
     """A conversion: the file, its provenance, the largest relative difference per stage, and the modules not read."""
@@ -56,7 +62,7 @@ class Conversion:
         lines = [
             f"{p['source']} ({origin}{epoch}) -> {self.output}",
             f"not read: {self.unread}" if self.unread else "",
-            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of the images (--pixel-mean, --pixel-std)",
+            "" if "MODEL.PIXEL_MEAN" in p else _STATISTICS_HINT,
             f"verified on one image; largest relative difference per stage: {stages}",
         ]
         return "\n".join(filter(None, lines))
@@ -105,7 +111,9 @@ def convert(
         raise UserError(f"OUTPUT {output} is the source itself; name another file")
     is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
     if is_in_run and output.name.startswith(("checkpoint_", "model_")):
-        raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
+        raise UserError(
+            f"OUTPUT {output} is a run's checkpoint, which the conversion would overwrite; choose another file"
+        )
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not to_torchvision:
@@ -122,7 +130,7 @@ def convert(
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(state, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
-    with claim(output.parent, "conversion", of=output.name):
+    with claim(output.parent, "a conversion", of=output.name):
         try:
             if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
                 raise UserError(f"{output} exists and differs; add --overwrite or name another file")
@@ -190,7 +198,7 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
         pixels = {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
         detector_keys |= pixels
-    if "fine_tuned_on" in recorded:  # method, epoch and config are those of the pretraining, not of the fine-tuning
+    if "fine_tuned_on" in recorded:  # method, epoch and config are those of pretraining, not of fine-tuning
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
         origin["earlier_source"] = recorded.get("source")
     return backbone, {**detector_keys, **recorded, **origin}

@@ -47,7 +47,7 @@ class Weights:
     """A weights file as read.
 
     Attributes:
-        path: a file or an address; empty for random initialization.
+        path: a file or a URL; empty for random initialization.
         sha256: the file's hash.
         state: Detectron2's full names -> tensors.
         provenance: what convert.py recorded, or for a detector what its run folder records
@@ -70,7 +70,7 @@ def read_weights(path: str | Path) -> Weights:
     The tensors of MSRA's backbones (`detectron2://ImageNetPretrained/MSRA/R-50.pkl`), in Caffe2's names, are renamed.
 
     Args:
-        path: a file, or an address to download it from.
+        path: a file, or a URL to download it from.
 
     Raises:
         UserError: a missing, damaged or changed file, other names, or values that no network can use.
@@ -84,7 +84,7 @@ def read_weights(path: str | Path) -> Weights:
     except Damaged as error:
         if path == address:
             raise
-        raise UserError(f"{address}: {error}; check the address, and delete that file to download it again") from error
+        raise UserError(f"{address}: {error}; check the URL, and delete that file to download it again") from error
     state = _without_prefix(file.tensors, path)
     if needs or file.content.get("matching_heuristics"):  # no prefix, as in Detectron2's own backbones
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}

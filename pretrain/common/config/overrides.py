@@ -1,4 +1,4 @@
-"""Config keys on a command line: KEY VALUE words among the options, and --help-keys, which lists the keys."""
+"""Config keys on a command line: KEY VALUE pairs among the options, and --help-keys, which lists the keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _ListKeys(argparse.Action):
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]]) -> None:
-    """Add --help-keys to a command that takes KEY VALUE words, and explain these words in its help.
+    """Add --help-keys to a command that takes KEY VALUE pairs, and explain them in its help.
 
     Args:
         keys: returns the keys; called only to list them, or if a user writes one as an option.
@@ -47,7 +47,7 @@ def add_usage(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse a command line into options and KEY VALUE words; raise UserError for an unknown option."""
+    """Parse a command line into options and KEY VALUE pairs; raise UserError for an unknown option."""
     args, words = parser.parse_known_args(argv)
     check_options(words, parser)
     return args, words
@@ -62,8 +62,9 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
             leaf = option[2:].replace("-", "_").upper()
             keys = [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
             matching = [key for key in keys if key.rpartition(".")[2] == leaf]
-            hint = f"; keys have no dashes: {' or '.join(matching)} VALUE" if matching else did_you_mean(option, known)
-            raise UserError(f"{command or parser.prog} does not know {word!r}{hint}")
+            keys_hint = f"; config keys take no dashes: write {' VALUE or '.join(matching)} VALUE"
+            hint = keys_hint if matching else did_you_mean(option, known)
+            raise UserError(f"{command or parser.prog}: unknown option {word!r}{hint}")
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:

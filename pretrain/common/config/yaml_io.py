@@ -98,7 +98,8 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         reason = one_line(error)[:300]  # Python's own for an empty file, a list or a bad _BASE_
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
-            reason += f"; Python in it is not run: copy it, and write the result (the SIZES of RetinaNet: {sizes})"
+            reason += "; Python expressions in YAML are not evaluated: copy the file and write out their values "
+            reason += f"(RetinaNet's SIZES: {sizes})"
         raise UserError(f"{path} or its _BASE_ does not contain KEY: VALUE lines of YAML: {reason}") from error
     for key, value in leaves.items():
         _merge(cfg, key, value, f" in {path}")
@@ -172,7 +173,7 @@ def _check_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
     lines: dict[str, int] = {}
     for name, line in _yield_keys(tree):
         if name in lines:
-            raise UserError(f"{name} occurs twice{where}, in lines {lines[name]} and {line}; remove one")
+            raise UserError(f"{name} occurs twice{where}, on lines {lines[name]} and {line}; remove one")
         lines[name] = line
 
 

@@ -1,4 +1,4 @@
-"""Run folders: which stage a folder belongs to, and the environment that a run was made in."""
+"""Run folders: which stage a folder belongs to, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     if not earlier:
         check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
-        raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
+        raise UserError(f"{output_dir} belongs to the {earlier} stage, not to {stage}; choose another OUTPUT_DIR")
 
 
 def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:

@@ -23,8 +23,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         lines = read_metrics(output_dir)
-        end = {True: start_iteration - 1, False: start_iteration}  # for lines with kNN's result, and for others
-        earlier = [line for line in lines if line["iteration"] < end["knn_top1" in line]]
+        earlier = [line for line in lines if line["iteration"] + ("knn_top1" in line) < start_iteration]
         atomic_write(path, "".join(json_text(line) + "\n" for line in earlier))
 
 

@@ -1,4 +1,4 @@
-"""The frame of every stage: its process group, its run folder, and its errors."""
+"""What every stage runs inside: its process group, its run folder, and its error handling."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A file contains only tensors and plain types, so ``torch.load(weights_only=True)`` reads it: ``epoch``, ``arch``,
 ``state_dict`` (``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``), ``optimizer``;
-in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method`` and ``config`` (YAML text).
+in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method``, ``bn_groups``, ``skipped_steps``, ``images`` (digest
+of image names and labels), ``recipe_changes`` and ``config`` (YAML text).
 """
 
 from __future__ import annotations

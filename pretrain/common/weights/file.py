@@ -129,7 +129,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
         reason = _describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
-    if hasattr(content, "_modules"):  # of a pickled module
+    if hasattr(content, "_modules"):  # a pickled module
         return {"model": content}
     if not isinstance(content, dict):
         raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors")
@@ -151,7 +151,7 @@ def load_torch(path: Path, mmap: bool = False) -> Any:
         with zipfile.ZipFile(path) as archive:
             name = archive.testzip()  # torch does not verify the checksums
             if name:
-                raise ValueError(f"{name} does not have its checksum")
+                raise ValueError(f"{name} does not match its checksum")
     try:
         with torch.serialization.safe_globals(_ALLOWED_BY_TORCH):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
@@ -216,7 +216,7 @@ def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dic
     if content.get("__author__") == "Detectron2 Model Zoo":
         std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one
         return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
-    with contextlib.suppress(TypeError, ValueError):  # of another program's provenance
+    with contextlib.suppress(TypeError, ValueError):  # another program's provenance may be anything
         return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)  # text in safetensors
     return {}
 

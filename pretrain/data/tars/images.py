@@ -109,7 +109,7 @@ def load_tars(pattern: str) -> ImageData:
     for paths in ({Path(tar).stem for tar in tars}, name_folders):
         mixed = folders.find_mixed_splits(paths)
         if mixed:
-            remedy = "keep each split in its own tars, and name those of one"
+            remedy = "keep each split in its own tars, and list the tars of one split only"
             splits = " and ".join(sorted(mixed[1]))
             raise UserError(f"{PREFIX}{pattern} contains {splits}: splits, not classes; {remedy}")
     common = os.path.commonpath(name_folders)
@@ -157,7 +157,7 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
         is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
         image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
     if not names or not is_known:
-        what = f"{tar} is not ImageNet's tar of {split}, or not unchanged"
+        what = f"{tar} is not ImageNet's {split} tar, or was modified"
         raise UserError(f"{what}; download it again from image-net.org")
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))

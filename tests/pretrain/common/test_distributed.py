@@ -79,14 +79,16 @@ def test_ranks_that_cannot_meet_end_at_once(monkeypatch: pytest.MonkeyPatch, ran
     values = {"MASTER_ADDR": "node7.invalid", "MASTER_PORT": "29999", "WORLD_SIZE": "2", "RANK": rank}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.init("cpu"), "cannot meet at node7.invalid:29999", "export a MASTER_ADDR")
+    refused(
+        lambda: distributed.init("cpu"), "cannot connect to each other at node7.invalid:29999", "export a MASTER_ADDR"
+    )
 
 
 def test_a_missing_rank_is_awaited_for_minutes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "RENDEZVOUS_S", 1.0)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.init("cpu"), "cannot meet at 127.0.0.1:0", "1/2 clients")
+    refused(lambda: distributed.init("cpu"), "cannot connect to each other at 127.0.0.1:0", "1/2 clients")
 
 
 def test_three_ranks_exchange_and_agree():

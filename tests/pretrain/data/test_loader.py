@@ -210,7 +210,9 @@ def test_runs_on_several_machines_do_not_fork_their_workers(data: ImageData, mon
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.MonkeyPatch, num_workers: int):
     def fail(path: str) -> bytes:
-        raise UserError(f"cannot read image {path}: Input/output error, twice; check the disk or the file server")
+        raise UserError(
+            f"cannot read image {path}: Input/output error (tried twice); check the disk or the file server"
+        )
 
     monkeypatch.setattr(images, "read_file", fail)
     for batches in (

@@ -194,7 +194,7 @@ def test_one_class_alone_is_not_scored_and_not_supervised(images, tmp_path):
         shutil.copytree(images / split / "class0", tmp_path / "photos" / split / "only")
     (tmp_path / "photos" / "train" / "empty").mkdir()
     cfg = _config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{tmp_path}/photos")
-    with pytest.raises(knn.MissingLabels, match="photos has one class"):
+    with pytest.raises(knn.MissingLabels, match="photos has only one class"):
         knn.load_probe_data(cfg)
     words = ("DATA.TRAIN", f"folder:{tmp_path}/photos", "METHOD.NAME", "supcon", "METHOD.LABELS", "class")
     refused(lambda: train.main(_config(images, tmp_path / "run", *words)), "METHOD.LABELS", "photos", "1 class")

@@ -24,10 +24,10 @@ JCL = ["pretrain", "--method", "jcl"]
     [
         (["pretrain", "--method", "jlc"], ("--method jlc", "did you mean 'jcl'")),
         ([*JCL, "--dry-ru"], ("--dry-ru",)),  # no abbreviations
-        (["report", "x", "y", "--cluster", "local"], ("report does not know '--cluster'",)),
-        ([*JCL, "--parallel", "2"], ("pretrain does not know '--parallel'",)),  # which it would not use
-        (["convert", "a", "b.pth", "--gpus", "1"], ("convert does not know '--gpus'",)),
-        (["distributions", "random", "--nodes", "2"], ("distributions does not know '--nodes'",)),
+        (["report", "x", "y", "--cluster", "local"], ("report: unknown option '--cluster'",)),
+        ([*JCL, "--parallel", "2"], ("pretrain: unknown option '--parallel'",)),  # which it would not use
+        (["convert", "a", "b.pth", "--gpus", "1"], ("convert: unknown option '--gpus'",)),
+        (["distributions", "random", "--nodes", "2"], ("distributions: unknown option '--nodes'",)),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):

@@ -67,7 +67,7 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
-        ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, in lines 1 and 2"),
+        ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, on lines 1 and 2"),
         ("- a\n", "must contain 'option: value' lines"),
         ("cpu: {time: [5]}\n", "cpu in .* must be 'option: value' lines"),
     ],
@@ -83,7 +83,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
     [
         ({"nodes": 0}, "--nodes is 0"),
         ({"time": "4h"}, "--time '4h' is not a time; write minutes, H:MM:SS or D-HH:MM:SS"),
-        ({"time": "0:00:00"}, r"signal-delay \(120 s, of the site file\) is not shorter than --time \(0 minutes\)"),
+        ({"time": "0:00:00"}, r"--time \(0 min\) must be longer than signal-delay \(120 s"),
         ({"sbatch": [("time", "5")]}, "--sbatch time is set by the launcher"),
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),

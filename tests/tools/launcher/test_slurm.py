@@ -116,7 +116,7 @@ def test_jobs_that_end_before_their_stage_say_why(
     assert status.print_status(tmp_path / "p") == 1
     printed = capsys.readouterr().out
     assert printed.startswith("3 failed, 1 cancelled\n")
-    assert "p/a: NonZeroExitCode: set-up line failed with status 127: module load cuda/12.4; correct it and" in printed
+    assert "p/a: NonZeroExitCode: setup line failed with status 127: module load cuda/12.4; fix it in" in printed
     assert "p/b: DependencyNeverSatisfied (a job that it waits for has failed)" in printed
     assert "p/c: JobLaunchFailure: it wrote nothing; can its nodes see" in printed
     refused(lambda: all_jobs.print_logs(tmp_path / "p/c", 0, True), "has ended without output", "JobLaunchFailure")

@@ -44,7 +44,7 @@ def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_clu
     assert shown(tmp_path)["state"] == "complete"
 
 
-@pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2: counted"), (True, "not stopped in time")])
+@pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2: counted"), (True, "did not stop in time")])
 def test_a_run_beyond_its_time_limit_is_requeued(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):

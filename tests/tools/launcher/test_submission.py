@@ -147,7 +147,7 @@ def test_the_cost_is_that_of_every_attempt(tmp_path: Path, cluster: Path, capsys
     assert start_graph(chain(tmp_path / "p"), options) == 0
     shown = capsys.readouterr().out
     assert "# fake: 2 jobs, each at most 8 GPUs x 24 h x 3 attempts = 1,152 GPU-hours\n" in shown
-    assert "# in sum at most 1,152 GPU-hours (--max-timeouts 2;" in shown
+    assert "# at most 1,152 GPU-hours in total (--max-timeouts 2;" in shown
     assert "no GPU-hours" in describe_cost([replace(fake("a"), gpu=False)], options)
 
 
@@ -175,7 +175,9 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
     (cluster / "queue").write_text("")
     shutil.rmtree(tmp_path / "p/report")
     assert start_graph(graph, OPTIONS) == 0
-    assert "a is missing and runs again, although all that builds on it is complete" in capsys.readouterr().err
+    assert (
+        "a has no result and runs again, although every stage that depends on it is complete" in capsys.readouterr().err
+    )
 
 
 def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):

@@ -100,7 +100,7 @@ def test_detectors_stand_next_to_table_2_in_the_papers_task_only(tmp_path: Path)
             f"28.5|36.1 ± {half:.1f} [n 3]|+7.6|46.8|56.1 ± {half:.1f} [n 3]|+9.3|30.4|38.0 ± 0.0 [n 3]|+7.6"
         ),
     }
-    assert "- Every pretraining: pretrained on imagenet, epochs 200, seed 0.\n" in text
+    assert "- Every pretraining run: pretrained on imagenet, epochs 200, seed 0.\n" in text
     digest = provenance(config)["source_sha256"][:8]
     assert f"- Weights: coco_mask_jcl: runs/jcl_R50/checkpoint_final.pth ({digest}).\n" in text
 

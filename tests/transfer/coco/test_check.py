@@ -62,7 +62,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
-        ("annotations", {"keypoints": None}, "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"),
+        ("annotations", {"keypoints": None}, "keypoints is missing (if none has any, set MODEL.KEYPOINT_ON False)"),
     ],
 )
 def test_a_bad_record_is_named_once_and_can_be_skipped(

@@ -44,7 +44,7 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
     assert mapper(image_format="BGR").read(turned)[3, 0].tolist() == [10, 0, 250]
     gray = record(tmp_path, Image.new("L", (4, 2), 77))
     assert mapper().read(gray).tolist() == [[[77] * 3] * 4] * 2
-    with pytest.raises(UserError, match=r"is 4 x 2, its annotations say 5 x 2"):
+    with pytest.raises(UserError, match=r"is 4 x 2, but its annotations say 5 x 2"):
         mapper().read(gray | {"width": 5})
 
 

@@ -69,7 +69,7 @@ def test_what_is_not_recorded_is_not_checked(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level("INFO")
     torch.save(resnet_state(), tmp_path / "s.pth")
     summary = convert(tmp_path / "s.pth", tmp_path / "w.pth").summary()
-    assert "not read: fc" in summary and "not recorded: mean and std" in summary
+    assert "not read: fc" in summary and "does not record the mean and std" in summary
     cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3)
     check_config(read_weights(tmp_path / "w.pth"), cfg)
     assert len(caplog.messages) == 1 and "does not record MODEL.PIXEL_MEAN, MODEL.PIXEL_STD" in caplog.messages[0]

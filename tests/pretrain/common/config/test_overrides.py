@@ -1,4 +1,4 @@
-"""KEY VALUE words may stand anywhere among the options; --help-keys lists the keys and ends the command."""
+"""KEY VALUE pairs may stand anywhere among the options; --help-keys lists the keys and ends the command."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ def test_options_may_follow_key_value() -> None:
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
-    with pytest.raises(UserError, match="train does not know '--confg-file=x'; did you mean '--config-file'"):
+    with pytest.raises(UserError, match="train: unknown option '--confg-file=x'; did you mean '--config-file'"):
         overrides.parse(parser(), ["--config-file", "a.yaml", "SEED", "1", "--confg-file=x"])
 
 
 @pytest.mark.parametrize("word", ["--base-lr", "--base_lr=0.1"])
 def test_an_option_that_is_a_key_names_the_key(word: str) -> None:
-    with pytest.raises(UserError, match=f"does not know '{word}'; keys have no dashes: SOLVER.BASE_LR VALUE"):
+    with pytest.raises(
+        UserError, match=f"unknown option '{word}'; config keys take no dashes: write SOLVER.BASE_LR VALUE"
+    ):
         overrides.parse(parser(), ["--config-file", "a.yaml", word])

@@ -1,12 +1,12 @@
 """Python interface to contrastive pretraining of ResNets without labels.
 
-    from pretrain import METHODS, RECIPES, load_backbone, pretrain
+    from pretrain import AUGMENTATIONS, METHODS, load_backbone, pretrain
 
     results = pretrain("configs/examples/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
 
-`METHODS`: method name -> declaration. `RECIPES`: view name -> operations. `register` adds to either from a module of
-your own. Command lines import this package first, so it imports no torch.
+`METHODS`: method name -> declaration. `AUGMENTATIONS`: name -> how a view is made. `register` adds to either from a
+module of your own. Command lines import this package first, so it imports no torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common.config.extensions import register
-from .data.recipes import RECIPES
+from .data.augmentations import AUGMENTATIONS
 from .methods import METHODS
 
 if TYPE_CHECKING:
     from torchvision.models import ResNet
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain", "register"]
+__all__ = ["AUGMENTATIONS", "METHODS", "load_backbone", "pretrain", "register"]
 
 
 def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

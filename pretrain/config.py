@@ -16,7 +16,7 @@ from .common.config import extensions
 from .common.config.yaml_io import flatten, get, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
 from .config_keys import IMAGENET_MEAN, IMAGENET_STD, find_readers, list_keys
-from .data.recipes import RECIPES
+from .data.augmentations import AUGMENTATIONS
 from .methods import METHODS
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
@@ -42,7 +42,7 @@ _DATA_SETS = {  # values of these keys for a named data set unless they are set;
     "tiny_imagenet": ("cifar", 64, IMAGENET_MEAN, IMAGENET_STD),
 }
 
-_BUILT_IN = {*METHODS, *RECIPES}  # before any module of the user's registers its own
+_BUILT_IN = {*METHODS, *AUGMENTATIONS}  # before any module of the user's registers its own
 
 
 def default_config() -> CfgNode:

@@ -8,7 +8,7 @@ from .common.config import extensions
 from .common.config.limits import ABOVE_0, AT_LEAST_0, FLOAT32_PRECISION, FRACTION, Choice, Range
 from .common.config.overrides import Key
 from .common.config.yaml_io import expected_type
-from .data.recipes import RECIPES
+from .data.augmentations import AUGMENTATIONS
 from .methods import METHODS
 
 # Means and standard deviations are of the training images (CIFAR's as in the released code of SCE and TCL).
@@ -46,7 +46,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     extensions.load()
     remedy = ", or --import the module that registers another"
     methods = Choice(tuple(METHODS), remedy)
-    recipes = Choice(tuple(RECIPES), remedy)
+    augmentations = Choice(tuple(AUGMENTATIONS), remedy)
     return {
         "METHOD.NAME": ("mocov2", methods, "training objective (see pretrain/methods)"),
         **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
@@ -67,8 +67,8 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "MODEL.EMA_SCHEDULE": ("constant", Choice(("constant", "cosine")), "cosine: m rises to 1"),
         "MODEL.EMA_UPDATE": ("before_keys", _UPDATES, "before_keys: MoCo, JCL; after_step: SCE's pseudo-code"),
         "MODEL.BN_GROUPS": (0, Range(high=1 << 20), _BN_GROUPS_MEANING),
-        "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
-        "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
+        "VIEWS.QUERY": ("moco_v2", augmentations, "augmentation of the query's view (pretrain/data/augmentations.py)"),
+        "VIEWS.KEY": ("moco_v2", augmentations, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
         "VIEWS.MEAN": (IMAGENET_MEAN, FRACTION, "mean of the RGB channels, from 0 to 1"),
         "VIEWS.STD": (IMAGENET_STD, Range(0.001, 1), "standard deviation of the RGB channels"),
@@ -119,7 +119,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "weight decay of the classifier"),
         "LINEAR.AUGMENT": (
             "crop_flip",
-            recipes,
+            augmentations,
             "augmentation; none uses evaluation views and computes each feature once",
         ),
         "LINEAR.LRS": ([], AT_LEAST_0, _LRS_MEANING),

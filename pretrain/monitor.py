@@ -61,13 +61,13 @@ class TrainingMonitor:
         self._losses: collections.deque[float] = collections.deque(maxlen=_SPIKE_WINDOW)
 
     @torch.no_grad()
-    def step(self, loss: Tensor, step: int, lr: float, index_N: Tensor) -> None:
+    def step(self, loss: Tensor, step: int, lr: float, index_n: Tensor) -> None:
         """Check the previous step, then start copying this step's values to the host."""
         self.check()
         bad = (~loss.isfinite()).float()
         bad_anywhere = distributed.mean_(bad.clone())
         report = AsyncHostCopy(torch.stack([bad, bad_anywhere, self._scaler.scale(self._unit_loss)]))
-        self._sent = (report, step, lr, index_N)
+        self._sent = (report, step, lr, index_n)
 
     def check(self) -> None:
         """Check the values that `step` copied last.
@@ -78,12 +78,12 @@ class TrainingMonitor:
         """
         if self._sent is None:
             return
-        report, step, lr, index_N = self._sent
+        report, step, lr, index_n = self._sent
         self._sent = None
         bad_here, bad_anywhere, next_scale = report.read().tolist()
         if bad_anywhere > 0:
-            names = ", ".join(map(self._image_name, index_N[:8].tolist()))
-            if len(index_N) > 8:
+            names = ", ".join(map(self._image_name, index_n[:8].tolist()))
+            if len(index_n) > 8:
                 names += ", ..."
             names_of_ranks = distributed.gather_objects(names if bad_here > 0 else "")
             rank, images = next((rank, images) for rank, images in enumerate(names_of_ranks) if images)

@@ -97,7 +97,7 @@ def load_checkpoint_to_resume(cfg: CfgNode, folder: Path) -> tuple[Path | None, 
         UserError: a rank cannot read it or sees one although rank 0 sees none, or it belongs to a run of another
             config.
     """
-    newest = checkpoint.load_latest_checkpoint(folder, checkpoint.list_checkpoints(folder), checkpoint.read)
+    newest = checkpoint.load_newest_on_all_ranks(folder, checkpoint.list_checkpoints(folder), checkpoint.read)
     if newest is None:
         return None, {}
     on_every_rank(_add_recipe_changes, cfg, folder, *newest)

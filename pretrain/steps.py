@@ -45,7 +45,7 @@ def training_step(state: TrainState, batch: Batch, step: int) -> tuple[Tensor, d
         This rank's mean loss, detached, and named metrics.
     """
     if isinstance(state.objective, QueueObjective):
-        return queue_step(state.objective, state.optimizer, state.scaler, batch.views_VNCHW, step)
+        return queue_step(state.objective, state.optimizer, state.scaler, batch.views_VnCHW, step)
     return in_batch_step(state.objective, state.optimizer, state.scaler, batch, step)
 
 
@@ -65,8 +65,8 @@ def queue_step(
     keys_MnD, dense_keys = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
 
     for micro_batch, is_last in micro_batches(views_VnCHW.shape[1], objective.accumulate):
-        with average_gradients(objective.query_forward, when=is_last):
-            q_pD, dense_queries = objective.embed(objective.query_forward, views_VnCHW[0, micro_batch])
+        with average_gradients(objective.ddp_encoder, when=is_last):
+            q_pD, dense_queries = objective.embed(objective.ddp_encoder, views_VnCHW[0, micro_batch])
             output = objective.loss(q_pD, keys_MnD[:, micro_batch], objective.model.negatives.queue, step=step)
             if dense_queries is not None and dense_keys is not None:
                 dense_keys_Mp = dense_keys.select(micro_batch)
@@ -88,20 +88,20 @@ def in_batch_step(
     objective: InBatchObjective, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batch: Batch, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train every view against the other views of the global batch: one encoder, no queue (SimCLR, SupCon, TCL)."""
-    num_views, n = batch.views_VNCHW.shape[:2]
+    num_views, n = batch.views_VnCHW.shape[:2]
     parts = list(micro_batches(n, objective.accumulate))
     # Order by image, not by view, so that each BN group has all views of its images, as a rank does.
-    images_nVCHW = batch.views_VNCHW.transpose(0, 1)
+    images_nVCHW = batch.views_VnCHW.transpose(0, 1)
     optimizer.zero_grad(set_to_none=True)
     embeddings: list[Tensor] = []
     with torch.set_grad_enabled(len(parts) == 1):
         for part, _ in parts:
-            embedding_aD, _ = objective.embed(objective.query_forward, images_nVCHW[part].flatten(0, 1))
+            embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[part].flatten(0, 1))
             embeddings.append(embedding_aD)
     anchors_AD = torch.cat(embeddings).requires_grad_()
 
-    labels_n = batch.label_N if objective.supervised else batch.index_N
-    labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)  # without a label, its own views are positive
+    labels_n = batch.label_n if objective.supervised else batch.index_n
+    labels_n = torch.where(labels_n < 0, -1 - batch.index_n, labels_n)  # without a label, its own views are positive
     labels_A = to_device(labels_n, anchors_AD.device).repeat_interleave(num_views)
     candidates_BD = distributed.gather(anchors_AD, with_grad=True)
     first = distributed.rank() * len(labels_A)
@@ -113,8 +113,8 @@ def in_batch_step(
     if len(parts) > 1:  # backward has reached only the embeddings so far
         gradients = cast(Tensor, anchors_AD.grad).chunk(len(parts))
         for (part, is_last), gradient_aD in zip(parts, gradients, strict=True):
-            with average_gradients(objective.query_forward, when=is_last):
-                embedding_aD, _ = objective.embed(objective.query_forward, images_nVCHW[part].flatten(0, 1))
+            with average_gradients(objective.ddp_encoder, when=is_last):
+                embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[part].flatten(0, 1))
                 embedding_aD.backward(gradient_aD)
     scaler.step(optimizer)
     scaler.update()

@@ -28,8 +28,8 @@ from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
 from .config import output_dir
 from .data import datasets, view_grid
+from .data.augmentations import AUGMENTATIONS
 from .data.loader import Loader, build_loader
-from .data.recipes import RECIPES
 from .methods import METHODS
 from .monitor import TrainingMonitor
 from .optim import set_learning_rate
@@ -130,9 +130,9 @@ def _train(run: PretrainRun, first_step: int) -> None:
     checkpoint_period = solver.CHECKPOINT_PERIOD or run.steps_per_epoch
     for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps)):
         lr = set_learning_rate(run.state.optimizer, solver, step, run.steps_per_epoch)
-        views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
-        loss, metrics = training_step(run.state, batch._replace(views_VNCHW=views_VNCHW), step)
-        run.monitor.step(loss, step, lr, batch.index_N)
+        views_VnCHW = batch.views_VnCHW.to(run.device, non_blocking=True).contiguous()
+        loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
+        run.monitor.step(loss, step, lr, batch.index_n)
         run.progress.advance()
 
         steps_done = step + 1
@@ -163,9 +163,9 @@ def _load_images(cfg: CfgNode) -> datasets.ImageData:
 
 def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) -> Loader:
     """Build the loader; log the size of the data set, and warn if the queue often has keys of the query's own image."""
-    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    augmentations = [AUGMENTATIONS[cfg.VIEWS.QUERY]] + [AUGMENTATIONS[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     batch_size = cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
+    loader = build_loader(cfg, data, augmentations, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     classes = f" in {len(data.classes)} classes" if data.classes else ""
     queue_size = cfg.MODEL.QUEUE_SIZE
     if distributed.is_main():
@@ -202,7 +202,7 @@ def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path:
     if checkpoint_path is None:
         for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint
             remove(path)
-        views = view_grid.draw(loader.data, loader.recipes[:_MAX_COLUMNS], loader.size, _ROWS, cfg.SEED)
+        views = view_grid.draw(loader.data, loader.augmentations[:_MAX_COLUMNS], loader.size, _ROWS, cfg.SEED)
         view_grid.write(folder / "views.png", views)
     elif checkpoint_path.name == checkpoint.FINAL:
         # The run had ended at a smaller MAX_STEPS; later checkpoints must sort after this one.

@@ -94,8 +94,10 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
     if detector or getattr(args, "command", "") == "transfer":
         load_detector_config(ROOT / args.config_file, keys)
     elif getattr(args, "command", "") == "pretrain" and not (args.method or "").isupper():  # NAME stands for a method
-        overrides = [] if args.config_file else stages.overrides_of(args.method)
-        load_config(ROOT / args.config_file if args.config_file else stages.recipe_of(args.method), [*overrides, *keys])
+        overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
+        load_config(
+            ROOT / args.config_file if args.config_file else stages.find_recipe(args.method), [*overrides, *keys]
+        )
 
 
 def test_every_snippet_is_one_that_is_checked() -> None:

@@ -141,7 +141,7 @@ def _stop_and_resume(images: Path, folder: Path, *more: str) -> None:
         patch.setattr(interrupt, "stop_requested", lambda: next(calls))
         with pytest.raises(interrupt.Stopped):
             _pretrain(images, folder / "cut", *words)
-    latest = checkpoint.load_latest(folder / "cut")
+    latest = checkpoint.load_newest(folder / "cut")
     assert latest is not None and latest[1]["scaler"]
     _pretrain(images, folder / "cut", *words)
 

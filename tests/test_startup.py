@@ -43,7 +43,7 @@ MISTAKES = {
     ("tools/export.py", "nowhere", "--output", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
     ("tools/predict.py", "nowhere", "--run", "box", "--output", "x"): "no image or folder at nowhere",
-    ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "moco_v",
+    ("tools/show_views.py", "--augmentation", "moco_v3", "--data", "x"): "moco_v",
     ("tools/make_data.py", "digits", "--output", "x", "--size", "1"): "--size must be at least 16 for digits, got 1",
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:nowhere"): "nowhere",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "SOLVER.BASE_LR'",
@@ -79,13 +79,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
 
     root = tmp_path_factory.mktemp("startup")
     with contextlib.chdir(root):
-        finish(stages.pretrain(stages.recipe_of("jcl"), ["OUTPUT_DIR", "pretrained"]))
+        finish(stages.build_pretrain(stages.find_recipe("jcl"), ["OUTPUT_DIR", "pretrained"]))
         Path("pretrained/checkpoint_final.pth").write_bytes(b"\0weights")
         for probe in ("linear", "knn"):
-            finish(stages.probe(probe, "pretrained"))
-        finish(stages.convert("pretrained", "converted.pth"))
+            finish(stages.build_probe(probe, "pretrained"))
+        finish(stages.build_convert("pretrained", "converted.pth"))
         trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
-        finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
+        finish(stages.build_transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
     commands = [*MISTAKES, *ANSWERS]
     words = json.dumps([[str(ROOT / file), *arguments] for file, *arguments in commands])

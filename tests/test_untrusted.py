@@ -66,7 +66,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     """Write a run folder as the launcher leaves it, with ``text`` in every text field."""
     logs = folder / "launch/submission"
     logs.mkdir(parents=True)
-    spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
+    spec = stages.build_probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))

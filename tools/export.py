@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, existing_file, write_error
+from pretrain.common.files import build_write_error, check_name, existing_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.format == "onnx" and not (find_spec("onnxscript") and find_spec("onnxruntime")):
         raise UserError("--format onnx needs onnxscript and onnxruntime; install them: pip install -e '.[export]'")
     from tools.exporting import formats  # imports torch; a user's mistake should not wait for that
-    from tools.exporting.source import read_backbone
+    from tools.exporting.source import read_export_source
 
     export = formats.export_onnx if args.format == "onnx" else formats.export_timm
     try:
-        errors = export(read_backbone(source), output)
+        errors = export(read_export_source(source), output)
     except OSError as error:
         if error.errno is None:  # raised by a library, not by the file system
             raise
-        raise write_error(output, error) from error
+        raise build_write_error(output, error) from error
     differences = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     print(f"{source} -> {output}\nlargest relative difference, one image through both: {differences}")
 

@@ -215,29 +215,29 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
 
 
 def pretrain(args: argparse.Namespace) -> int:
-    recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
-    method_overrides = [] if args.config_file else stages.overrides_of(args.method)
+    recipe = args.config_file or os.path.relpath(stages.find_recipe(args.method))
+    method_overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
     print(" ".join(["recipe:", str(recipe), *method_overrides]), file=sys.stderr)
     change_recipe = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
-    return _start_stage(stages.pretrain(recipe, [*method_overrides, *args.overrides, *change_recipe]), args)
+    return _start_stage(stages.build_pretrain(recipe, [*method_overrides, *args.overrides, *change_recipe]), args)
 
 
 def probe(args: argparse.Namespace) -> int:
-    return _start_stage(stages.probe(args.command, args.weights, args.config_file, args.overrides), args)
+    return _start_stage(stages.build_probe(args.command, args.weights, args.config_file, args.overrides), args)
 
 
 def distributions(args: argparse.Namespace) -> int:
     runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
     words = [*args.weights[len(runs) :], *args.overrides]
-    return _start_stage(stages.distributions(runs, words, "runs/distributions"), args)
+    return _start_stage(stages.build_distributions(runs, words, "runs/distributions"), args)
 
 
 def convert(args: argparse.Namespace) -> int:
-    return _start_stage(stages.convert(args.source, args.output, options=vars(args)), args)
+    return _start_stage(stages.build_convert(args.source, args.output, options=vars(args)), args)
 
 
 def transfer(args: argparse.Namespace) -> int:
-    spec = stages.transfer(
+    spec = stages.build_transfer(
         args.config_file, args.overrides, engine=args.engine, eval_only=args.eval_only, visualize=args.visualize
     )
     return _start_stage(spec, args)

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import existing_file, sha256, write_error
+from pretrain.common.files import build_write_error, existing_file, sha256
 from pretrain.common.run.lock import claim
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
@@ -110,7 +110,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             os.sync()  # before the rename, which marks the data as complete: a power failure would leave empty files
             folder.rename(output)
         except OSError as error:
-            raise write_error(output, error) from error
+            raise build_write_error(output, error) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"made {output}")

@@ -1,6 +1,6 @@
 """Draw the views that the encoder sees: one row per image, which shows the image itself and several views.
 
-python tools/show_views.py --recipe moco_v2 --data folder:/path/to/images --output views.png
+python tools/show_views.py --augmentation moco_v2 --data folder:/path/to/images --output views.png
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, did_you_mean, run_command_line
-from pretrain.data.recipes import RECIPES
+from pretrain.data.augmentations import AUGMENTATIONS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
-    if args.recipe not in RECIPES:
-        raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{did_you_mean(args.recipe, RECIPES)}")
+    if args.augmentation not in AUGMENTATIONS:
+        hint = did_you_mean(args.augmentation, AUGMENTATIONS)
+        raise UserError(f"no augmentation {args.augmentation!r}; choose {', '.join(AUGMENTATIONS)}{hint}")
     from pretrain.data import datasets, view_grid  # imports torch
 
     data = datasets.load(args.data, "train", args.root)
-    recipes = [RECIPES[args.recipe]] * args.views
-    view_grid.write(args.output, view_grid.draw(data, recipes, args.size, args.images, seed=0))
-    print(f"{args.output}: {args.recipe}, {args.views} views of {args.images} images")
+    augmentations = [AUGMENTATIONS[args.augmentation]] * args.views
+    view_grid.write(args.output, view_grid.draw(data, augmentations, args.size, args.images, seed=0))
+    print(f"{args.output}: {args.augmentation}, {args.views} views of {args.images} images")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)} (default: moco_v2)")
+    text = f"augmentation of the views: {', '.join(AUGMENTATIONS)} (default: moco_v2)"
+    parser.add_argument("--augmentation", default="moco_v2", metavar="NAME", help=text)
     parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets (default: datasets)")
     parser.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")

@@ -33,16 +33,16 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
     name = first_nonfinite(state["model"])
     if name:
         when = f"after iteration {state['iteration']}"
-        raise diverged(f": {when} {name} has values that are not finite, so no checkpoint was written")
+        raise build_divergence_error(f": {when} {name} has values that are not finite, so no checkpoint was written")
     checkpoint.save(path, state)
 
 
-def diverged(what: str) -> UserError:
+def build_divergence_error(what: str) -> UserError:
     """Return the error of a training run whose losses or weights are no longer finite."""
     return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
 
 
-def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
+def list_checkpoints(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
     """Return the checkpoints to resume from, newest first; ``evaluating`` adds that of an unfinished evaluation."""
     folder = Path(output_dir)
     paths = [path for path in folder.glob("model_*.pth") if path.name != BEST]
@@ -58,12 +58,14 @@ def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-    return checkpoint.load_first_undamaged(output_dir, all_in(output_dir), checkpoint.read)
+    return checkpoint.load_first_undamaged(output_dir, list_checkpoints(output_dir), checkpoint.read)
 
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
-    """Load the checkpoint to resume from on every rank (see `load_latest_checkpoint`); return None for a new run."""
-    return checkpoint.load_latest_checkpoint(output_dir, all_in(output_dir, evaluating=True), checkpoint.read)
+    """Load the checkpoint to resume from on every rank (see `load_newest_on_all_ranks`); return None for a new run."""
+    return checkpoint.load_newest_on_all_ranks(
+        output_dir, list_checkpoints(output_dir, evaluating=True), checkpoint.read
+    )
 
 
 def _iteration(path: Path) -> int:

@@ -46,7 +46,9 @@ def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[Model
     if not all(map(math.isfinite, values)):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
         images = ", ".join(image["file_name"] for image in batch)
-        raise checkpoints.diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
+        raise checkpoints.build_divergence_error(
+            f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}"
+        )
     trainer.skipped.update(loss_scale, iteration)
     if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         scaler.unscale_(trainer.optimizer)  # the optimizer's step clips

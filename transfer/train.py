@@ -174,7 +174,7 @@ def train(trainer: Trainer, start: int, visualize: int, *, resume_evaluation: bo
     with trainer.open_logs(start, first_line=start - evaluates_first) as bar:
         if evaluates_first:
             log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
-            results = _finish(trainer, start - 1, visualize, is_saved=not resume_evaluation)
+            results = _evaluate_and_save(trainer, start - 1, visualize, is_saved=not resume_evaluation)
         if start < trainer.max_iter:
             results = _train_steps(trainer, start, visualize, bar)
     return results
@@ -198,7 +198,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
             done = iteration + 1
             reason = stop.poll()
             if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
-                results = _finish(trainer, iteration, visualize, stop_reason=reason)
+                results = _evaluate_and_save(trainer, iteration, visualize, stop_reason=reason)
                 continue
             if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
                 trainer.save(f"model_{iteration:07d}.pth", iteration)
@@ -208,7 +208,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
                 raise Stopped(reason)
         trainer.iter = end
     except FloatingPointError as error:  # raised by Detectron2's proposal generator
-        raise checkpoints.diverged(f": {one_line(error)}") from error
+        raise checkpoints.build_divergence_error(f": {one_line(error)}") from error
     finally:
         trainer.call_hooks("after_train")
     num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())
@@ -217,7 +217,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
     return results
 
 
-def _finish(
+def _evaluate_and_save(
     trainer: Trainer, iteration: int, visualize: int, *, stop_reason: str = "", is_saved: bool = False
 ) -> dict[str, Metrics]:
     """Run precise BN, save the checkpoints that are due, and evaluate after ``iteration``; return the metrics.

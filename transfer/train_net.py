@@ -270,7 +270,7 @@ def _read_saved_summary(cfg: CfgNode) -> dict[str, Any]:
     from transfer import checkpoints
     from transfer.weights.load import check_same_weights
 
-    if not checkpoints.all_in(cfg.OUTPUT_DIR, evaluating=True):
+    if not checkpoints.list_checkpoints(cfg.OUTPUT_DIR, evaluating=True):
         return {}
     summary = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
     check_same_weights(cfg.MODEL.WEIGHTS, summary, cfg.OUTPUT_DIR)

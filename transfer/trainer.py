@@ -26,7 +26,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
 from pretrain.common.run.metrics import MetricsWriter
 from pretrain.common.run.skipped_steps import SkippedSteps
-from pretrain.common.run.workers import verdict
+from pretrain.common.run.workers import describe_bottleneck
 from pretrain.common.weights import checkpoint
 
 from . import HOOKS, checkpoints
@@ -132,7 +132,7 @@ class Trainer:
             f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
             f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {line['lr']:.5g}{memory}  "
             f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {data_fraction:.0%} waiting for data "
-            f"({verdict(data_fraction, 0.2)})"
+            f"({describe_bottleneck(data_fraction, 0.2)})"
         )
         return line
 

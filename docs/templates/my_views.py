@@ -1,4 +1,4 @@
-"""Your own view recipe: small crops without color operations.
+"""Your own augmentation: small crops without color operations.
 
     python tools/launch.py pretrain --import docs/templates/my_views.py \
         --config-file configs/examples/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from pretrain import RECIPES, register
-from pretrain.data.recipes import RandomResizedCrop, Recipe
+from pretrain import AUGMENTATIONS, register
+from pretrain.data.augmentations import Augmentation, RandomResizedCrop
 
-register(RECIPES, "small_crops", Recipe(RandomResizedCrop(scale=(0.1, 0.5)), flip=0.0))
+register(AUGMENTATIONS, "small_crops", Augmentation(RandomResizedCrop(scale=(0.1, 0.5)), flip=0.0))

@@ -46,7 +46,7 @@ def check_name(path: str, option: str) -> None:
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
 
 
-def empty_or_text(path: Path) -> str:
+def describe_empty_or_text(path: Path) -> str:
     """Describe a file that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
     with open(path, "rb") as file:
         start = file.read(512)
@@ -88,11 +88,11 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def convert_write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
-    """Convert an OSError of writing or removing ``path`` to UserError (see `write_error`)."""
+    """Convert an OSError of writing or removing ``path`` to UserError (see `build_write_error`)."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error, resume) from error
+        raise build_write_error(path, error, resume) from error
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
-def write_error(path: str | Path, error: OSError, resume: bool = False) -> UserError:
+def build_write_error(path: str | Path, error: OSError, resume: bool = False) -> UserError:
     """Build the error about a file that could not be written.
 
     Args:

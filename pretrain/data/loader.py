@@ -3,7 +3,7 @@
 The order of an epoch is a function of (seed, epoch), and a view's randomness of (seed, epoch, image index, view
 number). Global batches thus do not depend on the numbers of workers and processes, and a run can start at any step.
 
-Shape letters: V views, N images of this rank's slice of a batch, C = 3 channels, H = W = S pixels.
+Shape letters: V views, n images of this rank's slice of a batch, C = 3 channels, H = W = S pixels.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..common import distributed, interrupt
 from ..common.errors import UserError
 from ..common.images import CorruptImage
 from ..common.run.workers import SignalSafeDataLoader
+from .augmentations import Augmentation
 from .datasets import ImageData
-from .recipes import Recipe
 from .views import center_view, make_views
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """This rank's slice of a global batch."""
 
-    views_VNCHW: Tensor  # uint8, with the channels of a pixel side by side in memory
-    index_N: Tensor  # int64, position in the data set of the image used
-    label_N: Tensor  # int64, -1 where the image has no label
+    views_VnCHW: Tensor  # uint8, with the channels of a pixel side by side in memory
+    index_n: Tensor  # int64, position in the data set of the image used
+    label_n: Tensor  # int64, -1 where the image has no label
     replaced: dict[int, str]  # position -> error of the corrupt images that other images replace
 
 
@@ -50,7 +50,7 @@ class Loader:
     """
 
     data: ImageData
-    recipes: Sequence[Recipe]  # one per view
+    augmentations: Sequence[Augmentation]  # one per view
     size: int  # S
     _: KW_ONLY
     batch_size: int  # global; the last incomplete batch of an epoch is dropped
@@ -95,16 +95,16 @@ class Loader:
 
     def _read_batch(self, items: list[tuple[int, int]]) -> Batch:
         """Read a batch of (epoch, position) and make its views; runs in the workers."""
-        views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
+        views = np.empty((len(self.augmentations), len(items), self.size, self.size, 3), np.uint8)
         used = np.empty(len(items), np.int64)
         replaced: dict[int, str] = {}
         for n, (epoch, position) in enumerate(items):
             image, used[n] = self._read(position, replaced)
             view_rng = functools.partial(stream, self.seed, epoch, _VIEW, position)
-            views[:, n] = make_views(image, self.recipes, self.size, view_rng)
+            views[:, n] = make_views(image, self.augmentations, self.size, view_rng)
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
-        views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
-        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
+        views_VnCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
+        return Batch(views_VnCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
 
     def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
         """Read an image; where it is corrupt and skipped, add it to ``replaced`` and read the next one."""
@@ -129,13 +129,19 @@ class Loader:
 
 
 def build_loader(
-    cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int
+    cfg: CfgNode,
+    data: ImageData,
+    augmentations: Sequence[Augmentation],
+    device: torch.device,
+    *,
+    size: int,
+    batch_size: int,
 ) -> Loader:
     """Build the `Loader` of this rank for ``device``."""
     ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
     workers = {"num_workers": cfg.DATALOADER.NUM_WORKERS, "pin_memory": device.type == "cuda"}
     options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT}
-    return Loader(data, recipes, size, batch_size=batch_size, seed=cfg.SEED, **options)
+    return Loader(data, augmentations, size, batch_size=batch_size, seed=cfg.SEED, **options)
 
 
 def eval_batches(

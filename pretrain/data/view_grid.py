@@ -10,19 +10,19 @@ import numpy as np
 
 from ..common.files import atomic_write
 from ..common.images import CorruptImage
+from .augmentations import Augmentation
 from .datasets import ImageData
 from .loader import stream
-from .recipes import Recipe
 from .views import center_view, make_views
 
 _GAP = 4  # white pixels between views
 
 
-def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, seed: int) -> np.ndarray:
+def draw(data: ImageData, augmentations: Sequence[Augmentation], size: int, images: int, seed: int) -> np.ndarray:
     """Draw the figure as (rows, columns, 3) uint8 RGB, with the views of the first epoch of training with this seed.
 
     Args:
-        recipes: recipes of the columns next to the image itself.
+        augmentations: augmentations of the columns next to the image itself.
         size: pixels per side of a view.
         images: rows, evenly spaced over the data set; images that cannot be decoded are skipped.
     """
@@ -32,7 +32,7 @@ def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, see
             image = data.read(index)
         except CorruptImage:  # DATALOADER.ON_CORRUPT decides whether training fails
             continue
-        views = make_views(image, recipes, size, lambda v, i=index: stream(seed, 0, 0, i, v))
+        views = make_views(image, augmentations, size, lambda v, i=index: stream(seed, 0, 0, i, v))
         gap = ((0, _GAP), (0, _GAP), (0, 0))
         cells = [np.pad(cell, gap, constant_values=255) for cell in (center_view(image, size, size), *views)]
         rows.append(np.concatenate(cells, axis=1))

@@ -1,4 +1,4 @@
-"""Samples the random parameters of a view by its recipe, and applies them.
+"""Samples the random parameters of a view by its augmentation, and applies them.
 
 A view has two parts: a box of the image with a flip, and color operations with their values, in order.
 
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-from .recipes import CenterCrop, Operation, PadCrop, RandomResizedCrop, Recipe, randint, uniform
+from .augmentations import Augmentation, CenterCrop, Operation, PadCrop, RandomResizedCrop, randint, uniform
 
 
 class ViewParams(NamedTuple):
@@ -33,22 +33,22 @@ class ViewParams(NamedTuple):
     colors: list[Operation]  # in order
 
 
-def sample_params(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> ViewParams:
+def sample_params(augmentation: Augmentation, height: int, width: int, rng: np.random.Generator) -> ViewParams:
     """Sample a view's random parameters for an image of ``height`` x ``width`` pixels."""
     box = (0, 0, height, width)
     offset = None
-    if isinstance(recipe.crop, RandomResizedCrop):
-        box = _sample_box(recipe.crop, height, width, rng)
-    elif isinstance(recipe.crop, PadCrop):
-        count = 2 * recipe.crop.padding + 1
+    if isinstance(augmentation.crop, RandomResizedCrop):
+        box = _sample_box(augmentation.crop, height, width, rng)
+    elif isinstance(augmentation.crop, PadCrop):
+        count = 2 * augmentation.crop.padding + 1
         offset = (randint(rng, count), randint(rng, count))
-    flip = recipe.flip > 0 and rng.random() < recipe.flip
+    flip = augmentation.flip > 0 and rng.random() < augmentation.flip
     policy = None
-    if recipe.policy:
+    if augmentation.policy:
         probabilities = torch.from_numpy(rng.random(2))
         policy = (randint(rng, 25), probabilities, torch.tensor([randint(rng, 2), randint(rng, 2)]))
     colors: list[Operation] = []
-    for color in recipe.colors:
+    for color in augmentation.colors:
         if color.p >= 1 or rng.random() < color.p:
             colors += color.sample(rng)
     rounded = [(operation, float(np.float32(value))) for operation, value in colors]
@@ -56,29 +56,29 @@ def sample_params(recipe: Recipe, height: int, width: int, rng: np.random.Genera
 
 
 def make_views(
-    image: np.ndarray, recipes: Sequence[Recipe], size: int, view_rng: Callable[[int], np.random.Generator]
+    image: np.ndarray, augmentations: Sequence[Augmentation], size: int, view_rng: Callable[[int], np.random.Generator]
 ) -> np.ndarray:
     """Make all views of an image.
 
     Args:
         image: (H, W, 3) uint8.
-        recipes: one per view.
+        augmentations: one per view.
         size: S, pixels per side of a view.
         view_rng: returns the random stream of a view from its number.
 
     Returns:
         (V, S, S, 3) uint8.
     """
-    views = np.empty((len(recipes), size, size, 3), np.uint8)
-    for v, recipe in enumerate(recipes):
-        params = sample_params(recipe, image.shape[0], image.shape[1], view_rng(v))
-        view = _crop(image, recipe, params, size)
+    views = np.empty((len(augmentations), size, size, 3), np.uint8)
+    for v, augmentation in enumerate(augmentations):
+        params = sample_params(augmentation, image.shape[0], image.shape[1], view_rng(v))
+        view = _crop(image, augmentation, params, size)
         if params.flip:
             cv2.flip(view, 1, dst=views[v])
         else:
             views[v] = view
         if params.policy:
-            policy = _Policy(AutoAugmentPolicy(recipe.policy))
+            policy = _Policy(AutoAugmentPolicy(augmentation.policy))
             policy.params = params.policy
             views[v] = np.asarray(policy(Image.fromarray(views[v])))
         for operation, value in params.colors:
@@ -139,13 +139,13 @@ class _Policy(AutoAugment):
         return self.params
 
 
-def _crop(image: np.ndarray, recipe: Recipe, params: ViewParams, size: int) -> np.ndarray:
-    if isinstance(recipe.crop, CenterCrop):
+def _crop(image: np.ndarray, augmentation: Augmentation, params: ViewParams, size: int) -> np.ndarray:
+    if isinstance(augmentation.crop, CenterCrop):
         return center_view(image, size, size)
     top, left, height, width = params.box
     view = resize(image[top : top + height, left : left + width], size, size)
-    if params.offset and isinstance(recipe.crop, PadCrop):
-        pad = recipe.crop.padding
+    if params.offset and isinstance(augmentation.crop, PadCrop):
+        pad = augmentation.crop.padding
         top, left = params.offset
         view = cv2.copyMakeBorder(view, pad, pad, pad, pad, cv2.BORDER_CONSTANT)[top : top + size, left : left + size]
     return view

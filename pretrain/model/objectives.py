@@ -38,7 +38,7 @@ class Objective:
     Attributes:
         model: everything that a checkpoint saves.
         encoder: the trained encoder.
-        query_forward: the same, or its DistributedDataParallel.
+        ddp_encoder: the same, or its DistributedDataParallel.
         embed: embeds images with an encoder; see `momentum_encoder.embed`.
         method: the pure function and how its hyperparameters change over the epochs.
         hyper: the values of its hyperparameters, by keyword.
@@ -48,7 +48,7 @@ class Objective:
 
     model: nn.Module
     encoder: ResNet
-    query_forward: nn.Module
+    ddp_encoder: nn.Module
     embed: Callable[[nn.Module, Tensor], tuple[Tensor, DenseFeatures | None]]
     method: methods.Method
     hyper: dict[str, Any]
@@ -187,7 +187,7 @@ def build_objective(
     options = {"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD, "amp": cfg.SOLVER.AMP, "memory_format": memory_format}
     shared: dict[str, Any] = {
         "encoder": encoder,
-        "query_forward": distributed.data_parallel(encoder, device),
+        "ddp_encoder": distributed.data_parallel(encoder, device),
         "embed": functools.partial(embed, **options),
         "method": method,
         "hyper": {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()},

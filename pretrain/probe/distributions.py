@@ -22,8 +22,8 @@ from torchvision.models import ResNet
 from ..common.distributed import AgreedStop
 from ..common.errors import UserError, figure_text
 from ..data import datasets, views
+from ..data.augmentations import AUGMENTATIONS
 from ..data.loader import build_loader
-from ..data.recipes import RECIPES
 from .features import load_frozen
 from .stage import probe_run
 
@@ -71,19 +71,19 @@ def _compute_points(
 ) -> np.ndarray:
     """Return similarity and variance of each image's views, (count, 2) float64."""
     batch_size = min(16, count)
-    recipes = [RECIPES[cfg.VIEWS.KEY]] * augmentations
-    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
+    key_views = [AUGMENTATIONS[cfg.VIEWS.KEY]] * augmentations
+    loader = build_loader(cfg, data, key_views, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     rows: list[Tensor] = []
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
         stop.raise_if_requested()
-        x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+        x = views.normalize(batch.views_VnCHW.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         features = backbone(x.flatten(0, 1)).unflatten(0, (augmentations, -1))
-        rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
+        rows.append(torch.stack(measure_similarity_and_variance(features.transpose(0, 1)), dim=1).cpu())
     return torch.cat(rows)[:count].double().numpy()
 
 
-def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
+def measure_similarity_and_variance(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean cosine similarity of all A x A pairs and mean diagonal of the covariance, per image.
 
     These are the measures of JCL's supplement, Sec. 5.

@@ -21,7 +21,7 @@ from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import read_record
 from ..common.weights import checkpoint
-from ..data import recipes, views
+from ..data import augmentations, views
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.encoder import feature_dim, pooled_features
@@ -155,7 +155,7 @@ class _Augmented:
         self._run = run
         self._backbone = backbone
         size, _ = evaluation_size(cfg)
-        augment = [recipes.RECIPES[cfg.LINEAR.AUGMENT]]
+        augment = [augmentations.AUGMENTATIONS[cfg.LINEAR.AUGMENT]]
         self._loader = build_loader(cfg, data, augment, run.device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 
     def __len__(self) -> int:
@@ -167,10 +167,10 @@ class _Augmented:
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
         cfg = self._run.cfg
         device = self._run.device
-        images = views.normalize(batch.views_VNCHW[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+        images = views.normalize(batch.views_VnCHW[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         with autocast(cfg.SOLVER.AMP, device.type):
             features = pooled_features(self._backbone, images).float()
-        return features, batch.label_N.to(device, non_blocking=True)
+        return features, batch.label_n.to(device, non_blocking=True)
 
 
 class _Cached:
@@ -210,7 +210,7 @@ def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any], d
         UserError: it is another probe's.
     """
     results = read_record(folder / "results.json")
-    newest = None if results else checkpoint.load_latest(folder)
+    newest = None if results else checkpoint.load_newest(folder)
     state = newest[1] if newest else {}
     if results or state:
         check_same_probe(folder, (results or state).get("work", {}), work)

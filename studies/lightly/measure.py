@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from pretrain.config import load_config
 from pretrain.data import datasets
+from pretrain.data.augmentations import AUGMENTATIONS, Blur, Gray, Jitter, RandomResizedCrop
 from pretrain.data.loader import build_loader
-from pretrain.data.recipes import RECIPES, Blur, Gray, Jitter, RandomResizedCrop
 from pretrain.data.views import normalize
 
 _RSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
@@ -31,13 +31,13 @@ _RSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
 def load_with_ours(cfg: CfgNode) -> Iterator[int]:
     """Load one epoch with this project's loader; yield the number of images of each batch, ready for the encoder."""
     data = datasets.load(cfg.DATA.TRAIN, "train")
-    recipes = [RECIPES[cfg.VIEWS.QUERY], RECIPES[cfg.VIEWS.KEY]]
+    augmentations = [AUGMENTATIONS[cfg.VIEWS.QUERY], AUGMENTATIONS[cfg.VIEWS.KEY]]
     size = cfg.VIEWS.IMAGE_SIZE
     batch_size = cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, recipes, torch.device("cpu"), size=size, batch_size=batch_size)
+    loader = build_loader(cfg, data, augmentations, torch.device("cpu"), size=size, batch_size=batch_size)
     for _, batch in loader.batches(0, len(loader)):
-        normalize(batch.views_VNCHW, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-        yield len(batch.index_N)
+        normalize(batch.views_VnCHW, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+        yield len(batch.index_n)
 
 
 def load_with_lightly(cfg: CfgNode) -> Iterator[int]:
@@ -45,14 +45,14 @@ def load_with_lightly(cfg: CfgNode) -> Iterator[int]:
     from lightly.data import LightlyDataset
     from lightly.transforms import MoCoV2Transform
 
-    recipe = RECIPES[cfg.VIEWS.QUERY]
-    jitter, gray, blur = (cast(Any, color) for color in recipe.colors)
-    assert [type(color) for color in recipe.colors] == [Jitter, Gray, Blur]
-    assert cfg.VIEWS.KEY == cfg.VIEWS.QUERY and isinstance(recipe.crop, RandomResizedCrop)
+    augmentation = AUGMENTATIONS[cfg.VIEWS.QUERY]
+    jitter, gray, blur = (cast(Any, color) for color in augmentation.colors)
+    assert [type(color) for color in augmentation.colors] == [Jitter, Gray, Blur]
+    assert cfg.VIEWS.KEY == cfg.VIEWS.QUERY and isinstance(augmentation.crop, RandomResizedCrop)
     views = MoCoV2Transform(
         cfg.VIEWS.IMAGE_SIZE,
-        min_scale=recipe.crop.scale[0],
-        hf_prob=recipe.flip,
+        min_scale=augmentation.crop.scale[0],
+        hf_prob=augmentation.flip,
         cj_prob=jitter.p,
         cj_bright=jitter.brightness,
         cj_contrast=jitter.contrast,

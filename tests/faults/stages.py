@@ -111,7 +111,7 @@ def newest(folder: Path) -> tuple[int, str]:
     run = folder / "run"
     if (run / "results.json").exists():  # complete
         return sys.maxsize, ""
-    pretrained = checkpoint.load_latest(run)
+    pretrained = checkpoint.load_newest(run)
     if pretrained:
         path, saved = pretrained
         name = f"from {path.name} " if "steps_per_epoch" in saved else ""

@@ -91,7 +91,7 @@ def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
     calls = record(commands, tmp_path, __name__)
     seen: set[int] = set()
     for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
-        newest = checkpoint.load_latest(tmp_path / "crashed")
+        newest = checkpoint.load_newest(tmp_path / "crashed")
         step = newest[1]["step"] if newest else 0
         assert not newest or torch.equal(newest[1]["state_dict"]["w"], torch.full((64,), float(step)))
         assert step >= max(seen, default=0) - (kind != KEPT), f"after call {number}, {kind}"

@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2] / "configs"
 FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/own_images_R50.yaml"]
 RECIPES: list[Any] = [pytest.param(path, [], id=path.stem) for path in FILES]
 RECIPES += [
-    pytest.param(stages.recipe_of(name), overrides, id=name)
+    pytest.param(stages.find_recipe(name), overrides, id=name)
     for name in METHODS
-    if (overrides := stages.overrides_of(name))
+    if (overrides := stages.find_recipe_overrides(name))
 ]
 BATCH = 8
 

@@ -53,7 +53,7 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     out = {}
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
-        batch = Batch(whole.views_VNCHW[:, rows], whole.index_N[rows], whole.label_N[rows], {})
+        batch = Batch(whole.views_VnCHW[:, rows], whole.index_n[rows], whole.label_n[rows], {})
         loss, _ = training_step(run, batch, step)
         out[f"loss{step}"] = distributed.mean_(loss)
         if step == 0:

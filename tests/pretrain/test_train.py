@@ -60,7 +60,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
     changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
-    newest = checkpoint.load_latest(out)
+    newest = checkpoint.load_newest(out)
     assert newest is not None
     assert sorted(results["recipe_changes"]) == changes == sorted(newest[1]["recipe_changes"])
     assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))
@@ -84,7 +84,7 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     with pytest.raises(interrupt.Stopped, match="preempted"):
         run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     monkeypatch.undo()
-    saved = checkpoint.load_latest(tmp_path / "run")
+    saved = checkpoint.load_newest(tmp_path / "run")
     assert saved is not None and 0 < saved[1]["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     assert f"resumed from {saved[0].name} at step {saved[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()

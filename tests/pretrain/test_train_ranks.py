@@ -82,12 +82,12 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
     seen: list[str] = []
     losses: list[tuple[float, int]] = []
 
-    def watch(self, loss, step, lr, index_N):
-        losses.append((loss.item(), len(index_N)))
+    def watch(self, loss, step, lr, index_n):
+        losses.append((loss.item(), len(index_n)))
         if rank == 1 and step == 2:
             loss = loss * torch.nan
-            seen[:] = [self._image_name(i) for i in index_N.tolist()]
-        real_step(self, loss, step, lr, index_N)
+            seen[:] = [self._image_name(i) for i in index_n.tolist()]
+        real_step(self, loss, step, lr, index_n)
 
     train.TrainingMonitor.step = watch
     text = refused(lambda: run(images, output, "SOLVER.IMS_PER_BATCH", "4"), "step 2 on rank 1", "rate ")

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from pretrain.data import datasets, recipes, views
+from pretrain.data import augmentations, datasets, views
 from pretrain.data.loader import Loader
 from tests.pretrain.images import write_folder
 from tools import show_views
@@ -24,7 +24,7 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")
     np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))
-    loader = Loader(data, [recipes.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=0, num_workers=0)
+    loader = Loader(data, [augmentations.AUGMENTATIONS["moco_v2"]] * 2, 32, batch_size=5, seed=0, num_workers=0)
     _, batch = next(loader.batches(0, 1))
-    row = int(torch.nonzero(batch.index_N == 2)[0, 0])
-    np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())
+    row = int(torch.nonzero(batch.index_n == 2)[0, 0])
+    np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VnCHW[1, row].permute(1, 2, 0).numpy())

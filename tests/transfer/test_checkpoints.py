@@ -30,7 +30,7 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     assert newest is not None and newest[0].name == "model_final.pth" and newest[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
     names = ["model_0001000", "model_final", "model_0000899", "model_0000099"]
-    assert [path.stem for path in checkpoints.all_in(tmp_path)] == names
+    assert [path.stem for path in checkpoints.list_checkpoints(tmp_path)] == names
 
 
 def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:

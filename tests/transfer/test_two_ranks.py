@@ -62,7 +62,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
             stop_after(patch, 2)  # agreed one iteration later
         with pytest.raises(Stopped, match="SIGTERM" if rank == 1 else "a signal to another process"):
             run(halves)
-    assert [path.name for path in checkpoints.all_in(folder / "halves")] == ["model_0000002.pth"]
+    assert [path.name for path in checkpoints.list_checkpoints(folder / "halves")] == ["model_0000002.pth"]
 
     evaluate = TorchvisionEngine.evaluate
 

@@ -20,8 +20,8 @@ from pretrain.common.device import autocast, set_float32_precision
 from pretrain.common.run.folder import usable_cores
 from pretrain.config import load_config
 from pretrain.data import datasets
+from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import Batch, Loader
-from pretrain.data.recipes import RECIPES
 from pretrain.state import build_train_state
 from pretrain.steps import TrainState, training_step
 from tools import ROOT
@@ -170,19 +170,19 @@ def _build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callab
     size = cfg.VIEWS.IMAGE_SIZE
     images = cfg.SOLVER.IMS_PER_BATCH
     shape = (1 + cfg.METHOD.NUM_KEYS, images, size, size, 3)  # as the loader makes them: channels side by side
-    views_VNCHW = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 1, 4, 2, 3)
+    views_VnCHW = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 1, 4, 2, 3)
     if device.type == "cuda":
-        views_VNCHW = views_VNCHW.pin_memory()
-    index_N = torch.arange(images)
-    batch = Batch(views_VNCHW, index_N, index_N, {})
+        views_VnCHW = views_VnCHW.pin_memory()
+    index_n = torch.arange(images)
+    batch = Batch(views_VnCHW, index_n, index_n, {})
     state = build_train_state(cfg, device, 1000)
     return functools.partial(_train_step, state, batch, device), images
 
 
 def _train_step(state: TrainState, batch: Batch, device: torch.device) -> Tensor:
     """Copy the views and train on them, as pretrain/train.py does."""
-    views_VNCHW = batch.views_VNCHW.to(device, non_blocking=True).contiguous()
-    return training_step(state, batch._replace(views_VNCHW=views_VNCHW), 0)[0]
+    views_VnCHW = batch.views_VnCHW.to(device, non_blocking=True).contiguous()
+    return training_step(state, batch._replace(views_VnCHW=views_VnCHW), 0)[0]
 
 
 def _measure_detection(engine: str, precision: str, sizes: Sizes) -> dict[str, Any]:
@@ -214,12 +214,12 @@ def _measure_loading(sizes: Sizes) -> dict[str, Any]:
             "num_workers": workers,
             "pin_memory": device.type == "cuda",
         }
-        loader = Loader(data, [RECIPES["moco_v2"]] * _VIEWS, 224, seed=0, **options)
+        loader = Loader(data, [AUGMENTATIONS["moco_v2"]] * _VIEWS, 224, seed=0, **options)
         batches = loader.batches(0, len(loader))
         next(batches)  # the workers have started
         start = time.perf_counter()
         for _, batch in batches:
-            batch.views_VNCHW.to(device, non_blocking=True)
+            batch.views_VnCHW.to(device, non_blocking=True)
             _synchronize()
         duration = (time.perf_counter() - start) / (len(loader) - 1)
     rate = batch_size / duration

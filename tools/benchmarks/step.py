@@ -19,8 +19,8 @@ from torchvision.datasets import ImageFolder
 
 from pretrain.config import load_config
 from pretrain.data import datasets
+from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import build_loader
-from pretrain.data.recipes import RECIPES
 from pretrain.model.encoder import build_encoder
 from pretrain.state import build_train_state
 from pretrain.steps import training_step
@@ -55,13 +55,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _run_our_steps(cfg: CfgNode) -> Iterator[None]:
     """Run steps of pretrain/train.py without end, from views to optimizer; yield after each."""
-    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    augmentations = [AUGMENTATIONS[cfg.VIEWS.QUERY]] + [AUGMENTATIONS[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
     batch_size = cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
+    loader = build_loader(cfg, data, augmentations, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     state = build_train_state(cfg, _DEVICE, len(loader))
     for number, batch in loader.batches(0, 1 << 30):
-        training_step(state, batch._replace(views_VNCHW=batch.views_VNCHW.contiguous()), number)
+        training_step(state, batch._replace(views_VnCHW=batch.views_VnCHW.contiguous()), number)
         yield
 
 
@@ -96,11 +96,11 @@ def _run_plain_steps(cfg: CfgNode) -> Iterator[None]:
 
 def _build_plain_transform(cfg: CfgNode) -> transforms.Compose:
     """Build the transform from an image to a view of the demo's recipe."""
-    recipe = RECIPES[cfg.VIEWS.QUERY]
-    jitter = cast(Any, recipe.colors[0])
+    augmentation = AUGMENTATIONS[cfg.VIEWS.QUERY]
+    jitter = cast(Any, augmentation.colors[0])
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(cfg.VIEWS.IMAGE_SIZE, cast(Any, recipe.crop).scale),
+            transforms.RandomResizedCrop(cfg.VIEWS.IMAGE_SIZE, cast(Any, augmentation.crop).scale),
             transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
             transforms.ToTensor(),
             transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),

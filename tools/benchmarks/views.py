@@ -19,8 +19,8 @@ from tabulate import tabulate
 from torchvision import transforms
 
 from pretrain.common.images import decode
+from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import stream
-from pretrain.data.recipes import RECIPES
 from pretrain.data.views import make_views
 from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_milliseconds
@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     jpeg = encode_photo()
-    recipes = [RECIPES["moco_v2"]] * args.views
+    augmentations = [AUGMENTATIONS["moco_v2"]] * args.views
     counter = itertools.count()
     forms: dict[str, Callable[[], object]] = {
         "ours": lambda: make_views(
-            decode(jpeg, "photo"), recipes, args.size, functools.partial(stream, 0, 0, 0, next(counter))
+            decode(jpeg, "photo"), augmentations, args.size, functools.partial(stream, 0, 0, 0, next(counter))
         ),
         "ours, decoding alone": lambda: decode(jpeg, "photo"),
         _PIL: lambda: _make_pil_views(jpeg, args.views, args.size),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.reporting.runs import read_origin
 
-from .source import Backbone
+from .source import ExportSource
 
 _TEXT = """\
 ---
@@ -28,7 +28,7 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 """
 
 
-def render_card(backbone: Backbone, folder: Path, difference: float) -> str:
+def render_card(backbone: ExportSource, folder: Path, difference: float) -> str:
     """Return README.md of the export in ``folder``.
 
     Args:

@@ -25,12 +25,12 @@ from pretrain.model.encoder import feature_dim
 from transfer.weights.verify import compare
 
 from .card import render_card
-from .source import Backbone, draw_sample_image
+from .source import ExportSource, draw_sample_image
 
 _OPSET = 18
 
 
-def export_timm(backbone: Backbone, output: Path) -> dict[str, float]:
+def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
     """Write the folder ``output`` for timm and return the largest relative difference of the features.
 
     Raises:
@@ -55,7 +55,7 @@ def export_timm(backbone: Backbone, output: Path) -> dict[str, float]:
     return errors
 
 
-def _write_timm(backbone: Backbone, folder: Path) -> None:
+def _write_timm(backbone: ExportSource, folder: Path) -> None:
     from safetensors.torch import save_file
 
     size = backbone.size
@@ -92,7 +92,7 @@ def _compute_timm_features(folder: Path, image: np.ndarray) -> Tensor:
 class _PixelBackbone(nn.Module):
     """A backbone that maps pixels (N, 3, H, W) uint8, RGB, to features (N, F)."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: ExportSource) -> None:
         super().__init__()
         self.resnet = backbone.resnet
         self.register_buffer("mean", 255 * torch.tensor(backbone.mean).view(3, 1, 1))
@@ -102,7 +102,7 @@ class _PixelBackbone(nn.Module):
         return self.resnet((images - self.get_buffer("mean")) / self.get_buffer("std"))
 
 
-def export_onnx(backbone: Backbone, output: Path) -> dict[str, float]:
+def export_onnx(backbone: ExportSource, output: Path) -> dict[str, float]:
     """Write the file ``output`` with the provenance in its metadata; return the largest relative differences.
 
     Raises:

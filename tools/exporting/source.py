@@ -28,7 +28,7 @@ _IMAGENET_SIZE = (224, 256)
 
 
 @dataclass(frozen=True)
-class Backbone:
+class ExportSource:
     """A pretrained ResNet without classifier, and how its images are prepared.
 
     Attributes:
@@ -59,7 +59,7 @@ class Backbone:
         return torch.from_numpy(center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
 
 
-def read_backbone(source: Path) -> Backbone:
+def read_export_source(source: Path) -> ExportSource:
     """Read the backbone of a run folder or a file.
 
     Raises:
@@ -81,10 +81,10 @@ def read_backbone(source: Path) -> Backbone:
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # another project's config, or none
         size, resize = evaluation_size(CfgNode(parse_yaml(recorded["config"])))
     resnet = resnet.eval().requires_grad_(False)
-    return Backbone(path, resnet, file.arch, file.stem, mean, std, size, resize, provenance=recorded)
+    return ExportSource(path, resnet, file.arch, file.stem, mean, std, size, resize, provenance=recorded)
 
 
-def draw_sample_image(backbone: Backbone) -> np.ndarray:
+def draw_sample_image(backbone: ExportSource) -> np.ndarray:
     """Draw an image (H, W, 3) uint8 of noise, which is always the same, to compare features of.
 
     Its channels have different statistics, and it is wider than high if the evaluation crops. Its shorter side has the

@@ -37,7 +37,7 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     for job in jobs:
         if job["cluster"] == "slurm":
             by_cluster.setdefault(job.get("slurm_cluster", ""), []).append((job["id"], job["name"]))
-    states = {cluster: slurm.states(listed, cluster) for cluster, listed in by_cluster.items()}
+    states = {cluster: slurm.query_states(listed, cluster) for cluster, listed in by_cluster.items()}
     return [
         states[job.get("slurm_cluster", "")][job["id"], job["name"]]
         if job["cluster"] == "slurm"

@@ -20,7 +20,7 @@ from typing import Any
 from pretrain.common.errors import UserError, printable
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import usable_cores
-from pretrain.common.run.lock import start_of
+from pretrain.common.run.lock import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
 
@@ -74,8 +74,8 @@ class LocalJob:
             raise UserError(f"cannot start the ranks of {spec.stage}: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-        processes = {str(process.pid): start_of(process.pid) for process in self._ranks}
-        launcher = {str(os.getpid()): start_of(os.getpid())}
+        processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}
+        launcher = {str(os.getpid()): read_start_time(os.getpid())}
         record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
 
     def has_ended(self) -> bool:
@@ -172,7 +172,7 @@ def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
 
 def _alive(processes: Mapping[str, str]) -> list[int]:
     """Return the processes that are running; process ids are reused, so each has to have its recorded start time."""
-    return [int(pid) for pid, started in processes.items() if started and start_of(int(pid)) == started]
+    return [int(pid) for pid, started in processes.items() if started and read_start_time(int(pid)) == started]
 
 
 def _describe_exit(code: int, stderr: Path) -> str:

@@ -72,7 +72,9 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
     folder = Path(output or plan["OUTPUT_DIR"] or default).absolute()
     if is_sweep:
         _add_settings(plan, path)
-    return build_graph(str(folder), _build_nodes(plan, folder, path), stages.report(folder), _build_study(plan, path))
+    return build_graph(
+        str(folder), _build_nodes(plan, folder, path), stages.build_report(folder), _build_study(plan, path)
+    )
 
 
 def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
     plans = {seed: _insert_seed(plan, seed) for seed in _read_seeds(plan["SEEDS"], path) or [""]}
     data_sets = _list_data_sets(plans.values())
-    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in data_sets.items()]
+    nodes = [Node(key, stages.build_data(words, str(folder / key))) for key, words in data_sets.items()]
     branches: list[_Branch] = []
     for name, (seed, seed_plan) in itertools.product(plan["BRANCHES"], plans.items()):
         branches.append(_read_branch(name, seed, seed_plan, folder, path))
@@ -159,7 +161,7 @@ def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path
     name = _name_branch(label, seed)
     folder = folder / name
     words = [*keys["OVERRIDES"], "OUTPUT_DIR", str(folder / "pretrain")]
-    pretrain = stages.pretrain(keys["PRETRAIN"], words) if keys["PRETRAIN"] else None
+    pretrain = stages.build_pretrain(keys["PRETRAIN"], words) if keys["PRETRAIN"] else None
     return _Branch(name, seed, {**plan, **keys}, folder, pretrain)
 
 
@@ -234,9 +236,9 @@ def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, 
             folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
             if stage == "distributions":
-                spec = stages.distributions([weights], words, folder, file, base)
+                spec = stages.build_distributions([weights], words, folder, file, base)
             else:
-                spec = stages.probe(stage, weights, file, words, base)
+                spec = stages.build_probe(stage, weights, file, words, base)
             nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 
@@ -247,7 +249,7 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
     initialization = branch.keys["DETECTOR"]
     if branch.keys["TRANSFER"] and not initialization and weights != "random":
         initialization = str(branch.folder / "backbone.pth")
-        spec = stages.convert(weights, initialization, str(branch.folder / "convert"))
+        spec = stages.build_convert(weights, initialization, str(branch.folder / "convert"))
         nodes.append(Node(f"{branch.name}/convert", spec, parents))
         parents = (nodes[0].key, *data)
     for name, value in branch.keys["TRANSFER"].items():
@@ -256,7 +258,7 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
         keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
         words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
         words += [*branch.keys["SEED"], "MODEL.WEIGHTS", initialization, "OUTPUT_DIR", folder]
-        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.keys["ENGINE"])
+        spec = stages.build_transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.keys["ENGINE"])
         nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 

@@ -60,7 +60,7 @@ def run_stage(spec: StageSpec, job: str = "") -> None:
 def run_local_rank(logs: Path) -> None:
     """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
     spec = StageSpec.from_json(read_json(logs / "spec.json"))
-    for number in (signal.SIGTERM, *hang_up()):
+    for number in (signal.SIGTERM, *list_hangup_signals()):
         signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP_REASON))
     try:
         _run_recorded(spec, logs.name)
@@ -76,7 +76,7 @@ def run_slurm_rank(logs: Path) -> None:
     process_job(logs)
 
 
-def hang_up() -> tuple[signal.Signals, ...]:
+def list_hangup_signals() -> tuple[signal.Signals, ...]:
     """Return SIGHUP, or nothing if nohup makes this process ignore it."""
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
@@ -97,7 +97,7 @@ def _run_recorded(spec: StageSpec, job: str) -> None:
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
     """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up(), *more)
+    numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *more)
     earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

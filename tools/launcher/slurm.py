@@ -75,7 +75,7 @@ def _check_allocated(job_id: str, nodes: str) -> None:
     print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
-def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -> str:
+def run_sbatch(script: Path, name: str, environment: dict[str, str], cluster: str) -> str:
     """Submit a script once and return the job's id, also if SLURM has lost its answer; print what sbatch warns of.
 
     Raises:
@@ -108,7 +108,7 @@ def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -
     raise UserError(f"sbatch did not submit {name} in {_RETRIES + 1} attempts: {reason}; try again later")
 
 
-def test(script: str, environment: dict[str, str]) -> str:
+def ask_start_time(script: str, environment: dict[str, str]) -> str:
     """Ask sbatch when it would start a script, without submitting it; raise UserError if it would refuse it."""
     try:
         asked = _ask(["sbatch", "--test-only"], env=environment, input=script)
@@ -140,7 +140,7 @@ def _find_job(script: Path, cluster: str) -> str | None:
     return None
 
 
-def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
+def query_states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
     """Return by id and name: PENDING, RUNNING, or SLURM's word for how the job ended; SLURM's reason in parentheses.
 
     ENDED means that SLURM has no record of the job, UNKNOWN that it does not answer. A job with the same id and another

@@ -17,7 +17,7 @@ import yaml
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, empty_or_text, sha256
+from pretrain.common.files import check_name, describe_empty_or_text, sha256
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
@@ -30,7 +30,7 @@ ENTRIES = {
     "embedding": "pretrain.probe.embedding:main",
     "distributions": "pretrain.probe.distributions:main",
     "convert": "tools.launcher.stages:run_conversion",
-    "transfer": "tools.launcher.stages:fine_tune",
+    "transfer": "tools.launcher.stages:run_fine_tuning",
     "data": "tools.make_data:main",
     "report": "tools.report:main",
 }
@@ -173,7 +173,7 @@ class StageSpec:
                 if self.stage == "transfer":
                     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
-            problem = empty_or_text(Path(path)) if Path(path).is_file() else ""
+            problem = describe_empty_or_text(Path(path)) if Path(path).is_file() else ""
             if problem:
                 raise UserError(f"{path} contains no weights: {problem}; name a run folder or a checkpoint")
 

@@ -23,7 +23,7 @@ from .spec import ENTRIES, StageSpec
 
 # The default recipe of a method: its paper's on ImageNet-1K where there is one.
 _RECIPES = ROOT / "configs" / "pretrain"
-_RECIPE = "_R50_IN1k_200ep.yaml"
+_RECIPE_SUFFIX = "_R50_IN1k_200ep.yaml"
 _OTHER_RECIPES = {
     "multikey": "jcl_R50_IN1k_200ep.yaml",
     "ressl": "sce_R18_cifar10_200ep.yaml",
@@ -39,34 +39,36 @@ _RECIPE_OVERRIDES = {
 }
 
 
-def recipe_of(method: str) -> Path:
+def find_recipe(method: str) -> Path:
     """Return the default recipe of a method."""
-    path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE}")
+    path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE_SUFFIX}")
     if not path.is_file():
         raise UserError(
-            f"no default recipe for --method {method} (available: {', '.join(methods())}); choose one of them, or pass "
-            f"--config-file FILE{did_you_mean(method, methods())}"
+            f"no default recipe for --method {method} (available: {', '.join(list_methods())}); choose one of them, or "
+            f"pass --config-file FILE{did_you_mean(method, list_methods())}"
         )
     return path
 
 
-def overrides_of(method: str) -> list[str]:
+def find_recipe_overrides(method: str) -> list[str]:
     """Return the overrides of a method whose default recipe is another method's, else none."""
     return _RECIPE_OVERRIDES.get(method, "").split()
 
 
-def methods() -> list[str]:
+def list_methods() -> list[str]:
     """List the methods that have a default recipe."""
-    return sorted([*_OTHER_RECIPES, *(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))])
+    return sorted([*_OTHER_RECIPES, *(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE_SUFFIX}"))])
 
 
-def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
+def build_pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
     """Build the pretraining stage of a recipe, in OUTPUT_DIR or runs/<recipe>."""
     cfg = _load(config_file, overrides)
     return _build("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights_of(cfg))
 
 
-def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:
+def build_probe(
+    stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = ""
+) -> StageSpec:
     """Build the ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
 
     Args:
@@ -81,7 +83,7 @@ def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[s
     return _build(stage, cfg, output, (target,), inputs={target: ""})
 
 
-def distributions(
+def build_distributions(
     runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
 ) -> StageSpec:
     """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `probe`."""
@@ -94,7 +96,7 @@ def distributions(
     return _build("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 
-def convert(source: str, output: str, folder: str = "", options: Mapping[str, Any] | None = None) -> StageSpec:
+def build_convert(source: str, output: str, folder: str = "", options: Mapping[str, Any] | None = None) -> StageSpec:
     """Build the conversion of a run or checkpoint to Detectron2 weights at ``output``; its run folder is next to it.
 
     Args:
@@ -119,7 +121,7 @@ def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argpa
     return parser.parse_args(words, argparse.Namespace(**options))
 
 
-def transfer(
+def build_transfer(
     config_file: str, overrides: Sequence[str] = (), *, engine: str = "", eval_only: bool = False, visualize: int = 0
 ) -> StageSpec:
     """Build the fine-tuning stage of a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
@@ -149,7 +151,7 @@ def transfer(
     )
 
 
-def fine_tune(config: str, words: Sequence[str]) -> None:
+def run_fine_tuning(config: str, words: Sequence[str]) -> None:
     """Run transfer/train_net.py with a config as YAML text, in each process of a job."""
     with config_file(config) as file:
         train_net.main(["--config-file", file, *words])
@@ -164,12 +166,12 @@ def config_file(text: str) -> Iterator[str]:
         yield file.name
 
 
-def make_data(words: Sequence[str], folder: str) -> StageSpec:
+def build_data(words: Sequence[str], folder: str) -> StageSpec:
     """Build the stage that runs tools/make_data.py; the last of its ``words`` is the folder of the data."""
     return _build_tool("data", folder, ([*words[:-1], "--output", words[-1]],), words[-1])
 
 
-def report(folder: Path) -> StageSpec:
+def build_report(folder: Path) -> StageSpec:
     """Build the stage that writes report.md and report.html of the pipeline in ``folder``."""
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
     return _build_tool("report", str(folder / "report"), (words,), str(folder / "report.md"))

@@ -211,7 +211,7 @@ def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
     for batch in kinds.values():
         try:
             script = preview([node.spec for node in batch], options, code, "")
-            answer = slurm.test(script, build_environment(options.for_stage(batch[0].spec)))
+            answer = slurm.ask_start_time(script, build_environment(options.for_stage(batch[0].spec)))
         except UserError as error:
             answer = str(error)
             errors += 1

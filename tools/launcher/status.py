@@ -18,7 +18,7 @@ from pretrain.common.errors import UserError, printable
 from pretrain.common.files import read_json
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import stage_of
-from pretrain.common.run.lock import holder
+from pretrain.common.run.lock import find_owner
 
 from .graph import RECORD, find_record
 from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
@@ -125,7 +125,7 @@ def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[s
     by_command = read_outcome(folder)  # for a stage that its own command started, such as train_net.py
     if by_command.get("started", 0.0) > job.get("submitted", 0.0):
         outcome = by_command
-        is_running = outcome["state"] == "running" and holder(folder)
+        is_running = outcome["state"] == "running" and find_owner(folder)
         job = {"cluster": "process", "id": str(outcome["pid"])} if is_running else {}
         job_state = "RUNNING" if is_running else "ENDED"
     state, reason = _choose_state(folder, job, job_state, outcome)

@@ -16,7 +16,7 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
-from pretrain.common.files import atomic_write, make_folder, write_error
+from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, git_state
 from tools import ROOT
@@ -65,7 +65,7 @@ def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency:
             job.set_timeout(options.minutes, options.max_timeouts)
             job.dump(log_folder / f"{index}.pkl")
         atomic_write(script, _build_script(specs, options, code, dependency, log_folder))
-        job_id = slurm.submit(script, name_job(specs), build_environment(options), options.slurm_cluster)
+        job_id = slurm.run_sbatch(script, name_job(specs), build_environment(options), options.slurm_cluster)
     ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
     for spec, listed_id in zip(specs, ids, strict=True):
         record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
@@ -175,7 +175,7 @@ def clean_up(folder: Path) -> Iterator[None]:
     except BaseException as error:
         remove_folder(folder)
         if isinstance(error, OSError):
-            raise write_error(folder, error) from error
+            raise build_write_error(folder, error) from error
         raise
 
 

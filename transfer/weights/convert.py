@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_writer, check_not_sharded, existing_file, remove, write_error, write_json
+from pretrain.common.files import atomic_writer, build_write_error, check_not_sharded, existing_file, remove, write_json
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -142,7 +142,7 @@ def convert(
                 errors = verify(written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
-            raise write_error(output, error) from error
+            raise build_write_error(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
     return Conversion(output, provenance, errors, backbone.unread)
 
@@ -160,7 +160,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
 
     if not os.path.isdir(source):
         return read_weights_file(source, unsafe_pickle)
-    paths = checkpoints.all_in(source) or checkpoint.list_checkpoints(source)
+    paths = checkpoints.list_checkpoints(source) or checkpoint.list_checkpoints(source)
     newest = checkpoint.load_first_undamaged(source, paths, read_weights_file)
     if newest:
         return newest[1]

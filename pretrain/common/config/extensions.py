@@ -1,7 +1,7 @@
 """User extensions: objectives, views, data sets, mappers and hooks in the user's own modules.
 
 Every process of a stage imports the modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module
-registers what it contains (see `register`) as it is imported: in `pretrain.METHODS`, `pretrain.RECIPES` or
+registers what it contains (see `register`) as it is imported: in `pretrain.METHODS`, `pretrain.AUGMENTATIONS` or
 `pretrain.data.datasets.LOADERS`; for fine-tuning in Detectron2's DatasetCatalog, `transfer.MAPPERS` or
 `transfer.HOOKS`. docs/templates has an example of each.
 """

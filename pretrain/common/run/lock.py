@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import make_folder, write_error
+from ..files import build_write_error, make_folder
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # a file server may show a touch 60 s late
@@ -39,7 +39,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     """
     make_folder(folder)
     pid = os.getpid()
-    process = {"host": socket.gethostname(), "pid": pid, "started": start_of(pid)}
+    process = {"host": socket.gethostname(), "pid": pid, "started": read_start_time(pid)}
     record = {**process, "place": _identify_place(), "job": _read_job(), "work": work}
     path = _create(Path(folder), of, record)
     released = threading.Event()
@@ -53,13 +53,13 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def holder(folder: str | Path) -> dict[str, Any]:
+def find_owner(folder: str | Path) -> dict[str, Any]:
     """Return the live owner's record (``work``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
     owners = {path: _read(path) for path in _list_owners(Path(folder), "")}
     return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
 
 
-def start_of(pid: int) -> str:
+def read_start_time(pid: int) -> str:
     """Return the start time of a process of this machine in the kernel's units; empty if it is not running."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -103,7 +103,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
             if not _read(owner_file):
                 with contextlib.suppress(OSError):
                     owner_file.unlink(missing_ok=True)
-            raise write_error(owner_file, error) from error
+            raise build_write_error(owner_file, error) from error
 
 
 def _touch(path: Path, released: threading.Event) -> None:
@@ -153,7 +153,7 @@ def _identify_place() -> str:
 
 def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
     if owner.get("place") and owner["place"] == _identify_place():
-        return start_of(owner["pid"]) != owner["started"]
+        return read_start_time(owner["pid"]) != owner["started"]
     if owner.get("job", [""])[0] and owner["job"][0] == _read_job()[0] and owner["job"] != _read_job():
         return True  # an earlier attempt of this job, which has ended
     now = time.time()

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import distributed
-from .workers import verdict
+from .workers import describe_bottleneck
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Progress:
         fraction = rates["data_wait_share"]
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
             speed = f"{rates['images_per_second']:.1f} images/s  eta {timedelta(seconds=int(rates['eta_seconds']))}"
-            wait = f"data wait {100 * fraction:.0f}% ({verdict(fraction, 0.3)})"
+            wait = f"data wait {100 * fraction:.0f}% ({describe_bottleneck(fraction, 0.3)})"
             log.info(f"step {self._step}/{self._total}  {text}  {speed}  {wait}")
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def choose_start_method() -> str | None:
     return "forkserver" if processes > int(os.environ.get("LOCAL_WORLD_SIZE", processes)) else "fork"
 
 
-def verdict(fraction: float, limit: float) -> str:
+def describe_bottleneck(fraction: float, limit: float) -> str:
     """Say whether the loader or the computation limits a run that waits for data this ``fraction`` of the time."""
     if fraction <= limit:
         return "compute-bound"

@@ -19,7 +19,7 @@ import torch
 
 from ..distributed import check_agreement, on_every_rank, on_first_rank
 from ..errors import UserError, first_line
-from ..files import atomic_writer, remove, write_error
+from ..files import atomic_writer, build_write_error, remove
 from .file import Damaged, read
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             cause = cause.__cause__ or cause.__context__
         if cause is None:  # a failed device or a lack of memory, for which freeing the disk is no remedy
             raise
-        raise write_error(path, cause, resume=True) from error
+        raise build_write_error(path, cause, resume=True) from error
 
 
 def save_step(output_dir: str | Path, step: int, state: Mapping[str, Any], keep: int) -> None:
@@ -79,12 +79,12 @@ def load_first_undamaged(
     return None
 
 
-def load_latest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
+def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Load the newest undamaged checkpoint in a run folder, in this process alone; return None if there is none."""
     return load_first_undamaged(output_dir, list_checkpoints(output_dir), read)
 
 
-def load_latest_checkpoint(
+def load_newest_on_all_ranks(
     output_dir: str | Path, paths: Sequence[Path], read_file: Callable[[Path], Content]
 ) -> tuple[Path, Content] | None:
     """Load the newest undamaged checkpoint on every rank; rank 0 chooses it, and reads it only once.

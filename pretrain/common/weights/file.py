@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, first_line, shorten_list
-from ..files import empty_or_text, existing_file, read_json, sha256
+from ..files import describe_empty_or_text, existing_file, read_json, sha256
 
 COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
 FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
@@ -236,10 +236,10 @@ def _describe_other(path: Path) -> str:
         start = file.read(64).lstrip()
     for signature, description in _SIGNATURES.items():
         if start.startswith(signature):
-            return f"{empty_or_text(path)}; it is {description}".removeprefix("; ")
+            return f"{describe_empty_or_text(path)}; it is {description}".removeprefix("; ")
     if zipfile.is_zipfile(path) and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
         return f"a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
-    return empty_or_text(path)
+    return describe_empty_or_text(path)
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:

@@ -16,7 +16,7 @@ import torch
 from pretrain.common import distributed, images
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run import workers
-from pretrain.data import recipes, views
+from pretrain.data import augmentations, views
 from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, eval_batches
 from tests.errors import refused
@@ -24,7 +24,7 @@ from tests.pretrain import ranks
 from tests.pretrain.images import write_folder
 
 IMAGES, BATCH = 23, 5
-RECIPES = [recipes.RECIPES["moco_v2"], recipes.RECIPES["autoaugment"]]
+AUGMENTATIONS = [augmentations.AUGMENTATIONS["moco_v2"], augmentations.AUGMENTATIONS["autoaugment"]]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def data(folder: Path) -> ImageData:
 
 
 def make(data: ImageData, num_workers: int = 0, seed: int = 7, batch_size: int = BATCH, **more) -> Loader:
-    return Loader(data, RECIPES, 16, batch_size=batch_size, seed=seed, num_workers=num_workers, **more)
+    return Loader(data, AUGMENTATIONS, 16, batch_size=batch_size, seed=seed, num_workers=num_workers, **more)
 
 
 def epoch(loader: Loader, number: int, start: int = 0) -> Iterator[Batch]:
@@ -55,20 +55,22 @@ def test_an_epoch(data: ImageData):
     loader = make(data)
     batches = list(epoch(loader, 0))
     assert len(batches) == len(loader) == IMAGES // BATCH
-    assert batches[0].views_VNCHW.shape == (2, BATCH, 3, 16, 16) and batches[0].views_VNCHW.dtype == torch.uint8
-    index = torch.cat([b.index_N for b in batches])
+    assert batches[0].views_VnCHW.shape == (2, BATCH, 3, 16, 16) and batches[0].views_VnCHW.dtype == torch.uint8
+    index = torch.cat([b.index_n for b in batches])
     assert len(index.unique()) == len(index) == 20
     assert data.labels is not None
-    assert torch.equal(torch.cat([b.label_N for b in batches]), torch.from_numpy(data.labels)[index])
+    assert torch.equal(torch.cat([b.label_n for b in batches]), torch.from_numpy(data.labels)[index])
 
 
 def test_each_view_is_of_its_image_and_recipe(data: ImageData):
     batch = next(epoch(make(data), 3))
-    plain = next(epoch(Loader(data, [recipes.RECIPES["none"]], 16, batch_size=BATCH, seed=7, num_workers=0), 3))
-    assert torch.equal(plain.index_N, batch.index_N)  # the order does not depend on the recipes
-    for n, index in enumerate(plain.index_N.tolist()):
+    plain = next(
+        epoch(Loader(data, [augmentations.AUGMENTATIONS["none"]], 16, batch_size=BATCH, seed=7, num_workers=0), 3)
+    )
+    assert torch.equal(plain.index_n, batch.index_n)  # the order does not depend on the augmentations
+    for n, index in enumerate(plain.index_n.tolist()):
         expected = views.center_view(data.read(index), 16, 16)
-        np.testing.assert_array_equal(plain.views_VNCHW[0, n].permute(1, 2, 0).numpy(), expected)
+        np.testing.assert_array_equal(plain.views_VnCHW[0, n].permute(1, 2, 0).numpy(), expected)
 
 
 @pytest.mark.core
@@ -93,22 +95,22 @@ def test_ranks_share_the_batch_of_one_process(data: ImageData, world_size: int):
     size = 2 * world_size
     parts = [epoch(make(data, batch_size=size, rank=r, world_size=world_size), 0) for r in range(world_size)]
     for whole, *shares in zip(epoch(make(data, batch_size=size), 0), *parts, strict=True):
-        assert torch.equal(torch.cat([s.views_VNCHW for s in shares], dim=1), whole.views_VNCHW)
-        assert torch.equal(torch.cat([s.index_N for s in shares]), whole.index_N)
+        assert torch.equal(torch.cat([s.views_VnCHW for s in shares], dim=1), whole.views_VnCHW)
+        assert torch.equal(torch.cat([s.index_n for s in shares]), whole.index_n)
 
 
 def test_seed_and_epoch_change_order_and_views(data: ImageData):
     first = next(epoch(make(data), 0))
     for other in (next(epoch(make(data), 1)), next(epoch(make(data, seed=8), 0))):
-        assert not torch.equal(first.index_N, other.index_N)
-    by_image = {int(i): v for b in epoch(make(data), 0) for i, v in zip(b.index_N, b.views_VNCHW[0], strict=True)}
-    later = {int(i): v for b in epoch(make(data), 1) for i, v in zip(b.index_N, b.views_VNCHW[0], strict=True)}
+        assert not torch.equal(first.index_n, other.index_n)
+    by_image = {int(i): v for b in epoch(make(data), 0) for i, v in zip(b.index_n, b.views_VnCHW[0], strict=True)}
+    later = {int(i): v for b in epoch(make(data), 1) for i, v in zip(b.index_n, b.views_VnCHW[0], strict=True)}
     shared = by_image.keys() & later.keys()
     assert len(shared) > 10 and not any(torch.equal(by_image[i], later[i]) for i in shared)
 
 
 def test_a_batch_larger_than_the_data(data: ImageData):
-    refused(lambda: Loader(data, RECIPES, 16, batch_size=24, seed=0), "24 images", "at most 23")
+    refused(lambda: Loader(data, AUGMENTATIONS, 16, batch_size=24, seed=0), "24 images", "at most 23")
 
 
 @pytest.fixture
@@ -131,9 +133,9 @@ def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, mo
     monkeypatch.setattr(logging.getLogger("pretrain.data.loader"), "warning", lines.append)
     loader = make(damaged, num_workers, on_corrupt="skip")
     batches = list(epoch(loader, 0))
-    index = torch.cat([b.index_N for b in batches])
+    index = torch.cat([b.index_n for b in batches])
     assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9]
-    twins = torch.cat([b.views_VNCHW[0] for b in batches])[index == 4]
+    twins = torch.cat([b.views_VnCHW[0] for b in batches])[index == 4]
     assert not torch.equal(twins[0], twins[1])  # the replacement uses the random stream of the corrupt image
     list(epoch(loader, 1))  # the same image again, which is named once
     assert len(lines) == 1 and damaged.image_name(3) in lines[0] and "format" in lines[0]

@@ -15,8 +15,8 @@ from PIL import Image, ImageFilter
 from scipy.stats import ks_2samp
 
 from pretrain.data import views
+from pretrain.data.augmentations import AUGMENTATIONS, Augmentation, CenterCrop, PadCrop, RandomResizedCrop
 from pretrain.data.color import blur, brightness, contrast, gray, hue, saturation
-from pretrain.data.recipes import RECIPES, CenterCrop, PadCrop, RandomResizedCrop, Recipe
 from pretrain.data.views import make_views, normalize, sample_params
 from tests.errors import refused
 from tests.pretrain.images import picture
@@ -87,7 +87,7 @@ def test_boxes_are_distributed_as_torchvisions():
     reference = T.RandomResizedCrop(SIZE, scale=crop.scale)
     image = torch.from_numpy(PICTURE).permute(2, 0, 1)
     for _ in range(1500):
-        boxes.append(sample_params(Recipe(crop), PICTURE.shape[0], PICTURE.shape[1], generator).box)
+        boxes.append(sample_params(Augmentation(crop), PICTURE.shape[0], PICTURE.shape[1], generator).box)
         params = reference.make_params([image])
         expected.append((params["top"], params["left"], params["height"], params["width"]))
     ours = np.array(boxes)
@@ -100,8 +100,8 @@ def test_boxes_are_distributed_as_torchvisions():
 
 @pytest.mark.parametrize(("height", "width", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
 def test_a_thin_image_is_cropped_to_its_center(height: int, width: int, box: tuple[int, ...]):
-    assert sample_params(RECIPES["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
-    assert sample_params(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
+    assert sample_params(AUGMENTATIONS["none"], 5, 7, rng(0)).box == (0, 0, 5, 7)
+    assert sample_params(Augmentation(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
 
 
 def statistics(view: np.ndarray) -> list[float]:
@@ -118,7 +118,7 @@ def worst_p_value(name: str, reference: Callable[[Image.Image], Image.Image], co
     random.seed(1)
     image = Image.fromarray(PICTURE)
     ours = np.array(
-        [statistics(make_views(PICTURE, [RECIPES[name]], SIZE, lambda _, i=i: rng(i))[0]) for i in range(count)]
+        [statistics(make_views(PICTURE, [AUGMENTATIONS[name]], SIZE, lambda _, i=i: rng(i))[0]) for i in range(count)]
     )
     theirs = np.array([statistics(np.asarray(reference(image))) for _ in range(count)])
     return min(p_value(a, b) for a, b in zip(ours.T, theirs.T, strict=True)) * ours.shape[1]
@@ -154,7 +154,7 @@ def test_the_comparison_tells_recipes_apart():
 
 
 def test_flips_and_probabilities():
-    params = [sample_params(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
+    params = [sample_params(AUGMENTATIONS["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
     operations = [[op for op, _ in p.colors] for p in params]
     done = np.array([[op in ops for op in (brightness, gray, blur)] for ops in operations]).mean(axis=0)
     np.testing.assert_allclose([*done, np.mean([p.flip for p in params])], [0.8, 0.2, 0.5, 0.5], atol=0.04)
@@ -163,15 +163,15 @@ def test_flips_and_probabilities():
     np.testing.assert_allclose(shares, 0.25, atol=0.04)
     sigmas = [value for p in params for op, value in p.colors if op is blur]
     assert 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
-    assert not any(sample_params(RECIPES["digits"], 50, 50, rng(i)).flip for i in range(50))
+    assert not any(sample_params(AUGMENTATIONS["digits"], 50, 50, rng(i)).flip for i in range(50))
 
 
 def test_views_are_functions_of_their_streams():
-    recipes = [RECIPES["moco_v2"]] * 3
-    first = make_views(PICTURE, recipes, 32, lambda v: rng(v))
+    augmentations = [AUGMENTATIONS["moco_v2"]] * 3
+    first = make_views(PICTURE, augmentations, 32, lambda v: rng(v))
     assert first.shape == (3, 32, 32, 3) and first.dtype == np.uint8
-    np.testing.assert_array_equal(first, make_views(PICTURE, recipes, 32, lambda v: rng(v)))
-    swapped = make_views(PICTURE, recipes, 32, lambda v: rng(2 - v))
+    np.testing.assert_array_equal(first, make_views(PICTURE, augmentations, 32, lambda v: rng(v)))
+    swapped = make_views(PICTURE, augmentations, 32, lambda v: rng(2 - v))
     np.testing.assert_array_equal(first[::-1], swapped)
     assert not np.array_equal(first[0], first[1])
 
@@ -188,10 +188,10 @@ def test_center_view_is_torchvisions(height: int, width: int):
 
 def test_pad_crop_moves_by_up_to_its_padding():
     image = picture(8, 16, 16)
-    offsets = {sample_params(Recipe(PadCrop(2)), 16, 16, rng(i)).offset for i in range(400)}
+    offsets = {sample_params(Augmentation(PadCrop(2)), 16, 16, rng(i)).offset for i in range(400)}
     assert offsets == {(top, left) for top in range(5) for left in range(5)}
-    view = make_views(image, [Recipe(PadCrop(16), flip=0.0)], 16, lambda _: rng(0))[0]
-    top, left = sample_params(Recipe(PadCrop(16), flip=0.0), 16, 16, rng(0)).offset or (0, 0)
+    view = make_views(image, [Augmentation(PadCrop(16), flip=0.0)], 16, lambda _: rng(0))[0]
+    top, left = sample_params(Augmentation(PadCrop(16), flip=0.0), 16, 16, rng(0)).offset or (0, 0)
     padded = np.pad(image, ((16, 16), (16, 16), (0, 0)))
     np.testing.assert_array_equal(view, padded[top : top + 16, left : left + 16])
 
@@ -207,8 +207,8 @@ def test_normalize():
 
 def test_every_recipe_makes_views_of_tiny_and_thin_images():
     for image in (picture(1, 8, 8), picture(2, 3, 60)):
-        views = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
-        assert views.shape == (len(RECIPES), 28, 28, 3)
+        views = make_views(image, list(AUGMENTATIONS.values()), 28, lambda v: rng(v))
+        assert views.shape == (len(AUGMENTATIONS), 28, 28, 3)
 
 
 def test_an_own_color_operation_is_applied_and_another_object_is_refused():
@@ -218,7 +218,7 @@ def test_an_own_color_operation_is_applied_and_another_object_is_refused():
         def sample(self, rng: np.random.Generator) -> list:
             return [(lambda image, value: image.fill(int(value)), 7.0)]
 
-    recipe = Recipe(CenterCrop(), flip=0.0, colors=(Black(),))
-    assert (make_views(PICTURE, [recipe], 16, lambda _: rng(0)) == 7).all()
-    refused(lambda: Recipe(CenterCrop(), colors=(object(),)), "not a color operation", "sample(rng)")  # pyright: ignore
-    refused(lambda: Recipe("center"), "'center' is not a crop")  # pyright: ignore
+    augmentation = Augmentation(CenterCrop(), flip=0.0, colors=(Black(),))
+    assert (make_views(PICTURE, [augmentation], 16, lambda _: rng(0)) == 7).all()
+    refused(lambda: Augmentation(CenterCrop(), colors=(object(),)), "not a color operation", "sample(rng)")  # pyright: ignore
+    refused(lambda: Augmentation("center"), "'center' is not a crop")  # pyright: ignore

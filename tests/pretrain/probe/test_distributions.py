@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 def test_spread_equals_all_pairs_and_the_explicit_covariance():
     torch.manual_seed(0)
     features = torch.randn(3, 7, 5, dtype=torch.float32)
-    similarity, variance = distributions.spread(features)
+    similarity, variance = distributions.measure_similarity_and_variance(features)
     for b in range(3):
         u = features[b] / features[b].norm(dim=1, keepdim=True)
         pairs = [float(u[i] @ u[j]) for i in range(7) for j in range(7)]

@@ -128,7 +128,7 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
         with pytest.raises(interrupt.Stopped, match="asked"):
             train.main(_config(images, tmp_path / "run"))
     assert len(seen) == batch
-    saved = checkpoint.load_latest(tmp_path / "run")
+    saved = checkpoint.load_newest(tmp_path / "run")
     assert saved is not None and saved[1]["step"] == (3 if batch == 2 else 6)
     interrupt.clear()
     train.main(_config(images, tmp_path / "run"))

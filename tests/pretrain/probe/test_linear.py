@@ -57,7 +57,7 @@ def _positions(train, data):
 
 
 def _load_heads(folder):
-    newest = checkpoint.load_latest(folder)
+    newest = checkpoint.load_newest(folder)
     assert newest is not None
     return newest[1]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from pretrain.common.run.lock import start_of
+from pretrain.common.run.lock import read_start_time
 from tests.errors import refused
 from tests.tools.launcher.helpers import end, job_of, programs
 from tools.launcher import jobs, slurm, status
@@ -90,7 +90,7 @@ def test_each_cluster_is_asked_for_its_own_jobs(
 
 def test_cancel_stops_a_launcher_between_two_stages_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture):
     with subprocess.Popen(["sleep", "60"]) as launcher:
-        started(tmp_path / "p/a", {**LOCAL, "launcher": {str(launcher.pid): start_of(launcher.pid)}})
+        started(tmp_path / "p/a", {**LOCAL, "launcher": {str(launcher.pid): read_start_time(launcher.pid)}})
         jobs.cancel(tmp_path / "p/a")  # which has ended
         assert "no running jobs" in capsys.readouterr().out and launcher.poll() is None
         jobs.cancel(tmp_path / "p")

@@ -57,9 +57,9 @@ def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
 
 
 def test_a_conversion_has_the_options_of_its_script():
-    first = stages.convert("run", "a.pth")
+    first = stages.build_convert("run", "a.pth")
     options = {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0], "overwrite": False, "cluster": "local"}
-    second = stages.convert("run", "a.pth", options=options)
+    second = stages.build_convert("run", "a.pth", options=options)
     assert first.args == second.args[:1] and second.args[1] == {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0]}
     refused(lambda: second.run(), "no run folder or checkpoint at")
 
@@ -133,7 +133,7 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
 
 def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
     for name in ("one", "two"):
-        spec = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / name)])
+        spec = stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / name)])
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(spec.config)
     words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]

@@ -28,7 +28,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         "SEEDS: [4, 7]\nBASELINE: random\n"
         "KNN: own\nDISTRIBUTIONS: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
-        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, "
+        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.find_recipe('mocov2')}, "
         "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
         '  2020: {WEIGHTS: "runs/{seed}.pth"}\n  zoo: {DETECTOR: zoo.pkl}\n'
     )
@@ -76,7 +76,7 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
 
 
-RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.recipe_of('jcl')}\n"
+RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.find_recipe('jcl')}\n"
 
 
 @pytest.mark.parametrize(

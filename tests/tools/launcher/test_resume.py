@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 def test_a_resumed_graph_keeps_its_resources(started: Started):
-    Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
+    Path("s.yaml").write_text(f"PRETRAIN: {stages.find_recipe('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_a_resumed_graph_keeps_its_resources(started: Started):
 
 
 def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
-    spec = stages.probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
+    spec = stages.build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
     spec = StageSpec(**{**spec.to_json(), "args": spec.args, "parents": {"a/pretrain": "1234"}, "root": "/pipeline"})
     write_record("x", {"spec": spec.to_json(), "options": asdict(HERE), "jobs": [LOCAL]})
     assert launch.main(["resume", "x"]) == 0

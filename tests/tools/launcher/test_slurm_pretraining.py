@@ -48,10 +48,10 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """An epoch of 6 steps takes 30 s after start-up; each attempt has 60 s, minus 40 s for the signal."""
-    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
+    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     extend(monkeypatch, tmp_path, _SLOW_STEPS)
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
-    spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
+    spec = stages.build_pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
@@ -63,8 +63,8 @@ def test_a_preempted_pretraining_ends_bit_equal(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
-    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", *more)))
-    (job,) = submit_jobs([stages.pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
+    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", *more)))
+    (job,) = submit_jobs([stages.build_pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
     wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
     slurm_cluster.preempt()
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=300)
@@ -77,9 +77,9 @@ def test_pretraining_on_two_nodes_equals_one_process(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
-    spec = stages.pretrain("", overrides(images, tmp_path / "slurm", *groups))
+    spec = stages.build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
     (job,) = submit_jobs([spec], replace(slurm_options, nodes=2, tasks=2))
-    run_alone(stages.pretrain("", overrides(images, tmp_path / "here", *groups)))
+    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
     losses = [[line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here")]

@@ -18,13 +18,13 @@ from tools.launcher.spec import StageSpec, content_of
 
 
 def pretraining(*more: str) -> StageSpec:
-    return stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", "run", *more])
+    return stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", "run", *more])
 
 
 def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str = "torchvision") -> StageSpec:
     Path("base.yaml").write_text(text)
     Path("mask.yaml").write_text("_BASE_: base.yaml\nMODEL: {MASK_ON: true}\n")
-    return stages.transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
+    return stages.build_transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
 def with_contents(spec: StageSpec) -> StageSpec:
@@ -32,7 +32,7 @@ def with_contents(spec: StageSpec) -> StageSpec:
 
 
 def knn(*more: str) -> StageSpec:
-    return stages.probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
+    return stages.build_probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
 
 
 def test_a_different_run_is_refused_and_each_change_is_named():
@@ -85,7 +85,7 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
 
 def test_weights_count_by_content_and_not_by_path():
     def probe(weights: str) -> StageSpec:
-        return with_contents(stages.probe("linear", weights, "", ["OUTPUT_DIR", "linear"]))
+        return with_contents(stages.build_probe("linear", weights, "", ["OUTPUT_DIR", "linear"]))
 
     Path("a.pth").write_bytes(b"weights")
     before = probe("a.pth").fingerprint()
@@ -141,7 +141,7 @@ def test_only_keys_that_change_a_detectors_result_make_a_different_run(words: tu
 def test_a_moved_pipeline_stays_complete():
     Path("mask.yaml").write_text("VERSION: 2\n")
     Path("p.yaml").write_text(
-        f"BRANCHES: {{a: {{PRETRAIN: {stages.recipe_of('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
+        f"BRANCHES: {{a: {{PRETRAIN: {stages.find_recipe('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
         "ENGINE: torchvision\n"
     )
     specs = [complete(node.spec) for node in pipeline.load_pipeline("p.yaml", "one").nodes]
@@ -153,7 +153,7 @@ def test_a_moved_pipeline_stays_complete():
 def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):
     from pretrain import config
 
-    earlier = stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint()
+    earlier = stages.build_pretrain(stages.find_recipe("mocov2"), TINY).fingerprint()
     real = config.default_config
 
     def later():  # a later version has one key more
@@ -162,5 +162,7 @@ def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.Mon
         return cfg
 
     monkeypatch.setattr(config, "default_config", later)
-    assert stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint() == earlier
-    assert stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier
+    assert stages.build_pretrain(stages.find_recipe("mocov2"), TINY).fingerprint() == earlier
+    assert (
+        stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier
+    )

@@ -15,25 +15,25 @@ from tools.launcher import stages
 
 
 def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
-    trained = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
+    trained = stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(trained.config)
-    probe = stages.probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
+    probe = stages.build_probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
     assert probe.folder == str(tmp_path / "run" / "linear") and probe.args == (str(tmp_path / "run"),)
     assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_default_recipe(method: str):
-    spec = stages.pretrain(stages.recipe_of(method), stages.overrides_of(method))
-    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in stages.methods()
+    spec = stages.build_pretrain(stages.find_recipe(method), stages.find_recipe_overrides(method))
+    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in stages.list_methods()
 
 
 def test_a_detector_has_its_folder_from_the_overrides_and_an_evaluation_one_in_it(tmp_path: Path):
     Path("c.yaml").write_text("VERSION: 2\n")
     words = ["OUTPUT_DIR", "here", "SEED", "1"]
     trained, evaluated = (
-        stages.transfer("c.yaml", words, engine="torchvision", eval_only=end) for end in (False, True)
+        stages.build_transfer("c.yaml", words, engine="torchvision", eval_only=end) for end in (False, True)
     )
     assert (trained.folder, evaluated.folder) == (str(tmp_path / "here"), str(tmp_path / "here/eval_only"))
     assert trained.args[0] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", trained.folder]
@@ -46,7 +46,7 @@ def test_every_shipped_detector_is_resolved_as_its_file_says():
 
     files = sorted((Path(stages.__file__).parents[2] / "configs").glob("coco_*.yaml"))
     for file in files:
-        Path("resolved.yaml").write_text(stages.transfer(str(file), engine="torchvision").config)
+        Path("resolved.yaml").write_text(stages.build_transfer(str(file), engine="torchvision").config)
         where = ["OUTPUT_DIR", "here"]
         assert load_config("resolved.yaml", where) == load_config(file, where), file
     assert len(files) >= 8
@@ -62,4 +62,4 @@ def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", "a\udcffb"])
 def test_a_folder_name_with_control_characters_is_refused(name: str):
-    assert refused(lambda: stages.convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()
+    assert refused(lambda: stages.build_convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()

@@ -93,8 +93,8 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
         f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"
     ]
     refused(lambda: train.main(submitted), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
-    assert stages.pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
-    assert stages.probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
+    assert stages.build_pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
+    assert stages.build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

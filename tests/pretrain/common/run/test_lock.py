@@ -60,7 +60,7 @@ def _refused(folder: Path, *names: object) -> None:
 
 def test_a_second_process_learns_who_holds_the_folder(tmp_path: Path, holder: subprocess.Popen) -> None:
     _refused(tmp_path, "pretraining", f"process {holder.pid}")
-    assert lock.holder(tmp_path)["pid"] == holder.pid
+    assert lock.find_owner(tmp_path)["pid"] == holder.pid
 
 
 def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: subprocess.Popen) -> None:
@@ -68,7 +68,7 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     holder.wait()
     (tmp_path / f".checkpoint_00000004.pth.{uuid.uuid4().hex}.tmp.pth").write_text("half a checkpoint")
     (tmp_path / ".draft.txt.tmp").touch()
-    assert lock.holder(tmp_path) == {}
+    assert lock.find_owner(tmp_path) == {}
     with lock.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and its temporary file is removed
     assert _files(tmp_path) == [".draft.txt.tmp"]

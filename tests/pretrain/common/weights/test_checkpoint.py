@@ -14,12 +14,12 @@ def test_a_damaged_checkpoint_is_skipped_on_resume_and_without_a_good_one_the_ru
     checkpoint.save(checkpoint.path_of_step(tmp_path, 1), _state(1))
     damaged = checkpoint.path_of_step(tmp_path, 2)
     damaged.write_bytes(checkpoint.path_of_step(tmp_path, 1).read_bytes()[:500])
-    newest = checkpoint.load_latest(tmp_path)
+    newest = checkpoint.load_newest(tmp_path)
     assert newest is not None and newest[1]["step"] == 1
     (message,) = caplog.messages
     assert "trying the checkpoint before it" in message and damaged.name in message
     checkpoint.path_of_step(tmp_path, 1).unlink()
-    refused(lambda: checkpoint.load_latest(tmp_path), "every checkpoint", tmp_path)
+    refused(lambda: checkpoint.load_newest(tmp_path), "every checkpoint", tmp_path)
     refused(lambda: read_backbone(tmp_path / "nothing"), "nothing")
     (tmp_path / "empty").mkdir()
     refused(lambda: read_backbone(tmp_path / "empty"), tmp_path / "empty", "checkpoint_*.pth")
@@ -34,7 +34,7 @@ def test_the_newest_checkpoint_is_read_once(tmp_path):
         reads.append(path.name)
         return checkpoint.read(path)
 
-    newest = checkpoint.load_latest_checkpoint(tmp_path, checkpoint.list_checkpoints(tmp_path), read)
+    newest = checkpoint.load_newest_on_all_ranks(tmp_path, checkpoint.list_checkpoints(tmp_path), read)
     assert newest is not None and newest[1]["step"] == 2 and reads == ["checkpoint_00000002.pth"]
 
 

@@ -1,4 +1,4 @@
-"""Recipes of views as data. Command lines read their names, so this module imports neither torch nor OpenCV."""
+"""Augmentations of views as data. Command lines read their names, so this module imports neither torch nor OpenCV."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CenterCrop:
 
 
 class ColorOperation(Protocol):
-    """What a recipe's color operation has: the probability that it is applied, and its random parameters."""
+    """A color operation: the probability that it is applied, and its random parameters."""
 
     @property
     def p(self) -> float: ...
@@ -92,7 +92,7 @@ class Blur:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Augmentation:
     """Steps of a view: crop, flip (which commutes with the others), AutoAugment's policy, color operations."""
 
     crop: RandomResizedCrop | PadCrop | CenterCrop
@@ -122,18 +122,19 @@ _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
 _SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
 _ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
 
-RECIPES: dict[str, Recipe] = {
-    "moco_v1": Recipe(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
-    "moco_v2": Recipe(RandomResizedCrop(), colors=_MOCO_V2),
-    "sce_strong": Recipe(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
-    "sce_weak": Recipe(RandomResizedCrop()),
-    "simclr": Recipe(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    "simaugment": Recipe(RandomResizedCrop(), colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SupCon's, TCL's
-    "autoaugment": Recipe(PadCrop(), policy="imagenet"),
-    "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
-    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
-    "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
-    "pad_flip": Recipe(PadCrop()),
-    "flip": Recipe(PadCrop(padding=0)),
-    "none": Recipe(CenterCrop(), flip=0.0),
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "moco_v1": Augmentation(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
+    "moco_v2": Augmentation(RandomResizedCrop(), colors=_MOCO_V2),
+    "sce_strong": Augmentation(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
+    "sce_weak": Augmentation(RandomResizedCrop()),
+    "simclr": Augmentation(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
+    # SupCon's and TCL's
+    "simaugment": Augmentation(RandomResizedCrop(), colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),
+    "autoaugment": Augmentation(PadCrop(), policy="imagenet"),
+    "autoaugment_cifar": Augmentation(PadCrop(), policy="cifar10"),
+    "digits": Augmentation(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
+    "crop_flip": Augmentation(_ANY_SCALE),  # torchvision's and MoCo's linear probe
+    "pad_flip": Augmentation(PadCrop()),
+    "flip": Augmentation(PadCrop(padding=0)),
+    "none": Augmentation(CenterCrop(), flip=0.0),
 }

@@ -89,14 +89,14 @@ def in_batch_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train every view against the other views of the global batch: one encoder, no queue (SimCLR, SupCon, TCL)."""
     num_views, n = batch.views_VnCHW.shape[:2]
-    parts = list(micro_batches(n, objective.accumulate))
+    slices = list(micro_batches(n, objective.accumulate))
     # Order by image, not by view, so that each BN group has all views of its images, as a rank does.
     images_nVCHW = batch.views_VnCHW.transpose(0, 1)
     optimizer.zero_grad(set_to_none=True)
     embeddings: list[Tensor] = []
-    with torch.set_grad_enabled(len(parts) == 1):
-        for part, _ in parts:
-            embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[part].flatten(0, 1))
+    with torch.set_grad_enabled(len(slices) == 1):
+        for micro_batch, _ in slices:
+            embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[micro_batch].flatten(0, 1))
             embeddings.append(embedding_aD)
     anchors_AD = torch.cat(embeddings).requires_grad_()
 
@@ -110,11 +110,11 @@ def in_batch_step(
     output = objective.loss(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=step)
     scaler.scale(output.loss).backward()
 
-    if len(parts) > 1:  # backward has reached only the embeddings so far
-        gradients = cast(Tensor, anchors_AD.grad).chunk(len(parts))
-        for (part, is_last), gradient_aD in zip(parts, gradients, strict=True):
+    if len(slices) > 1:  # backward has reached only the embeddings so far
+        gradients = cast(Tensor, anchors_AD.grad).chunk(len(slices))
+        for (micro_batch, is_last), gradient_aD in zip(slices, gradients, strict=True):
             with average_gradients(objective.ddp_encoder, when=is_last):
-                embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[part].flatten(0, 1))
+                embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[micro_batch].flatten(0, 1))
                 embedding_aD.backward(gradient_aD)
     scaler.step(optimizer)
     scaler.update()

@@ -23,6 +23,7 @@ from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import summary
+from .common.run.stage import open_run
 from .common.run.state import read_record
 from .common.weights import checkpoint
 from .common.weights.file import tensor_digest
@@ -37,7 +38,6 @@ from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
-from .probe.stage import open_run
 from .state import build_checkpoint, build_train_state, load_checkpoint_to_resume, restore_checkpoint
 from .steps import TrainState, training_step
 
@@ -83,7 +83,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with open_run(cfg, "pretrain", folder) as device:
+    with open_run("pretrain", folder, cfg.DEVICE, cfg.FLOAT32_PRECISION) as device:
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)

@@ -245,7 +245,7 @@ def small(program: str, words: Sequence[str]) -> list[str]:
         return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
     here = ["--cluster", "local", "--gpus", "0"]
     if words[0] == "pipeline":
-        Path("small.yaml").write_text(yaml.safe_dump(small_plan(pipeline.read_plan(words[1]))))
+        Path("small.yaml").write_text(yaml.safe_dump(small_plan(pipeline.read_pipeline_file(words[1]))))
         return ["pipeline", "small.yaml", *words[2:], *here]
     return [*words, *here, *PRETRAINING.split()]
 
@@ -270,5 +270,5 @@ def check_yaml(text: str) -> None:
     if name == "cluster.yaml":
         assert options.resolve({"cluster": "slurm"}, name).partition == "gpu"
     else:
-        plan = pipeline.read_plan(name)
+        plan = pipeline.read_pipeline_file(name)
         assert plan["BRANCHES"] or plan["PRETRAIN"]

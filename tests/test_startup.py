@@ -56,7 +56,7 @@ DONE = "is already complete"
 ANSWERS = {
     (LAUNCH, "--help"): "python tools/launch.py pretrain --method jcl",
     (LAUNCH, "pretrain", "--help-keys", "SOLVER.EP"): "SOLVER.EPOCHS 200  (at least 1 and ",
-    (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
+    (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    number of iterations",
     ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0)",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"): DONE,
     (LAUNCH, "linear", *LOCAL, "pretrained"): DONE,

@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     export = formats.export_onnx if args.format == "onnx" else formats.export_timm
     try:
-        errors = export(read_export_source(source), output)
+        differences = export(read_export_source(source), output)
     except OSError as error:
         if error.errno is None:  # raised by a library, not by the file system
             raise
         raise build_write_error(output, error) from error
-    differences = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-    print(f"{source} -> {output}\nlargest relative difference, one image through both: {differences}")
+    summary = ", ".join(f"{name} {difference:.1e}" for name, difference in differences.items())
+    print(f"{source} -> {output}\nlargest relative difference, one image through both: {summary}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from tools.data.split import print_counts, write_split
 from tools.data.subset import write_subsets
 from tools.data.trees import write_trees
 from tools.launcher.spec import read_record
-from transfer.coco.data import read
+from transfer.coco.data import read_annotations
 
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
@@ -75,10 +75,12 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
     file = existing_file(args.annotations, "annotation file", "*.json")
     digests: dict[str, str | None] = {"annotations": sha256(file)}
     if args.kind == "split":
-        return lambda folder: write_split(folder, read(file), args.val, args.seed, args.images), digests
+        return lambda folder: write_split(folder, read_annotations(file), args.val, args.seed, args.images), digests
     positions = existing_file(args.list, "list of positions", "*.txt") if args.list else None
     digests["list"] = sha256(positions) if positions else None
-    return lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions), digests
+    return lambda folder: write_subsets(
+        folder, read_annotations(file), args.percent, args.folds, args.seed, positions
+    ), digests
 
 
 def _write_annotations(folder: Path, content: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def check_training(cfg: CfgNode) -> None:
     if sampler not in ("TrainingSampler", "RepeatFactorTrainingSampler"):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose TrainingSampler or RepeatFactorTrainingSampler")
     if not cfg.DATASETS.TRAIN:
-        raise UserError("DATASETS.TRAIN is empty; name at least one data set")
+        raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(cfg.INPUT.MIN_SIZE_TRAIN) != 2:
         raise UserError(
             f"INPUT.MIN_SIZE_TRAIN is {cfg.INPUT.MIN_SIZE_TRAIN}; INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values"

@@ -172,9 +172,9 @@ def _find_categories(cfg: CfgNode) -> Categories:
 def _read_categories(name: str) -> Categories:
     """Read the category records of a data set; [] if neither its annotations nor its metadata are on this machine."""
     with contextlib.suppress(UserError):
-        files = data.find(name)
+        files = data.find_data_set(name)
         if files:
-            return data.read(files.annotations)["categories"]
+            return data.read_annotations(files.annotations)["categories"]
     with contextlib.suppress(UserError):
         classes = catalog.read_metadata(name).thing_classes
         return [{"id": number, "name": class_name} for number, class_name in enumerate(classes, 1)]

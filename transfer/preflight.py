@@ -21,7 +21,7 @@ from . import HOOKS, MAPPERS
 from .coco import catalog, data
 from .coco.classes import CLASSES, Classes
 from .config import check_same_training, check_supported
-from .weights.files import find_weights
+from .weights.locate import find_weights
 
 # Saved before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
 EVALUATING = "evaluating.pth"
@@ -56,10 +56,10 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     """
     names = data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
-        data.find(name)
+        data.find_data_set(name)
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
-    data.check_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
+    data.check_data_sets_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
     extensions.load()

@@ -20,7 +20,7 @@ from .samplers import ModelInput, derive_seed
 from .trainer import Trainer
 
 
-def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:
+def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:
     """Run one iteration: data, losses, gradients, update."""
     cfg = trainer.cfg
     scaler = trainer.scaler
@@ -35,7 +35,7 @@ def run_step(trainer: Trainer, parallel: nn.Module, batches: Iterator[list[Model
     trainer.optimizer.zero_grad()
     # Detectron2's own config has this project's keys only where they are set.
     num_parts = get(cfg, "SOLVER.ACCUMULATE") or 1
-    losses = accumulate_losses(parallel, batch, num_parts, scaler.scale, trainer.precision)
+    losses = accumulate_losses(ddp_model, batch, num_parts, scaler.scale, trainer.precision)
     total = torch.stack(list(losses.values())).sum()
     scaler.scale(total).backward()
     trainer.call_hooks("after_backward")

@@ -188,12 +188,12 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
         remove(Path(cfg.OUTPUT_DIR) / "results.json")  # stale: the run is being extended
     results: dict[str, Metrics] = {}
     stop = AgreedStop(trainer.device)
-    parallel = data_parallel(trainer.model, trainer.device)
+    ddp_model = data_parallel(trainer.model, trainer.device)
     batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     trainer.call_hooks("before_train")
     try:
         for iteration in range(start, end):
-            run_step(trainer, parallel, batches, iteration)
+            run_step(trainer, ddp_model, batches, iteration)
             bar.update()
             done = iteration + 1
             reason = stop.poll()

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from transfer.weights.load import Weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
+FALLBACK_NOTE = (
+    "Detectron2 is not installed, so fine-tuning uses the torchvision engine; run `make detectron2` to install it, or "
+    "pass --engine torchvision"
+)
 log = logging.getLogger(__name__)
 
 
@@ -160,11 +164,7 @@ def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
     """
     engine = pick_engine(args.engine)
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
-        print(
-            "Detectron2 is not installed: the torchvision engine is used instead, and results.json says so; run `make "
-            "detectron2` to install it, or choose this engine with --engine torchvision",
-            file=sys.stderr,
-        )
+        print(FALLBACK_NOTE, file=sys.stderr)
     cfg = load_config(args.config_file, args.opts)
     world = int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     check_ranges(cfg)
@@ -208,7 +208,7 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
             setup_logging(output_dir, rank())
             on_first_rank(_prepare_data, cfg, args.eval_only)
             for name in preflight.data_names(cfg, args.eval_only):
-                on_every_rank(data.resolve, name, output_dir)
+                on_every_rank(data.resolve_data_set, name, output_dir)
             weights, summary = _read_initial_weights(cfg, args)
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
             metrics = train.run(train.load_engine(engine), cfg, device, weights=weights, **options)
@@ -221,7 +221,7 @@ def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
-    classes = data.prepare(cfg, preflight.data_names(cfg, eval_only), recorded)
+    classes = data.prepare_data_sets(cfg, preflight.data_names(cfg, eval_only), recorded)
     if not eval_only:
         write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
 

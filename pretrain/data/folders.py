@@ -22,7 +22,7 @@ _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "valid
 _SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
 NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # from a NAS, disk or archive
 COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # goes with images
-IMAGENET_PLACES = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
+IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
 
 
@@ -58,8 +58,8 @@ def load_folder(folder: Path, split: str) -> ImageData:
 
 def find_imagenet(name: str, root: Path) -> Path | None:
     """Return the folder that contains ImageNet's train/: a common name in ``root``, or ``root`` itself."""
-    places = (root / place for place in (name, *IMAGENET_PLACES))
-    return next((place for place in places if os.path.isdir(place / "train")), None)
+    candidates = (root / subfolder for subfolder in (name, *IMAGENET_FOLDERS))
+    return next((folder for folder in candidates if os.path.isdir(folder / "train")), None)
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
@@ -162,9 +162,9 @@ def warn_of_unread(unread: list[str], folder: Path) -> None:
 def _check_no_splits(folder: Path, names: list[str]) -> None:
     mixed = find_mixed_splits({os.path.dirname(name) for name in names})
     if mixed:
-        place, splits = mixed
-        what = f"{folder / place} contains {' and '.join(sorted(splits))}: splits, not classes"
-        raise UserError(f"{what}; name a single one, as in folder:{folder / place / splits[0]}")
+        parent, splits = mixed
+        what = f"{folder / parent} contains {' and '.join(sorted(splits))}: splits, not classes"
+        raise UserError(f"{what}; choose a single one, as in folder:{folder / parent / splits[0]}")
 
 
 def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
@@ -179,9 +179,9 @@ def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
             word = _SPLIT_WORD.search(part)
             if word:
                 splits.setdefault("/".join(parts[:depth]), {})[word[1].lower()] = part
-    for place, by_split in sorted(splits.items()):
+    for parent, by_split in sorted(splits.items()):
         if len(by_split) > 1:
-            return place, sorted(by_split.values(), key=lambda part: (part != by_split.get("train"), part))
+            return parent, sorted(by_split.values(), key=lambda part: (part != by_split.get("train"), part))
     return None
 
 

@@ -1,4 +1,4 @@
-"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in place of its classifier, and its batch norm.
+"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head as its classifier, and its batch norm.
 
 MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
 """
@@ -14,7 +14,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dense import DenseResNet
+from ..common.device import autocast
+from ..common.errors import UserError
+from ..data import views
+from .dense import DenseFeatures, DenseResNet, dense_features
 
 
 def build_backbone(
@@ -122,3 +125,37 @@ class GroupedBatchNorm(nn.BatchNorm2d):
             mean_C.copy_(means_GC.mean(0))
             var_C.copy_(vars_GC.mean(0))
         return y
+
+
+def embed(
+    encoder: nn.Module,
+    images: Tensor,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    amp: str = "none",
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> tuple[Tensor, DenseFeatures | None]:
+    """Embed uint8 images (n, 3, H, W) as unit-norm float32 vectors (n, D), with the features of a dense head if any.
+
+    Args:
+        mean, std: statistics of the RGB channels; see `views.normalize`.
+        amp: half-precision type or ``none``; see `autocast`.
+
+    Raises:
+        UserError: batch norm gets a single value per channel, which has no statistics.
+    """
+    x = views.normalize(images, mean, std).contiguous(memory_format=memory_format)
+    try:
+        with autocast(amp, x.device.type):
+            output = encoder(x)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        what = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
+        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
+        raise UserError(f"{what}; {remedy}") from error
+    if isinstance(output, Tensor):
+        return F.normalize(output.float(), dim=1), None
+    embeddings, dense_maps, feature_maps = output
+    return F.normalize(embeddings.float(), dim=1), dense_features(dense_maps, feature_maps)

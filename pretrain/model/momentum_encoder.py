@@ -6,19 +6,13 @@ Shape letters: M positive keys per image, N images of the global batch, n images
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..common import distributed
 from ..common.async_copy import to_device
-from ..common.device import autocast
-from ..common.errors import UserError
-from ..data import views
-from .dense import DenseFeatures, dense_features
 from .queue import NegativeQueue
 
 
@@ -103,37 +97,3 @@ class BatchShuffle:
     def collect(self, results: list[Tensor]) -> Tensor:
         """Return the `unshuffle`d results of all micro-batches of this rank's positions as (M, n, ...)."""
         return self.unshuffle(torch.cat(results)).unflatten(0, (self._num_keys, -1))
-
-
-def embed(
-    encoder: nn.Module,
-    images: Tensor,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    amp: str = "none",
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> tuple[Tensor, DenseFeatures | None]:
-    """Embed uint8 images (n, 3, H, W) as unit-norm float32 vectors (n, D), with the features of a dense head if any.
-
-    Args:
-        mean, std: statistics of the RGB channels; see `views.normalize`.
-        amp: half-precision type or ``none``; see `autocast`.
-
-    Raises:
-        UserError: batch norm gets a single value per channel, which has no statistics.
-    """
-    x = views.normalize(images, mean, std).contiguous(memory_format=memory_format)
-    try:
-        with autocast(amp, x.device.type):
-            output = encoder(x)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        what = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
-        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
-        raise UserError(f"{what}; {remedy}") from error
-    if isinstance(output, Tensor):
-        return F.normalize(output.float(), dim=1), None
-    embeddings, dense_maps, feature_maps = output
-    return F.normalize(embeddings.float(), dim=1), dense_features(dense_maps, feature_maps)

@@ -24,8 +24,8 @@ from ..common.errors import UserError
 from ..common.weights.backbone import read_backbone
 from .batch_split import count_bn_groups, micro_batches
 from .dense import DenseFeatures, DenseResNet, mix_dense_loss
-from .encoder import build_encoder
-from .momentum_encoder import BatchShuffle, MomentumEncoderPair, embed
+from .encoder import build_encoder, embed
+from .momentum_encoder import BatchShuffle, MomentumEncoderPair
 from .queue import NegativeQueue
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Objective:
     Attributes:
         model: everything that a checkpoint saves.
         encoder: the trained encoder.
-        ddp_encoder: the same, or its DistributedDataParallel.
-        embed: embeds images with an encoder; see `momentum_encoder.embed`.
+        ddp_encoder: the encoder, wrapped in DistributedDataParallel if there are several ranks.
+        embed: embeds images with an encoder; see `encoder.embed`.
         method: the pure function and how its hyperparameters change over the epochs.
         hyper: the values of its hyperparameters, by keyword.
         accumulate: micro-batches that a rank's batch is divided into.

@@ -25,7 +25,7 @@ from ..data import datasets, views
 from ..data.augmentations import AUGMENTATIONS
 from ..data.loader import build_loader
 from .features import load_frozen
-from .stage import probe_run
+from .run import probe_run
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..common.errors import UserError, figure_text
 from .features import extract, load_frozen
 from .protocol import build_protocol
-from .stage import probe_run
+from .run import probe_run
 
 log = logging.getLogger(__name__)
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a figure

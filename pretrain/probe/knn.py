@@ -19,7 +19,7 @@ from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
 from .protocol import build_protocol
-from .stage import probe_run
+from .run import probe_run
 
 log = logging.getLogger(__name__)
 _REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k

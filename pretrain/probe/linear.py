@@ -30,7 +30,7 @@ from .data import ProbeData
 from .features import extract, load_frozen
 from .heads import Heads
 from .protocol import build_protocol, check_same_probe, evaluation_size, linear_settings
-from .stage import ProbeRun, probe_run
+from .run import ProbeRun, probe_run
 
 log = logging.getLogger(__name__)
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
@@ -52,8 +52,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     with probe_run(cfg, "linear") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        work = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
-        results, state = on_first_rank(_load_earlier, run.folder, work)
+        settings = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
+        results, state = on_first_rank(_load_earlier, run.folder, settings)
         if results:
             log.info(f"{run.folder} is complete; nothing to do")
             return results
@@ -63,16 +63,16 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             check_same_probe(run.folder, state.get("sizes", {}), sizes)
         run.start()
         torch.manual_seed(cfg.SEED)
-        scores = _train(run, backbone, data, {"work": work, "sizes": sizes}, state)
+        scores = _train(run, backbone, data, {"settings": settings, "sizes": sizes}, state)
         for lr, score in scores.items():
             if "diverged" in score:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")
         best = _select_best(scores)
-        settings = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
-        settings += f", {len(data.val)} validation images"
-        log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({settings})")
+        summary = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
+        summary += f", {len(data.val)} validation images"
+        log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({summary})")
         results = {"source": source, "metrics": best, "per_learning_rate": scores}
-        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": work})
+        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "settings": settings})
 
 
 def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], state: dict[str, Any]) -> Scores:
@@ -203,7 +203,7 @@ class _Cached:
         return batch
 
 
-def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _load_earlier(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the results of a complete probe and the newest checkpoint of one to resume; {} for what does not exist.
 
     Raises:
@@ -213,7 +213,7 @@ def _load_earlier(folder: Path, work: dict[str, Any]) -> tuple[dict[str, Any], d
     newest = None if results else checkpoint.load_newest(folder)
     state = newest[1] if newest else {}
     if results or state:
-        check_same_probe(folder, (results or state).get("work", {}), work)
+        check_same_probe(folder, (results or state).get("settings", {}), settings)
     return results, state
 
 

@@ -76,7 +76,7 @@ def test_the_pages_are_up_to_date():
 def test_every_study_has_its_plan_scores_and_place_among_the_claims(folder: Path):
     assert f"<!-- {folder.name}: " in PAGES[folder / "README.md"]
     assert f"]({folder.name}/README.md)" in (ROOT / "studies/README.md").read_text(encoding="utf-8")
-    plan = pipeline.read_plan(str(folder / "study.yaml"))
+    plan = pipeline.read_pipeline_file(str(folder / "study.yaml"))
     scores = json.loads((folder / "scores.json").read_text())
     assert {branch for values in scores["scores"].values() for branch in values} <= plan["BRANCHES"].keys()
     assert set(scores["seeds"]) <= set(map(str, plan["SEEDS"]))

@@ -13,7 +13,7 @@ from pretrain.config import load_config
 from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
 from pretrain.model import objectives
-from pretrain.model.momentum_encoder import embed
+from pretrain.model.encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks

@@ -14,7 +14,7 @@ import pytest
 from tests.errors import refused
 from tests.tools import coco_file
 from tools import make_data
-from transfer.coco.data import read
+from transfer.coco.data import read_annotations
 from transfer.config import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,7 +28,7 @@ def write_annotations(tmp_path: Path) -> Path:
 
 
 def _ids(path: Path) -> set[int]:
-    return {image["id"] for image in read(path)["images"]}
+    return {image["id"] for image in read_annotations(path)["images"]}
 
 
 def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_path: Path, capsys) -> None:

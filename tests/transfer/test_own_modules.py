@@ -96,9 +96,9 @@ def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, r
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     for task in ("AP", "AP50", "AP-c2"):
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
-    data_set = data.resolve(file, "")
+    data_set = data.resolve_data_set(file, "")
     name = register(json_file=str(data_set.annotations), image_root=str(data_set.images))
-    assert data.resolve(name, tmp_path) == dataclasses.replace(data_set, name=name)
+    assert data.resolve_data_set(name, tmp_path) == dataclasses.replace(data_set, name=name)
 
 
 @needs_detectron2
@@ -150,7 +150,7 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
         refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
     for classes in ([], ["c1"]):
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
-        refused(lambda cfg=cfg: data.prepare(cfg, cfg.DATASETS.TRAIN), "own_", "categories")
+        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", "categories")
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

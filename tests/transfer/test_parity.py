@@ -15,7 +15,7 @@ from transfer import samplers, train
 from transfer.torchvision_engine import data
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.evaluation import to_coco
-from transfer.torchvision_engine.mapper import Mapper, build_mapper
+from transfer.torchvision_engine.mapper import ImageMapper, build_mapper
 from transfer.torchvision_engine.model import build_model
 from transfer.weights.load import read_weights
 
@@ -190,7 +190,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     records, flips = data.load_training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
-        mapper = Mapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
+        mapper = ImageMapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
         augmentations = [T.ResizeShortestEdge([size], 128, "choice"), T.RandomFlip(1.0 if flip else 0.0)]
         settings = {k: v for k, v in DatasetMapper.from_config(theirs, True).items() if k != "augmentations"}
         reference = DatasetMapper(**settings, augmentations=augmentations)

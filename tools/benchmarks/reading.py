@@ -25,7 +25,7 @@ from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.views import encode_photo
 
 _CACHES = ("cold", "warm")
-_PLACES = {"folder": "images", "tar": "images.tar"}
+_FILES = {"folder": "images", "tar": "images.tar"}
 _COMMENT = 60_000  # bytes
 
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _measure(root: Path, jpeg: bytes, count: int, rounds: int) -> dict[str, dict[str, float]]:
     """Return for each state of the page cache the median images/s of both forms, and the median ratio."""
     files = write_images(root, jpeg, count)
-    forms = {form: datasets.load(f"{form}:{root / place}", "train") for form, place in _PLACES.items()}
+    forms = {form: datasets.load(f"{form}:{root / file}", "train") for form, file in _FILES.items()}
     order = np.random.default_rng(0).permutation(count).tolist()
     seconds: dict[tuple[str, str], list[float]] = {(form, cache): [] for form in forms for cache in _CACHES}
     for number in range(rounds):
@@ -87,15 +87,15 @@ def _encode_commented() -> bytes:
 
 def write_images(root: Path, jpeg: bytes, count: int) -> dict[str, list[Path]]:
     """Write ``count`` copies of a JPEG to ten folders and to a tar, and return the files of each form."""
-    folder = root / _PLACES["folder"]
+    folder = root / _FILES["folder"]
     files = [folder / f"{number % 10:02d}" / f"{number:06d}.jpg" for number in range(count)]
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg)
-    with tarfile.open(root / _PLACES["tar"], "w") as tar:
+    with tarfile.open(root / _FILES["tar"], "w") as tar:
         for path in files:
             tar.add(path, path.relative_to(folder))
-    return {"folder": files, "tar": [root / _PLACES["tar"]]}
+    return {"folder": files, "tar": [root / _FILES["tar"]]}
 
 
 def drop_pages(files: list[Path]) -> None:

@@ -48,11 +48,11 @@ def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
         folder.mkdir()
         _write_timm(backbone, folder)
         expected = {"features": backbone.compute_features(backbone.crop(image))}
-        errors = compare(expected, {"features": _compute_timm_features(folder, image)}, "the exported model")
-        card = render_card(backbone, output, errors["features"])
+        differences = compare(expected, {"features": _compute_timm_features(folder, image)}, "the exported model")
+        card = render_card(backbone, output, differences["features"])
         (folder / "README.md").write_text(card, encoding="utf-8")
         folder.rename(output)
-    return errors
+    return differences
 
 
 def _write_timm(backbone: ExportSource, folder: Path) -> None:

@@ -21,7 +21,7 @@ from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_batch_division
 from transfer.preflight import check_engine, check_inputs
 from transfer.train_net import pick_engine
-from transfer.weights.files import find_weights
+from transfer.weights.locate import find_weights
 
 from . import slurm
 from .graph import RECORD, Graph, Node

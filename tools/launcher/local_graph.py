@@ -165,8 +165,8 @@ class LocalRun:
         print(f"{text}{after}", file=sys.stderr, flush=True)
 
     def _head(self, key: str) -> str:
-        place = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
-        return f"[{place}/{len(self._graph.nodes)}] {key}"
+        position = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
+        return f"[{position}/{len(self._graph.nodes)}] {key}"
 
 
 def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str:

@@ -65,7 +65,7 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
         output: replaces the file's OUTPUT_DIR.
         engine: replaces the file's ENGINE.
     """
-    plan = read_plan(path)
+    plan = read_pipeline_file(path)
     plan["ENGINE"] = engine or plan["ENGINE"]
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
     default = f"runs/sweeps/{Path(path).stem}" if is_sweep else f"runs/{Path(path).stem}"
@@ -208,7 +208,7 @@ def _list_data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     return {f"data/{Path(words[-1]).name}" if is_list or len(sets) > 1 else "data": words for words in sets}
 
 
-def read_plan(path: str) -> dict[str, Any]:
+def read_pipeline_file(path: str) -> dict[str, Any]:
     """Read the keys of `_FILE` from a file."""
     file = existing_file(path, "file", "*.yaml")
     try:

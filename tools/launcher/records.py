@@ -40,8 +40,8 @@ def launch_files(folder: Path) -> list[Path]:
 def files_below(folder: Path, *names: str) -> list[Path]:
     """Return the files of these names in and below ``folder``, except in jobs' copies of the code."""
     files = []
-    for place, folders, _ in os.walk(folder):
-        files += [Path(place, name) for name in names if os.path.isfile(os.path.join(place, name))]
+    for parent, folders, _ in os.walk(folder):
+        files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]
         folders[:] = sorted(name for name in folders if name != "launch")
     return files
 

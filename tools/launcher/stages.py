@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +135,7 @@ def build_transfer(
     if engine not in ("", *engines):
         raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{did_you_mean(engine, engines)}")
     if engine in ("", "auto"):
-        engine = _installed_engine()
+        engine = _pick_engine()
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
@@ -222,12 +221,12 @@ def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: A
     return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **fields)
 
 
-@functools.cache
-def _installed_engine() -> str:
-    if importlib.util.find_spec("detectron2") is not None:
-        return "detectron2"
-    print("Detectron2 is not installed; fine-tuning uses the torchvision engine", file=sys.stderr)
-    return "torchvision"
+@functools.cache  # said once for all detectors of a pipeline
+def _pick_engine() -> str:
+    engine = train_net.pick_engine("auto")
+    if engine == "torchvision":
+        print(train_net.FALLBACK_NOTE, file=sys.stderr)
+    return engine
 
 
 def _label(run: str) -> str:

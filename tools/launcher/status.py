@@ -99,13 +99,13 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             launched.setdefault(file.parent, {})
     jobs = read_last_jobs(launched)
     entries = []
-    for place in dict.fromkeys([*plans, *launched]):
-        plan = plans.get(place, {})
-        stage = launched.get(place, {}).get("spec", plan).get("stage") or stage_of(place)
-        key = plan.get("key", os.path.relpath(place, folder))
-        entry = {"key": key, "stage": stage, "folder": place, "waits_for": plan.get("parents", [])}
-        entry |= _describe_state(place, *jobs.get(place, ({}, "")))
-        entry["progress"] = _describe_progress(place, is_running=entry["state"] == "running")
+    for run_folder in dict.fromkeys([*plans, *launched]):
+        plan = plans.get(run_folder, {})
+        stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or stage_of(run_folder)
+        key = plan.get("key", os.path.relpath(run_folder, folder))
+        entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
+        entry |= _describe_state(run_folder, *jobs.get(run_folder, ({}, "")))
+        entry["progress"] = _describe_progress(run_folder, is_running=entry["state"] == "running")
         entries.append(entry)
     complete = {entry["key"] for entry in entries if entry["state"] == "complete"}
     for entry in entries:

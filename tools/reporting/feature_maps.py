@@ -14,14 +14,14 @@ from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write
 
 from .document import Figure
-from .files import Plan
+from .files import PipelineRun
 from .runs import Score
 
 _MAX_CLASSES = 20  # with more, colors repeat and there is no legend
 Points = dict[str, list[tuple[float, float]]]  # class -> positions of its validation images
 
 
-def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure | None:
+def draw_feature_maps(pipeline: PipelineRun, scores: Sequence[Score], file: Path) -> Figure | None:
     """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
 
     Returns:
@@ -32,7 +32,7 @@ def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure
     """
     maps: dict[str, Points] = {}
     top1: dict[str, float | None] = {}
-    for folder, (branch, stage) in plan.stages.items():
+    for folder, (branch, stage) in pipeline.stages.items():
         is_map = stage.partition("_")[0] == "embedding"
         if is_map and (folder / "results.json").is_file() and branch not in maps:
             maps[branch] = _read_map(folder / "embedding.csv")
@@ -48,7 +48,7 @@ def draw_feature_maps(plan: Plan, scores: Sequence[Score], file: Path) -> Figure
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    title = f"Features of validation images in {plan.folder.name}"
+    title = f"Features of validation images in {pipeline.folder.name}"
     return Figure(title, [note], f"features of {', '.join(maps)}", file)
 
 

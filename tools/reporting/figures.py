@@ -36,7 +36,7 @@ def draw_figures(
     for (folder, detector, test), branches in _group_scores(collection, scores).items():
         if len(branches) < 2:
             continue
-        title = f"{folder.name}/{detector}" if len(collection.plans) > 1 else detector
+        title = f"{folder.name}/{detector}" if len(collection.pipelines) > 1 else detector
         number = 1 + sum(
             figure.alt == f"predictions of {title}" for figure in figures
         )  # one figure per detector on a test set
@@ -51,11 +51,11 @@ def draw_figures(
 def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
     """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
     figures: list[Figure] = []
-    for plan in collection.plans:
+    for pipeline in collection.pipelines:
         try:
-            figure = draw_feature_maps(plan, scores, _name_file(output, "features", len(figures) + 1))
+            figure = draw_feature_maps(pipeline, scores, _name_file(output, "features", len(figures) + 1))
         except UserError as error:
-            collection.unreadable.append(f"the feature maps of {plan.folder.name} are not drawn: {error}")
+            collection.unreadable.append(f"the feature maps of {pipeline.folder.name} are not drawn: {error}")
             continue
         if figure:
             figures.append(figure)
@@ -65,10 +65,10 @@ def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> 
 def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple[Path, str, str], dict[str, Score]]:
     """Map pipeline, detector and test set to branch -> score."""
     groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
-    for plan in collection.plans:
-        for score in (score for score in scores if score.folder in plan.stages):
-            branch, detector = plan.stages[score.folder]
-            groups.setdefault((plan.folder, detector, score.test), {}).setdefault(branch, score)
+    for pipeline in collection.pipelines:
+        for score in (score for score in scores if score.folder in pipeline.stages):
+            branch, detector = pipeline.stages[score.folder]
+            groups.setdefault((pipeline.folder, detector, score.test), {}).setdefault(branch, score)
     return groups
 
 
@@ -84,8 +84,8 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
     """
     from transfer.coco import data, visualize  # imports torch
 
-    data_set = data.resolve(test, next(iter(branches.values())).folder)
-    content = data.read(data_set.annotations)
+    data_set = data.resolve_data_set(test, next(iter(branches.values())).folder)
+    content = data.read_annotations(data_set.annotations)
     images = visualize.first_annotated(content, _IMAGES)
     if not images:
         raise UserError(f"no image of {data_set.annotations} has an object")

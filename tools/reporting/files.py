@@ -29,7 +29,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelineRun:
     """A pipeline or sweep; ``stages`` maps run folders to branch, without its seed, and stage: ``("jcl", "mask")``."""
 
     folder: Path
@@ -38,10 +38,10 @@ class Plan:
 
 @dataclass
 class Collection:
-    """Runs, their pipelines and sweeps, and one line for each unreadable file and each incomplete plan."""
+    """Runs, their pipelines and sweeps, and one line for each unreadable file and each incomplete pipeline."""
 
     runs: list[Run] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    pipelines: list[PipelineRun] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
 
@@ -61,9 +61,9 @@ def find_runs(folders: Sequence[Path]) -> Collection:
         for path in files_below(root, "launch/pipeline.json", "results.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
-            elif path.parents[1] not in [plan.folder for plan in collection.plans]:
-                _add_plan(path, collection)
-    planned = [folder for plan in collection.plans for folder in plan.stages if folder in run_folders]
+            elif path.parents[1] not in [pipeline.folder for pipeline in collection.pipelines]:
+                _add_pipeline(path, collection)
+    planned = [folder for pipeline in collection.pipelines for folder in pipeline.stages if folder in run_folders]
     for folder in dict.fromkeys([*planned, *run_folders]):
         try:
             results = read_json(folder / "results.json")
@@ -105,19 +105,19 @@ def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
     return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
-def _add_plan(path: Path, collection: Collection) -> None:
+def _add_pipeline(path: Path, collection: Collection) -> None:
     """Add the pipeline or sweep of a record, even if its folder was moved."""
-    plan_folder = path.parents[1]
+    pipeline_folder = path.parents[1]
     stages: dict[Path, tuple[str, str]] = {}
     incomplete: list[str] = []
     for stage in read_json(path)["stages"]:
-        moved = plan_folder / stage["key"]
+        moved = pipeline_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
         branch, _, name = stage["key"].partition("/")
         stages[folder] = branch.partition("_seed=")[0], name
         if read_fingerprint(folder) != stage["fingerprint"]:
             incomplete.append(stage["key"])
-    collection.plans.append(Plan(plan_folder, stages))
+    collection.pipelines.append(PipelineRun(pipeline_folder, stages))
     if incomplete:
-        remedy = f"run `python tools/launch.py status {plan_folder}` to see why"
-        collection.incomplete.append(f"{plan_folder.name}: {', '.join(incomplete)} ({remedy})")
+        remedy = f"run `python tools/launch.py status {pipeline_folder}` to see why"
+        collection.incomplete.append(f"{pipeline_folder.name}: {', '.join(incomplete)} ({remedy})")

@@ -53,7 +53,7 @@ def find_problems(content: Mapping[str, Any], images: str | Path | None, rules: 
     """Return the bad records in the file's order, each once; annotations of a bad image or category are bad, too.
 
     Args:
-        content: what `data.read` returns.
+        content: what `data.read_annotations` returns.
         images: the folder that contains the images. If None, the image files are not checked.
     """
     checker = _RecordChecker(content, images, rules)

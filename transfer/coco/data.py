@@ -3,7 +3,7 @@
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
 `coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
-Both engines read the copy of a `coco:` data set that `prepare` writes into OUTPUT_DIR.
+Both engines read the copy of a `coco:` data set that `prepare_data_sets` writes into OUTPUT_DIR.
 The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
@@ -50,7 +50,7 @@ class CocoSet:
 
     Attributes:
         name: as in the config.
-        annotations: the file that is read: the user's, or the checked copy (see `resolve`).
+        annotations: the file that is read: the user's, or the checked copy (see `resolve_data_set`).
         images: the folder that contains its images.
         skip_bad: bad records are skipped rather than refused.
     """
@@ -75,7 +75,7 @@ def check_not_in_catalog(names: Iterable[str]) -> None:
         )
 
 
-def find(name: str) -> CocoSet | None:
+def find_data_set(name: str) -> CocoSet | None:
     """Find the files of a data set in DATASETS.TRAIN or DATASETS.TEST.
 
     Returns None for a data set in Detectron2's catalog that has no files in COCO's format.
@@ -108,13 +108,13 @@ def find(name: str) -> CocoSet | None:
     return data_set
 
 
-def resolve(name: str, output_dir: str | Path) -> CocoSet:
-    """Find a data set that `prepare` has checked; its annotation file is the copy in OUTPUT_DIR if there is one.
+def resolve_data_set(name: str, output_dir: str | Path) -> CocoSet:
+    """Find a data set that `prepare_data_sets` has checked, with its copy in OUTPUT_DIR as annotations if there is one.
 
     Raises:
-        UserError: as `find`, or this machine does not see the copy.
+        UserError: as `find_data_set`, or this machine does not see the copy.
     """
-    data_set = find(name)
+    data_set = find_data_set(name)
     copy = checked_copy(name, output_dir)
     if data_set is None:
         return CocoSet(name, copy, Path())
@@ -137,8 +137,8 @@ def folder_name(name: str) -> str:
     return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None) -> list[str]:
-    """Check data sets before the first iteration, and write the copies that `resolve` returns.
+def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None) -> list[str]:
+    """Check data sets before the first iteration, and write the copies that `resolve_data_set` returns.
 
     Args:
         recorded: what `preflight.read_recorded_classes` returns.
@@ -152,7 +152,7 @@ def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None)
     classes = dict(recorded or {})
     images: dict[str, set[str]] = {}
     for name in dict.fromkeys(names):
-        data_set = find(name)
+        data_set = find_data_set(name)
         if data_set is None:
             is_scored_by_coco = catalog.read_metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
             copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
@@ -175,11 +175,11 @@ def prepare(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None)
     return list(next(iter(classes.values()), ()))
 
 
-def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
-    """Check the small data sets before a job is started or queued; arguments and errors of `prepare`."""
+def check_data_sets_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
+    """Check the small data sets before a job is started or queued; arguments and errors of `prepare_data_sets`."""
     classes = dict(recorded or {})
     for name in names:
-        data_set = find(name)
+        data_set = find_data_set(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
             classes[name] = category_names(_read_good_records(data_set, cfg, decode=False))
     check_classes(cfg, classes)
@@ -208,7 +208,7 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
     """
     model = cfg.MODEL
     path = str(data_set.annotations)
-    content = read(path)
+    content = read_annotations(path)
     if not content["categories"]:
         raise UserError(f"{path} has no categories: the export is empty; export the data again, with its classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
@@ -271,8 +271,8 @@ def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Ma
         raise UserError(f"{path} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
 
 
-def read(annotations: str | Path) -> dict[str, Any]:
-    """Read a COCO annotation file, whose records `prepare` checks.
+def read_annotations(annotations: str | Path) -> dict[str, Any]:
+    """Read a COCO annotation file, whose records `prepare_data_sets` checks.
 
     Raises:
         UserError: missing, not JSON, or without images, annotations and categories.

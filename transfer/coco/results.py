@@ -19,7 +19,7 @@ from tabulate import tabulate
 from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
-from .data import folder_name, read, resolve
+from .data import folder_name, read_annotations, resolve_data_set
 from .visualize import draw
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: in
         keep: write the predictions into OUTPUT_DIR; see `predictions_file`.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
-    data_set = resolve(name, output_dir)
+    data_set = resolve_data_set(name, output_dir)
     if keep:
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
-    content = read(data_set.annotations)
+    content = read_annotations(data_set.annotations)
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS)
     log.info(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
     if figures:

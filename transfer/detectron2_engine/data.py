@@ -25,19 +25,19 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.images import open_upright
 
 from .. import MAPPERS
-from ..coco.data import find, read, resolve
+from ..coco.data import find_data_set, read_annotations, resolve_data_set
 from ..coco.keypoints import flip_pairs, keypoint_names
 from ..samplers import Mapper, ModelInput, Record
 
 
 def register(name: str, cfg: CfgNode) -> None:
     """Register a data set named by two paths with Detectron2, which already knows every other name."""
-    if name in DatasetCatalog or find(name) is None:
+    if name in DatasetCatalog or find_data_set(name) is None:
         return
-    data_set = resolve(name, cfg.OUTPUT_DIR)
+    data_set = resolve_data_set(name, cfg.OUTPUT_DIR)
     metadata: dict[str, Any] = {}
     if cfg.MODEL.KEYPOINT_ON:
-        content = read(data_set.annotations)
+        content = read_annotations(data_set.annotations)
         pairs = tuple(flip_pairs(content) or ())
         metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
     register_coco_instances(name, metadata, str(data_set.annotations), str(data_set.images))
@@ -126,5 +126,5 @@ def read_category_ids(cfg: CfgNode, name: str) -> list[int]:
     labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
     if labels:
         return sorted(labels, key=labels.__getitem__)
-    content = read(resolve(name, cfg.OUTPUT_DIR).annotations)
+    content = read_annotations(resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
     return sorted(category["id"] for category in content["categories"])  # the labels are in the order of the ids

@@ -53,10 +53,10 @@ def load_coco(
         The index of every keypoint's mirror image.
 
     Raises:
-        UserError: unknown name or missing files; `coco_data.prepare` checks the records.
+        UserError: unknown name or missing files; `coco_data.prepare_data_sets` checks the records.
     """
-    data_set = coco_data.resolve(name, output_dir)
-    content = coco_data.read(data_set.annotations)
+    data_set = coco_data.resolve_data_set(name, output_dir)
+    content = coco_data.read_annotations(data_set.annotations)
     mirror = flip_indices(keypoint_names(content), flip_pairs(content) or ())
     category_ids = sorted(category["id"] for category in content["categories"])
     labels = {category_id: label for label, category_id in enumerate(category_ids)}

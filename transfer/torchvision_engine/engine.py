@@ -16,7 +16,7 @@ from .data import Records, load_coco, load_training_records
 from .evaluation import to_coco
 from .layers import FrozenBatchNorm
 from .mapper import build_mapper
-from .model import Detector, build_model
+from .model import GeneralizedRCNN, build_model
 from .solver import build_optimizer, build_schedule
 
 
@@ -30,10 +30,10 @@ class TorchvisionEngine(Engine):
         super().__init__(cfg)
         self.pin_memory = cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory block
 
-    def build_model(self, device: torch.device) -> Detector:
+    def build_model(self, device: torch.device) -> GeneralizedRCNN:
         return build_model(self.cfg, device)
 
-    def run_backbone(self, model: Detector, batch: list[ModelInput]) -> None:
+    def run_backbone(self, model: GeneralizedRCNN, batch: list[ModelInput]) -> None:
         images, _ = model.preprocess([record["image"] for record in batch])
         model.backbone.bottom_up(images)
 

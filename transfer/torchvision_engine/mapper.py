@@ -1,4 +1,4 @@
-"""Maps a record of `data` to the detector's input, with the same arithmetic as Detectron2's DatasetMapper.
+"""Maps a record of `data` to the detector's input, with the same arithmetic as Detectron2's ImageMapper.
 
 Boxes, masks, keypoints and the image are moved by one object, a list of fvcore's transforms.
 """
@@ -51,7 +51,7 @@ class Target(TypedDict):
 
 
 @dataclass(frozen=True)
-class Mapper:
+class ImageMapper:
     """Reads a record's image, resizes and flips it and, for training, its annotations.
 
     Attributes:
@@ -170,14 +170,14 @@ class Mapper:
         return moved[list(self.keypoints)] if flipped else moved
 
 
-def build_mapper(cfg: CfgNode, is_train: bool, flip_indices: Sequence[int] = ()) -> Mapper:
+def build_mapper(cfg: CfgNode, is_train: bool, flip_indices: Sequence[int] = ()) -> ImageMapper:
     """Build the mapper that INPUT describes.
 
     Args:
         flip_indices: the index of every keypoint's mirror image.
     """
     inputs = cfg.INPUT
-    return Mapper(
+    return ImageMapper(
         sizes=inputs.MIN_SIZE_TRAIN if is_train else [inputs.MIN_SIZE_TEST],
         sampling=inputs.MIN_SIZE_TRAIN_SAMPLING if is_train else "choice",
         max_size=inputs.MAX_SIZE_TRAIN if is_train else inputs.MAX_SIZE_TEST,

@@ -78,7 +78,7 @@ class RoIHeads(nn.Module):
         return detections
 
 
-class Detector(nn.Module):
+class GeneralizedRCNN(nn.Module):
     """Images to losses (with targets, in training) or to detections.
 
     Args:
@@ -122,13 +122,13 @@ class Detector(nn.Module):
         return value.to(self.pixel_mean.device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
-def build_model(cfg: CfgNode, device: torch.device) -> Detector:
+def build_model(cfg: CfgNode, device: torch.device) -> GeneralizedRCNN:
     """Build the detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
     model = cfg.MODEL
     backbone = _build_backbone(model, device)
     roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
     rpn = _build_rpn(model)
-    return Detector(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
+    return GeneralizedRCNN(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
 
 
 def _build_backbone(model: CfgNode, device: torch.device) -> FPN:

@@ -50,12 +50,12 @@ class Conversion:
 
     output: Path
     provenance: dict[str, Any]
-    errors: dict[str, float]
+    differences: dict[str, float]
     unread: str
 
     def summary(self) -> str:
         """Describe source, output and verification in a few lines."""
-        stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.errors.items())
+        stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.differences.items())
         p = self.provenance
         origin = " ".join(str(p[key]) for key in ("method", "arch", "encoder") if p.get(key))
         epoch = f", epoch {p['epoch']}" if "epoch" in p else ""
@@ -139,12 +139,14 @@ def convert(
                 stream.flush()
                 written = read_weights_file(stream.name)
                 written_tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-                errors = verify(written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
+                differences = verify(
+                    written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1
+                )
                 remove(record)  # it describes the earlier output
         except OSError as error:
             raise build_write_error(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
-    return Conversion(output, provenance, errors, backbone.unread)
+    return Conversion(output, provenance, differences, backbone.unread)
 
 
 def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:

@@ -29,7 +29,7 @@ from pretrain.common.weights.resnet_names import PREFIX, from_c4, to_torchvision
 
 from ..config import load_config
 from .caffe2 import from_caffe2
-from .files import conversion_hint, find_weights
+from .locate import conversion_hint, find_weights
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50

@@ -28,8 +28,8 @@ _NAMELESS_AFTER_S = 5.0  # a file that is still empty by then belongs to a proce
 
 
 @contextlib.contextmanager
-def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
-    """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``work`` names the purpose.
+def claim(folder: str | Path, purpose: str, *, of: str = "") -> Iterator[None]:
+    """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``purpose`` says what for.
 
     A SLURM job waits until an owner on another machine has touched its file again or is known to be dead: it may have
     been killed with its node a moment ago.
@@ -40,7 +40,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     make_folder(folder)
     pid = os.getpid()
     process = {"host": socket.gethostname(), "pid": pid, "started": read_start_time(pid)}
-    record = {**process, "place": _identify_place(), "job": _read_job(), "work": work}
+    record = {**process, "machine": _identify_machine(), "job": _read_job(), "purpose": purpose}
     path = _create(Path(folder), of, record)
     released = threading.Event()
     threading.Thread(target=_touch, args=(path, released), daemon=True).start()
@@ -54,7 +54,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 
 def find_owner(folder: str | Path) -> dict[str, Any]:
-    """Return the live owner's record (``work``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
+    """Return the live owner's record (``purpose``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
     owners = {path: _read(path) for path in _list_owners(Path(folder), "")}
     return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
 
@@ -75,7 +75,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
             owner = _read(path)
             touched = _read_touch_time(path)
             while not _is_dead(path, owner):
-                is_elsewhere = owner.get("place") != _identify_place() and owner.get("job") != _read_job()
+                is_elsewhere = owner.get("machine") != _identify_machine() and owner.get("job") != _read_job()
                 may_be_lost = _read_job()[0] and is_elsewhere and _read_touch_time(path) == touched
                 if owner and not may_be_lost:
                     wait = f"wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on another machine)"
@@ -130,13 +130,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     except OSError:  # too many open files, a file server that does not answer, another user's file
-        return {"work": "a run"}
+        return {"purpose": "a run"}
 
 
 def _describe(owner: dict[str, Any]) -> str:
     job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
     host = owner.get("host", "another machine")
-    return f"{owner.get('work', 'a run')} on {host}, process {owner.get('pid', '?')}{job}"
+    return f"{owner.get('purpose', 'a run')} on {host}, process {owner.get('pid', '?')}{job}"
 
 
 def _read_job() -> list[str]:
@@ -144,7 +144,7 @@ def _read_job() -> list[str]:
     return [os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")]
 
 
-def _identify_place() -> str:
+def _identify_machine() -> str:
     """Identify the machine since its last boot and the container; within it, process ids are unique."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
@@ -152,7 +152,7 @@ def _identify_place() -> str:
 
 
 def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
-    if owner.get("place") and owner["place"] == _identify_place():
+    if owner.get("machine") and owner["machine"] == _identify_machine():
         return read_start_time(owner["pid"]) != owner["started"]
     if owner.get("job", [""])[0] and owner["job"][0] == _read_job()[0] and owner["job"] != _read_job():
         return True  # an earlier attempt of this job, which has ended

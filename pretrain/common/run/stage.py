@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing
 import os
 import re
@@ -16,9 +17,12 @@ from typing import ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from .. import distributed
+from ..device import describe, set_float32_precision
 from ..distributed import on_first_rank, rank
 from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
+from ..logs import setup_logging
 from .folder import check_stage_of
 from .lock import claim
 from .state import record_state, write_failure
@@ -31,8 +35,19 @@ _LESS_MEMORY = {  # by stage
 }
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _WORKER_EXIT_S = 5.0  # from the end of a worker's connection to that of its process, at most
 _WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
+
+
+@contextlib.contextmanager
+def open_run(name: str, folder: Path, device_name: str, float32_precision: str) -> Iterator[torch.device]:
+    """Join the process group and own a run folder until the block ends (see `stage`); yield this rank's device."""
+    with process_group(distributed.init, device_name) as device, stage(name, folder):
+        setup_logging(folder, distributed.rank())
+        set_float32_precision(float32_precision)
+        log.info(describe(device))
+        yield device
 
 
 @contextlib.contextmanager

@@ -130,8 +130,8 @@ def load_tars(pattern: str) -> ImageData:
 
 def imagenet_tar(split: str, root: Path) -> str:
     """Return the path of ImageNet's tar of a split in one of the usual folders in ``root``; empty if there is none."""
-    for place in folders.IMAGENET_PLACES:
-        tar = root / place / f"ILSVRC2012_img_{split}.tar"
+    for subfolder in folders.IMAGENET_FOLDERS:
+        tar = root / subfolder / f"ILSVRC2012_img_{split}.tar"
         if tar.is_file():
             return str(tar)
     return ""

@@ -70,13 +70,13 @@ def open_index(tar: str) -> Entries:
     """
     size, time = read_version(tar)
     version = np.array((_FORMAT, len(SUFFIXES), size, time), np.int64)
-    places = [Path(f"{tar}{INDEX_SUFFIX}"), _cache_file(tar)]
-    entries = _find_index(places, version)
+    paths = [Path(f"{tar}{INDEX_SUFFIX}"), _cache_file(tar)]
+    entries = _find_index(paths, version)
     if entries is not None:
         return entries
-    with hold_lock(places[1].with_suffix(".lock")):
-        entries = _find_index(places, version)  # another process of this machine may have built it meanwhile
-        return _write_index(tar, size, version, places) if entries is None else entries
+    with hold_lock(paths[1].with_suffix(".lock")):
+        entries = _find_index(paths, version)  # another process of this machine may have built it meanwhile
+        return _write_index(tar, size, version, paths) if entries is None else entries
 
 
 def read_version(tar: str | int) -> tuple[int, int]:
@@ -88,20 +88,20 @@ def read_version(tar: str | int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _write_index(tar: str, size: int, version: np.ndarray, places: Sequence[Path]) -> Entries:
+def _write_index(tar: str, size: int, version: np.ndarray, paths: Sequence[Path]) -> Entries:
     entries = _build_index(tar, size)
     file = io.BytesIO()
     arrays = {name: getattr(entries, name) for name in _ARRAYS}
     np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **arrays)
-    for place in places:
+    for path in paths:
         try:
-            atomic_write(place, file.getvalue())
+            atomic_write(path, file.getvalue())
         except UserError as error:
-            log.debug(f"{error}; trying the next place")
+            log.debug(f"{error}; trying the next file")
             continue
-        log.info(f"{tar}: {len(entries)} images; index in {place}")
+        log.info(f"{tar}: {len(entries)} images; index in {path}")
         return entries
-    log.warning(f"{tar}: the index cannot be written to {places[0]} or {places[1]}, so the next run rebuilds it")
+    log.warning(f"{tar}: the index cannot be written to {paths[0]} or {paths[1]}, so the next run rebuilds it")
     return entries
 
 
@@ -111,18 +111,18 @@ def _cache_file(tar: str) -> Path:
     return Path(cache, "pretrain-to-transfer", "tars", f"{Path(tar).name}.{digest}.npz")
 
 
-def _find_index(places: Sequence[Path], version: np.ndarray) -> Entries | None:
-    for place in places:
-        entries = _read_index(place, version)
+def _find_index(paths: Sequence[Path], version: np.ndarray) -> Entries | None:
+    for path in paths:
+        entries = _read_index(path, version)
         if entries is not None:
             return entries
     return None
 
 
-def _read_index(place: Path, version: np.ndarray) -> Entries | None:
+def _read_index(path: Path, version: np.ndarray) -> Entries | None:
     """Read an index file; return None if it is missing, damaged, or of another version of the tar."""
     try:
-        with np.load(place, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             if not np.array_equal(file["version"], version):
                 return None
             return Entries(PackedNames(file["names"], file["ends"]), *(file[name] for name in _ARRAYS))

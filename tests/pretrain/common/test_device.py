@@ -13,8 +13,9 @@ from pretrain import train
 from pretrain.common import device
 from pretrain.common.device import check_gpu_is_own, choose_memory_format, set_float32_precision
 from pretrain.common.errors import UserError
+from pretrain.common.run import stage
 from pretrain.config import load_config
-from pretrain.probe import features, knn, stage
+from pretrain.probe import features, knn
 from pretrain.probe.protocol import build_protocol
 from tests.errors import refused
 

@@ -238,4 +238,4 @@ def test_imagenets_tars_equal_its_folders(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(MissingSplit, match=r"no ILSVRC2012_img_val\.tar"):
         load("imagenet", "val", root / "packed")
     pack(root / "packed/imagenet/ILSVRC2012_img_train.tar", root / "flat", ["ILSVRC2012_val_00000001.JPEG"])
-    refused(lambda: load("imagenet", "train", root / "packed"), "ILSVRC2012_img_train.tar", "is not ImageNet's tar")
+    refused(lambda: load("imagenet", "train", root / "packed"), "img_train.tar", "is not ImageNet's train tar")

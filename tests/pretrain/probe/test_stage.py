@@ -23,7 +23,7 @@ def _distributions(cfg, weights):
     ("probe", "main", "owner", "name"),
     [
         ("embedding", embedding.main, features, "pooled_features"),
-        ("distributions", _distributions, distributions, "spread"),
+        ("distributions", _distributions, distributions, "measure_similarity_and_variance"),
     ],
 )
 def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(

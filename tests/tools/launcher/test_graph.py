@@ -190,7 +190,7 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, s
 
 
 def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
-    with claim(tmp_path, "pipeline"):
+    with claim(tmp_path, "a pipeline"):
         for options in (HERE, SLURM):
             with pytest.raises(UserError, match="is in use: a pipeline"):
                 start_graph(chain(tmp_path), options)

@@ -162,8 +162,8 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cluster: str
 ):
     """Nodes of a cluster may have no internet."""
-    monkeypatch.setattr("transfer.weights.files.download", lambda address: pytest.fail(address))
-    monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
+    monkeypatch.setattr("transfer.weights.locate.download", lambda address: pytest.fail(address))
+    monkeypatch.setattr("transfer.coco.data.find_data_set", lambda name: None)
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out

@@ -95,7 +95,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
             for name, value in (("partition", "a"), ("account", "a"), ("sbatch", [("exclusive", "")]))
         ),
         ({"cluster": "local", "time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),
-        ({"cluster": "local", "gpus": 64}, "--gpus 64, but"),
+        ({"cluster": "local", "gpus": 64}, "--gpus is 64, but"),
         ({"cluster": "local", "nodes": 2}, "--nodes 2 needs --cluster slurm"),
     ],
 )

@@ -90,7 +90,7 @@ RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.find_r
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; names may contain letters"),
         (f"{RANDOM}BRANCHES: {{b: {{WEIGHTS: random}}}}", "p.yaml: BRANCHES occurs twice, on lines 1 and 2"),
         (f"{RANDOM}KNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
-        (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must name one of BRANCHES"),
+        (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must be one of the BRANCHES"),
         (f"{RANDOM}SEEDS: [1, 1]", "SEEDS in .* are 1, 1; write distinct integers"),
         (f"{RANDOM}TRANSFER: {{m: {{CONFG: x}}}}", "unknown key CONFG in .* detector m"),
         (f"{RANDOM}KNN: ['', '']", "a/knn_own and a/knn_own would share"),

@@ -31,7 +31,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def people(images: Path) -> dict[str, Any]:
-    return data.read(images / "annotations.json")
+    return data.read_annotations(images / "annotations.json")
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,24 @@ def test_bad_records_end_the_run_or_are_skipped(
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    for check in (data.prepare, data.check_early):
+    for check in (data.prepare_data_sets, data.check_data_sets_early):
         refused(lambda check=check: check(cfg, [name]), "annotation 1 of image 1", ":skip_bad")
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
-        data.check_early(cfg, [name])  # too slow to read here
+        data.check_data_sets_early(cfg, [name])  # too slow to read here
     skipping = f"{name}:skip_bad"
     out = tmp_path / "with:colon"
-    data.prepare(tiny_coco.config(out, skipping, **keys), [skipping])
+    data.prepare_data_sets(tiny_coco.config(out, skipping, **keys), [skipping])
     logged = caplog.messages
     assert "skipped 1 bad records" in logged[0] and "annotation 1 of image 1" in logged[0]
     assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
     out = out.rename(tmp_path / "moved")
-    checked = data.resolve(skipping, out)
+    checked = data.resolve_data_set(skipping, out)
     assert checked.images == tmp_path / "data"
-    assert len(data.read(checked.annotations)["annotations"]) == len(content["annotations"]) - 1
-    refused(lambda: data.resolve(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
+    assert len(data.read_annotations(checked.annotations)["annotations"]) == len(content["annotations"]) - 1
+    refused(lambda: data.resolve_data_set(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
     cfg = tiny_coco.config(tmp_path / "out", skipping, MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
+    refused(lambda: data.prepare_data_sets(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "turned"])
@@ -64,12 +64,14 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
 
     def prepare(name: str) -> CfgNode:
         cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (name,)})
-        data.check_early(cfg, [good, name])
-        data.prepare(cfg, [good, name])
+        data.check_data_sets_early(cfg, [good, name])
+        data.prepare_data_sets(cfg, [good, name])
         return cfg
 
     refused(lambda: prepare(bad), bad.split(":")[1], "image 1: ", path, ":skip_bad")
-    content = data.read(data.resolve(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR).annotations)
+    content = data.read_annotations(
+        data.resolve_data_set(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR).annotations
+    )
     assert [image["id"] for image in content["images"]] == [2, 3, 4, 5, 6]
     assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["skipped_records"]) == 3
 
@@ -80,8 +82,8 @@ def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
     cfg = tiny_coco.config(tmp_path / "out", name)
-    data.check_early(cfg, [name])  # which reads the headers
-    refused(lambda: data.prepare(cfg, [name]), "image 3: ", path)
+    data.check_data_sets_early(cfg, [name])  # which reads the headers
+    refused(lambda: data.prepare_data_sets(cfg, [name]), "image 3: ", path)
 
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
@@ -91,11 +93,11 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str)
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
     for name in tmp_path.glob("lost/*.png"):
         name.unlink()
-    for check in (data.prepare, data.check_early):
+    for check in (data.prepare_data_sets, data.check_data_sets_early):
         refused(lambda check=check: check(cfg, [good, f"{lost}:skip_bad"]), lost.split(":")[1], "no images", "1.png")
         refused(lambda check=check: check(cfg, [good, lost]), f"is {tmp_path}/lost the folder of its images?", "1.png")
     tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
-    refused(lambda: data.prepare(cfg, [f"{lost}:skip_bad"]), "no images")
+    refused(lambda: data.prepare_data_sets(cfg, [f"{lost}:skip_bad"]), "no images")
 
 
 def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
@@ -106,12 +108,12 @@ def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(json.dumps(content, ensure_ascii=False), encoding=encoding)
-        data.prepare(cfg, [name])
-    copy = data.read(data.resolve(name, cfg.OUTPUT_DIR).annotations)
+        data.prepare_data_sets(cfg, [name])
+    copy = data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
     assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["skipped_records"] == []
     assert [record["iscrowd"] for record in copy["annotations"]].count(1) == 2
     path.write_text(json.dumps(content | {"info": "紅"}, ensure_ascii=False), encoding="gbk")
-    refused(lambda: data.prepare(cfg, [name]), path, "UTF-8")
+    refused(lambda: data.prepare_data_sets(cfg, [name]), path, "UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -128,27 +130,29 @@ def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(
     name = tiny_coco.write(tmp_path / "data", keypoints=keys is KEYPOINTS, rle="MODEL__MASK_ON" in keys)
     tiny_coco.edit(name, lambda content: [record.update(change) for record in content["annotations"]])
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    for check in (data.prepare, data.check_early):
+    for check in (data.prepare_data_sets, data.check_data_sets_early):
         refused(lambda check=check: check(cfg, [name]), name.split(":")[1], *names)
-    data.check_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
+    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
     good = tiny_coco.write(tmp_path / "good", keypoints=keys is KEYPOINTS)
-    data.check_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
+    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    refused(lambda: data.find("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
+    refused(lambda: data.find_data_set("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json").write_text("{}")
-    refused(lambda: data.find("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
+    refused(lambda: data.find_data_set("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
-    assert data.resolve("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
-    assert data.resolve("coco:$DETECTRON2_DATASETS/coco/annotations/person_keypoints_train2017.json:$HOME", "").images
+    assert data.resolve_data_set("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
+    assert data.resolve_data_set(
+        "coco:$DETECTRON2_DATASETS/coco/annotations/person_keypoints_train2017.json:$HOME", ""
+    ).images
     refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
-        refused(lambda bad=bad: data.find(bad), bad, "coco:ANNOTATIONS")
+        refused(lambda bad=bad: data.find_data_set(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")
-    refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
+    refused(lambda: data.read_annotations(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
 def test_images_in_both_train_and_test_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +163,7 @@ def test_images_in_both_train_and_test_are_reported(tmp_path: Path, caplog: pyte
     tiny_coco.edit(test, lambda content: content.update(images=content["images"][:2], annotations=[]))
     (tmp_path / "link").symlink_to(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
-    data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
+    data.prepare_data_sets(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
     logged = caplog.messages
     assert test.split(":")[1] in logged[0] and "nothing can be scored" in logged[0]
     assert str(tmp_path / "data/1.png") in logged[1] and str(tmp_path / "data/3.png") not in logged[1]
@@ -171,8 +175,8 @@ def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
     for name in twins:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
     cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
-    data.prepare(cfg, twins)
-    contents = [data.read(data.resolve(name, cfg.OUTPUT_DIR).annotations) for name in twins]
+    data.prepare_data_sets(cfg, twins)
+    contents = [data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations) for name in twins]
     assert [content["info"] for content in contents] == twins
     assert all("box [0, 0, 0] is not" in content["skipped_records"][0] for content in contents)
     assert len({data.folder_name(name) for name in twins}) == 2
@@ -183,7 +187,7 @@ def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(tmp_
     names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
     tiny_coco.edit(names[1], lambda content: content["categories"].pop(position) and content["annotations"].clear())
     cfg = tiny_coco.config(tmp_path / "out", names[0], MODEL__ROI_HEADS__NUM_CLASSES=2)
-    for check in (data.prepare, data.check_early):
+    for check in (data.prepare_data_sets, data.check_data_sets_early):
         missing = f"category {position + 1} in the order of ids is 'c{position + 1}' in {names[0]}, but "
         assert "NUM_CLASSES" not in refused(lambda check=check: check(cfg, names), missing, names[1])
 
@@ -191,10 +195,10 @@ def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(tmp_
 def test_classes_that_a_run_keeps(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name)
-    names = data.prepare(cfg, [name])
-    assert names == ["c1", "c2", "c3"] == data.prepare(cfg, [name], recorded={"kept.json": names})
+    names = data.prepare_data_sets(cfg, [name])
+    assert names == ["c1", "c2", "c3"] == data.prepare_data_sets(cfg, [name], recorded={"kept.json": names})
     recorded = {"kept.json": ["c1", "c3", "c2"]}
-    for check in (data.prepare, data.check_early):
+    for check in (data.prepare_data_sets, data.check_data_sets_early):
         refused(lambda check=check: check(cfg, [name], recorded=recorded), "category 2", "'c3' in kept.json", name)
 
 
@@ -202,17 +206,17 @@ def test_two_categories_of_one_name_and_none_are_refused(tmp_path: Path) -> None
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name)
     tiny_coco.edit(name, lambda content: content["categories"][2].update(name="c1"))
-    refused(lambda: data.check_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
+    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
     tiny_coco.edit(name, lambda content: content.update(categories=[]))
-    refused(lambda: data.check_early(cfg, [name]), "annotations.json", "the export is empty")
+    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "the export is empty")
 
 
 def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, MODEL__META_ARCHITECTURE="RetinaNet")
-    refused(lambda: data.prepare(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
+    refused(lambda: data.prepare_data_sets(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
     cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", "3", "MODEL.ROI_HEADS.NUM_CLASSES", "80"])
-    data.prepare(cfg, [name])
+    data.prepare_data_sets(cfg, [name])
 
 
 @pytest.mark.detectron2
@@ -232,16 +236,16 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content["categories"] = [{"id": i, "name": label} for i, label in enumerate(read_coco_names())]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
+    refused(lambda: data.prepare_data_sets(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
     few = tiny_coco.config(tmp_path / "out", "coco_2017_val")
-    refused(lambda: data.prepare(few, ["coco_2017_val"]), "80 categories")
-    data.prepare(cfg, ["coco_2017_val"])
+    refused(lambda: data.prepare_data_sets(few, ["coco_2017_val"]), "80 categories")
+    data.prepare_data_sets(cfg, ["coco_2017_val"])
     content |= {"annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
     (tmp_path / "other.json").write_text(json.dumps(content))
     other = f"coco:{tmp_path / 'other.json'}:{tmp_path / 'coco' / 'val2017'}"
     refused(
-        lambda: data.prepare(cfg, [other, "coco_2017_val"]),
+        lambda: data.prepare_data_sets(cfg, [other, "coco_2017_val"]),
         "category 80",
         "'x' in coco:",
         "'toothbrush' in coco_2017_val",

@@ -4,7 +4,7 @@ import pytest
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer.coco.data import prepare
+from transfer.coco.data import prepare_data_sets
 from transfer.coco.keypoints import flip_indices, flip_pairs, is_flippable, keypoint_names
 
 
@@ -50,5 +50,7 @@ def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):
     name = tiny_coco.write(tmp_path, keypoints=True)
     tiny_coco.edit(name, lambda content: content["categories"][0].update(keypoints=[f"p{i}" for i in range(17)]))
     keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
-    refused(lambda: prepare(tiny_coco.config(tmp_path / "out", name, **keys), [name]), "INPUT.RANDOM_FLIP none")
-    prepare(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys), [name])
+    refused(
+        lambda: prepare_data_sets(tiny_coco.config(tmp_path / "out", name, **keys), [name]), "INPUT.RANDOM_FLIP none"
+    )
+    prepare_data_sets(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys), [name])

@@ -31,12 +31,12 @@ def perfect(content: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Any]:
-    return data.read(tiny_coco.write(tmp_path / "people", keypoints=True).split(":")[1])
+    return data.read_annotations(tiny_coco.write(tmp_path / "people", keypoints=True).split(":")[1])
 
 
 @pytest.fixture
 def things(tmp_path: Path) -> dict[str, Any]:
-    return data.read(tiny_coco.write(tmp_path / "things").split(":")[1])
+    return data.read_annotations(tiny_coco.write(tmp_path / "things").split(":")[1])
 
 
 def test_perfect_predictions_score_100(people: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ def read(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
-    content = data.read(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
+    content = data.read_annotations(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
     visualize.draw(content, tmp_path, predictions_of(content), tmp_path / "out", count=6)
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
@@ -41,7 +41,7 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
 
 
 def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
-    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
+    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     pictures = []
     for number, segmentation in enumerate((None, [[]], [[5, 5, 9, 9]])):
         for record in content["annotations"]:
@@ -52,7 +52,7 @@ def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
-    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
+    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     (first,) = [image for image in content["images"] if image["id"] == 1]
     second = dict(first, id=99)  # the same photo without an object
     truth = predictions_of(content)
@@ -82,7 +82,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
 
 
 def test_the_compared_images_are_the_first_with_an_object(tmp_path):
-    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
+    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     content["images"].reverse()
     content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
     assert [image["id"] for image in visualize.first_annotated(content, 3)] == [1, 3, 4]

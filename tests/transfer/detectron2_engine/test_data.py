@@ -18,7 +18,7 @@ from tests.transfer import tiny_coco
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import get_cfg
 
-from transfer.coco.data import prepare
+from transfer.coco.data import prepare_data_sets
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine
 
@@ -41,7 +41,7 @@ def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(tmp_path / "out", name)))
-    prepare(cfg, [name])
+    prepare_data_sets(cfg, [name])
     data.register(name, cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
     assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]

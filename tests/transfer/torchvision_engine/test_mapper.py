@@ -12,12 +12,12 @@ from PIL import Image
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer.torchvision_engine.data import load_coco
-from transfer.torchvision_engine.mapper import Mapper
+from transfer.torchvision_engine.mapper import ImageMapper
 
 
-def mapper(**keys) -> Mapper:
+def mapper(**keys) -> ImageMapper:
     defaults = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
-    return Mapper(**{**defaults, **keys})
+    return ImageMapper(**{**defaults, **keys})
 
 
 def record(folder, image: Image.Image, **keys) -> Any:

@@ -42,7 +42,7 @@ class Case:
         arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
         # As Python 2 wrote them: Detectron's wrapper, or none.
         self.source.write_bytes(pickle.dumps({"blobs": arrays} if folded else arrays, protocol=2))
-        self.errors = convert(self.source, folder / "w.pth").errors
+        self.differences = convert(self.source, folder / "w.pth").differences
         self.weights: Weights = read_weights(folder / "w.pth")
 
 
@@ -72,7 +72,7 @@ def in_torchvision(weights: Weights) -> list[Tensor]:
 
 
 def test_every_tensor_arrives(case: Case) -> None:
-    assert list(case.errors) == list(STAGES) and max(case.errors.values()) <= 1e-4
+    assert list(case.differences) == list(STAGES) and max(case.differences.values()) <= 1e-4
     state = to_torchvision({name.removeprefix(PREFIX): tensor for name, tensor in case.weights.state.items()})
     complete = expected(case.folded)
     assert set(state) == set(complete)

@@ -97,7 +97,7 @@ def test_round_trip(tmp_path: Path, arch: str, suffix: str) -> None:
     state = resnet_state(arch)
     torch.save(state, tmp_path / "source.pth")
     done = convert(tmp_path / "source.pth", tmp_path / f"d2{suffix}")
-    assert set(done.errors) == {"res2", "res3", "res4", "res5"} and max(done.errors.values()) <= 1e-4
+    assert set(done.differences) == {"res2", "res3", "res4", "res5"} and max(done.differences.values()) <= 1e-4
     back = convert(tmp_path / f"d2{suffix}", tmp_path / "back.pth", to_torchvision=True)
     assert back.provenance["source_sha256"] == sha256(tmp_path / f"d2{suffix}")
     plain = torch.load(tmp_path / "back.pth")

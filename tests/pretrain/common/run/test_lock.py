@@ -46,7 +46,7 @@ def _files(folder: Path) -> list[str]:
 def _owner(folder: Path, silent_s: float, **values: Any) -> Path:
     """Write an owner's file as another machine would have left it, last touched so many seconds ago."""
     path = folder / ".owner.1.json"
-    record = {"host": "node7", "place": "x", "pid": 4711, "started": "1", "job": ["", "0"], "work": "pretraining"}
+    record = {"host": "node7", "machine": "x", "pid": 4711, "started": "1", "job": ["", "0"], "purpose": "pretraining"}
     path.write_text(json.dumps({**record, **values}))
     os.utime(path, (time.time() - silent_s, time.time() - silent_s))
     return path
@@ -74,7 +74,7 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
-_HERE = {"place": lock._identify_place(), "pid": os.getpid()}
+_HERE = {"machine": lock._identify_machine(), "pid": os.getpid()}
 # Seconds since the owner last touched its file, its record, and what the error names.
 OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {
     "a process id in use again": (0, _HERE, ()),

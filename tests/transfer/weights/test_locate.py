@@ -10,9 +10,9 @@ import pytest
 from pretrain.common.files import sha256
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer.weights import files
-from transfer.weights.files import find_weights
+from transfer.weights import locate
 from transfer.weights.load import check_same_weights, read_weights
+from transfer.weights.locate import find_weights
 
 ROOT = "https://example.org/models"
 
@@ -58,7 +58,7 @@ def test_detectron2s_addresses(site: tuple[Path, list[str]], backbone: Path) -> 
 
     shutil.copy(backbone, site[0] / "a.pth")
     ours = find_weights("detectron2://a.pth")
-    assert PathManager.get_local_path("detectron2://a.pth") == ours and site[1] == [f"{files.DETECTRON2}a.pth"]
+    assert PathManager.get_local_path("detectron2://a.pth") == ours and site[1] == [f"{locate.DETECTRON2}a.pth"]
 
 
 def test_what_cannot_be_downloaded_or_read_is_named(site: tuple[Path, list[str]], tmp_path: Path) -> None:

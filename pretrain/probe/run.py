@@ -1,11 +1,10 @@
-"""Run folders of pretraining and of all probes."""
+"""What all probes share: their run folder, their data, and their products."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +13,12 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from ..common import distributed
-from ..common.device import describe, set_float32_precision
 from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
-from ..common.logs import setup_logging
 from ..common.run.folder import write_environment
-from ..common.run.stage import process_group, stage
+from ..common.run.stage import open_run
 from .data import ProbeData, load_probe_data
 from .protocol import build_protocol
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,18 +70,8 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def open_run(cfg: CfgNode, name: str, folder: Path) -> Iterator[torch.device]:
-    """Join the process group and own a run folder until the block ends (see `stage`); yield this rank's device."""
-    with process_group(distributed.init, cfg.DEVICE) as device, stage(name, folder):
-        setup_logging(folder, distributed.rank())
-        set_float32_precision(cfg.FLOAT32_PRECISION)
-        log.info(describe(device))
-        yield device
-
-
-@contextlib.contextmanager
 def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
-    with open_run(cfg, name, folder) as device:
+    with open_run(name, folder, cfg.DEVICE, cfg.FLOAT32_PRECISION) as device:
         yield ProbeRun(name, cfg, folder, device)

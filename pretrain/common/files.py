@@ -40,10 +40,19 @@ def existing_file(path: str | Path, description: str, pattern: str = "*") -> Pat
     raise UserError(f"no {description} at {path}{did_you_mean(path.name, names)}")
 
 
+def expand(path: str | Path) -> str:
+    """Replace the environment's variables and the user's home in a path: in a YAML file, no shell does it."""
+    return os.path.expanduser(os.path.expandvars(path))
+
+
 def check_name(path: str, option: str) -> None:
-    """Raise UserError if the output path ``path`` contains unprintable characters."""
+    """Raise UserError if the output path ``path`` is an address, or would be a folder that nobody would find again."""
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
+    if "://" in path:
+        raise UserError(f"{option} is {path!r}, an address; name a folder, and copy it there afterwards")
+    if re.search(r"\$[{\w]", path):
+        raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 
 def empty_or_text(path: Path) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, did_you_mean, shorten_list
-from pretrain.common.files import atomic_write, existing_file, read_json
+from pretrain.common.files import atomic_write, existing_file, expand, read_json
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
@@ -88,7 +88,7 @@ def find(name: str) -> CocoSet | None:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        annotations, images = (Path(os.path.expanduser(os.path.expandvars(field))) for field in fields[1:3])
+        annotations, images = (Path(expand(field)) for field in fields[1:3])
         data_set = CocoSet(name, annotations, images, skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:

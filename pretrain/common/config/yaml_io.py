@@ -10,7 +10,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from ..errors import UserError, did_you_mean, one_line
-from ..files import check_name, existing_file
+from ..files import check_name, existing_file, expand
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -140,6 +140,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
             hint = f'; write "({value!r},)"'
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
+        cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
         check_name(cfg.OUTPUT_DIR, key + where)
 
 

@@ -56,9 +56,14 @@ def check_name(path: str, option: str) -> None:
 
 
 def empty_or_text(path: Path) -> str:
-    """Describe a file that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
+    """Describe a file that is empty or text; see `describe_text`."""
     with open(path, "rb") as file:
-        start = file.read(512)
+        return describe_text(file.read(512))
+
+
+def describe_text(content: bytes) -> str:
+    """Describe content that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
+    start = content[:512]
     if not start:
         return "it is empty"
     if re.search(rb"[\x00-\x08\x0e-\x1f]", start):

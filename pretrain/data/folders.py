@@ -179,12 +179,12 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
 def _check_no_masks(folder: Path, names: list[str]) -> None:
     """Raise UserError if masks lie in a folder next to that of their images: they would be trained on."""
     places: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> the place and name of a folder
-    for path in {os.path.dirname(name) for name in names}:
+    for path in sorted({os.path.dirname(name) for name in names}):
         parts = path.split("/")
         for depth, part in enumerate(parts):
             for kind in places:
                 if kind.fullmatch(part):
-                    places[kind]["/".join(parts[:depth])] = part
+                    places[kind].setdefault("/".join(parts[:depth]), part)
     for place in sorted(places[_IMAGES].keys() & places[_MASKS].keys()):
         masks = places[_MASKS][place]
         images = folder / place / places[_IMAGES][place]

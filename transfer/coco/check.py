@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
-
-from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import one_line
 from pretrain.common.images import CorruptImage, open_upright
 
 from .image_sizes import read_upright_sizes
+from .masks import are_numbers, find_empty_outline, find_mask_problem, select_outlines
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 _SAMPLE = 10_000  # boxes that are enough to recognize their format
@@ -138,7 +135,8 @@ class _RecordChecker:
         width, height = self.sizes[record["image_id"]]
         text = _find_box_problem(record, width, height, self.rules.strict)
         if self.rules.masks and not text:
-            text = find_mask_problem(record.get("segmentation"), width, height)
+            mask = record.get("segmentation")
+            text = find_mask_problem(mask, width, height) or find_empty_outline(mask, record["bbox"])
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text
@@ -217,48 +215,6 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
             "COCO's are [x, y, width, height]: subtract x0 and y0"
         )
     return ""
-
-
-def are_numbers(values: Any) -> bool:
-    """Return whether this is a list of finite numbers."""
-    return isinstance(values, list) and all(isinstance(value, (int, float)) and isfinite(value) for value in values)
-
-
-def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Select the polygons that enclose something, as Detectron2 does: [x, y, ...] of at least three points."""
-    numbers = [polygon for polygon in polygons if are_numbers(polygon)]
-    return [polygon for polygon in numbers if len(polygon) >= 6 and len(polygon) % 2 == 0]
-
-
-def find_mask_problem(mask: Any, width: int, height: int) -> str:
-    """Say what is wrong with an object's ``segmentation``, or return an empty string.
-
-    pycocotools does not return from some invalid masks, so they are checked before it reads them.
-    """
-    if isinstance(mask, dict):
-        return _find_rle_problem(mask, width, height)
-    if not mask:
-        return "no mask (if none has one, set MODEL.MASK_ON False)"
-    if not isinstance(mask, list) or not all(map(are_numbers, mask)):
-        return f"segmentation {short(mask)} is neither RLE nor a list of polygons [x, y, x, y, ...]"
-    return "" if select_outlines(mask) else f"segmentation {short(mask)} has no polygon of 3 points (6 numbers)"
-
-
-def _find_rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
-    size = mask.get("size")
-    pixels = height * width
-    if size != [height, width]:
-        return f"RLE mask of size {short(size)}, not {[height, width]}"
-    is_valid = _has_foreground(mask.get("counts"), pixels) and not _has_foreground(mask["counts"], pixels - 1)
-    return "" if is_valid else f"RLE mask whose counts {short(mask.get('counts'))} do not sum to {pixels}, or are empty"
-
-
-def _has_foreground(counts: Any, pixels: int) -> bool:
-    """Return whether run lengths fit into so many pixels and not all of these are background."""
-    rle: Any = {"size": [pixels, 1], "counts": counts}
-    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-        return bool(coco_mask.decode(coco_mask.frPyObjects(rle, pixels, 1) if isinstance(counts, list) else rle).any())
-    return False
 
 
 def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict: bool) -> str:

@@ -137,7 +137,8 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         hint = "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
         if key.startswith("DATASETS."):
-            hint = f'; write "({value!r},)"'
+            names = [name.strip("()[]'\" ") for name in str(value).split(",")]
+            hint = f'; write "({", ".join(map(repr, filter(None, names)))},)"'
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)

@@ -13,8 +13,9 @@ from pycocotools import mask as coco_mask
 from pretrain.common.images import open_upright
 from tests.transfer import tiny_coco
 from transfer.coco import data
-from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_mask_problem, find_problems, normalize
+from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize
 from transfer.coco.image_sizes import read_upright_size
+from transfer.coco.masks import find_mask_problem
 
 NAN = float("nan")
 STRICTEST = Rules(masks=True, keypoints=17)
@@ -58,6 +59,12 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
+        ("annotations", {"segmentation": [[-9, -9, -2, -9, -2, -2]]}, "-9 to -2 in x, have no area in its box"),
+        (
+            "annotations",
+            {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]},
+            "its polygons, 15 to 15 in x, have no",
+        ),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),

@@ -145,7 +145,9 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.resolve("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
     assert data.resolve("coco:$DETECTRON2_DATASETS/coco/annotations/person_keypoints_train2017.json:$HOME", "").images
     monkeypatch.setenv("HOME", str(tmp_path))  # in a YAML file, no shell expands ~
-    assert data.find("coco:~/coco/annotations/person_keypoints_train2017.json:~/coco").images == tmp_path / "coco"
+    assert (
+        data.resolve("coco:~/coco/annotations/person_keypoints_train2017.json:~/coco", "").images == tmp_path / "coco"
+    )
     refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.find(bad), bad, "coco:ANNOTATIONS")

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 from .common.config import extensions
 from .common.config.yaml_io import flatten, get, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
+from .common.files import expand
 from .config_keys import IMAGENET_MEAN, IMAGENET_STD, find_readers, list_keys
 from .data.augmentations import AUGMENTATIONS
 from .methods import METHODS
@@ -128,7 +129,7 @@ def check_config(cfg: CfgNode) -> None:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
     output = Path(cfg.OUTPUT_DIR or "runs").resolve()
     for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
-        folder = Path(name.removeprefix("folder:")).expanduser().resolve()
+        folder = Path(expand(name.removeprefix("folder:").strip())).resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
             what = (
                 f"OUTPUT_DIR {output} is inside {name}, so the figures written there would be read as training images"

@@ -40,16 +40,30 @@ def existing_file(path: str | Path, description: str, pattern: str = "*") -> Pat
     raise UserError(f"no {description} at {path}{did_you_mean(path.name, names)}")
 
 
+def expand(path: str | Path) -> str:
+    """Replace the environment's variables and the user's home in a path: in a YAML file, no shell does it."""
+    return os.path.expanduser(os.path.expandvars(path))
+
+
 def check_name(path: str, option: str) -> None:
-    """Raise UserError if the output path ``path`` contains unprintable characters."""
+    """Raise UserError if the output path ``path`` is a URL, or would be a folder that nobody would find again."""
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
+    if "://" in path:
+        raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
+    if re.search(r"\$[{\w]", path):
+        raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 
 def describe_empty_or_text(path: Path) -> str:
-    """Describe a file that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
+    """Describe a file that is empty or text; see `describe_text`."""
     with open(path, "rb") as file:
-        start = file.read(512)
+        return describe_text(file.read(512))
+
+
+def describe_text(content: bytes) -> str:
+    """Describe content that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
+    start = content[:512]
     if not start:
         return "it is empty"
     if re.search(rb"[\x00-\x08\x0e-\x1f]", start):

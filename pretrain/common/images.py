@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from .errors import UserError, one_line
+from .files import describe_text
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 SUFFIXES += (".avif", ".jp2", ".j2k", ".mpo", ".pbm", ".pnm")
@@ -109,16 +110,17 @@ def _convert_errors(name: str) -> Iterator[None]:
         excess = one_line(error).partition(",")[0]  # the rest of the text warns of an attack
         raise CorruptImage(f"cannot decode image {name}: {excess}; cut it into tiles, or shrink it") from error
     except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
-        reason = one_line(error)
-        if isinstance(error, UnidentifiedImageError):  # its text is an address in memory
-            reason = "its format is not supported (TIFF needs 8 or 16 bits; HEIC needs pip install pillow-heif)"
-        raise CorruptImage(f"cannot decode image {name}: {reason}; replace or convert it") from error
+        raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; replace or convert it") from error
 
 
 def _open(encoded: bytes) -> ImageFile.ImageFile:
     """Open an image with Pillow, which reads only the header."""
-    with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
-        image = Image.open(io.BytesIO(encoded))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
+            image = Image.open(io.BytesIO(encoded))
+    except UnidentifiedImageError as error:  # whose text is an address in memory
+        reason = "its format is not supported (TIFF needs 8 or 16 bits; HEIC needs pip install pillow-heif)"
+        raise ValueError(describe_text(encoded) or reason) from error
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise ValueError("its values are signed or have 32 bits, of unknown range (8 and 16 bits are supported)")
     return image

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..common.errors import UserError, did_you_mean
+from ..common.files import expand
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 from .tars import images as tars
@@ -42,7 +43,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
-    folder = _expand(root)
+    folder = Path(expand(root))
     if name in LOADERS:
         return LOADERS[name](split, folder)
     if name.startswith("folder:"):
@@ -70,9 +71,9 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
     elif name.startswith(tars.PREFIX):
         is_there = tars.find_tars(name.removeprefix(tars.PREFIX))
     elif name in ("imagenet", "imagenet100"):
-        is_there = tars.imagenet_tar("train", _expand(root)) or folders.find_imagenet(name, _expand(root))
+        is_there = tars.imagenet_tar("train", Path(expand(root))) or folders.find_imagenet(name, Path(expand(root)))
     else:
-        is_there = name in FOLDERS and (download or os.path.isdir(_expand(root) / FOLDERS[name]))
+        is_there = name in FOLDERS and (download or os.path.isdir(Path(expand(root)) / FOLDERS[name]))
     if not is_there:
         load(name, "train", root)  # raises the error that shows the layout expected
 
@@ -81,9 +82,4 @@ def _parse_path(name: str) -> Path:
     path = name.partition(":")[2].strip()
     if not path:
         raise UserError(f"{name!r} names no folder; write folder:/path (is a shell variable empty?)")
-    return _expand(path)
-
-
-def _expand(path: str | Path) -> Path:
-    """Replace variables of the environment, such as a job's $SLURM_TMPDIR, and the user's home in a path."""
-    return Path(os.path.expanduser(os.path.expandvars(path)))
+    return Path(expand(path))

@@ -19,8 +19,13 @@ from .sources import Files
 
 log = logging.getLogger(__name__)
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
-_SPLIT_WORD = re.compile("(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?)(?![a-z])")  # in train_images, trainA
-NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found", "__macosx"}  # from a NAS, disk or archive
+_SPLIT_WORD = re.compile(  # in train_images, trainA, trainset, testing_data
+    "(?<![A-Za-z])(?i:(train|val|test|dev|eval)(ing|id|idation|val|uation)?(set|data|split)?)(?![a-z])"
+)
+_IMAGES = re.compile("(?i:jpeg)?(?i:images?|imgs?)(Tr|Ts)?")  # of segmentation data sets, such as VOC's and nnU-Net's
+_MASKS = re.compile("(?i:masks?|labels?|annotations?|segmentations?|gt|ground_?truth)(Tr|Ts|Class|Object)?")
+NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "recycler", "lost+found", "found.000", "__macosx"}
+NO_DATA |= {"#snapshot", "~snapshot", "@recently-snapshot", "system volume information"}  # of a NAS, disk or archive
 COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # goes with images
 IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
@@ -49,6 +54,8 @@ def load_folder(folder: Path, split: str) -> ImageData:
         usual = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
         remedy = f"call it {usual}, or name a folder of images: folder:{folder}/{splits[0]}"
         raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
+    if class_folders and split == "train":
+        log.warning(f"not read, since the other folders are splits: {shorten_list(class_folders)} (in {folder})")
     if len(candidates) > 1:
         both = f"{candidates[0]}/ and {candidates[1]}/"
         raise UserError(f"{folder} contains {both}, both of the {split} split; keep one of them")
@@ -107,16 +114,17 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     if images:
         names = images_below(folder)
         _check_no_splits(folder, names)
+        _check_no_masks(folder, names)
         return ImageData(Files(folder, names), None, [])
     reads_all = classes is None
     classes = class_folders if classes is None else classes
     missing = sorted(set(classes) - set(class_folders))
     if missing and not allow_flat:
         count = f"{len(missing)} of {len(classes)} class folders"
-        raise UserError(f"{name}: {count} are missing in {folder}: {missing[0]}, ...")
+        raise MissingSplit(f"{name}: {count} are missing in {folder}: {missing[0]}, ...")
     unknown = sorted(set(class_folders) - set(classes))
     if unknown and allow_flat:
-        raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
+        raise MissingSplit(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
     with ThreadPoolExecutor(_THREADS) as pool:
         class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
@@ -125,6 +133,8 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     names = [f"{classes[label]}/{image}" for label, images in pairs for image in images]
     if reads_all:
         _check_no_splits(folder, names)
+    if allow_flat:
+        _check_no_masks(folder, names)
     if not names:
         expected = f"files ending in {' '.join(SUFFIXES)}, flat or in one folder per class"
         raise UserError(f"{name}: no images in {folder}; expected {expected}")
@@ -165,6 +175,21 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
         parent, splits = mixed
         what = f"{folder / parent} contains {' and '.join(sorted(splits))}: splits, not classes"
         raise UserError(f"{what}; choose a single one, as in folder:{folder / parent / splits[0]}")
+
+
+def _check_no_masks(folder: Path, names: list[str]) -> None:
+    """Raise UserError if masks lie in a folder next to that of their images: they would be trained on."""
+    places: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> the place and name of a folder
+    for path in sorted({os.path.dirname(name) for name in names}):
+        parts = path.split("/")
+        for depth, part in enumerate(parts):
+            for kind in places:
+                if kind.fullmatch(part):
+                    places[kind].setdefault("/".join(parts[:depth]), part)
+    for place in sorted(places[_IMAGES].keys() & places[_MASKS].keys()):
+        masks = places[_MASKS][place]
+        images = folder / place / places[_IMAGES][place]
+        raise UserError(f"{images} lies next to {masks}/: masks, not images; move them away, or name folder:{images}")
 
 
 def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:

@@ -166,8 +166,8 @@ def eval_batches(
     """
     batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
     read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_N in _load(read, batches, num_workers, pin_memory):
-        yield images_NHWC.permute(0, 3, 1, 2), index_N
+    for images_NHWC, index_n in _load(read, batches, num_workers, pin_memory):
+        yield images_NHWC.permute(0, 3, 1, 2), index_n
 
 
 _VIEW = 0  # purposes of random streams

@@ -75,6 +75,8 @@ def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pyte
     for output in (f"{photos}/runs/a", f"{tmp_path}/link/run", ".", ""):
         words = [key, f"folder:{photos}", "OUTPUT_DIR", output]
         refused(functools.partial(load_config, None, words), "OUTPUT_DIR", photos)
+    monkeypatch.setenv("PHOTOS", str(photos))
+    refused(lambda: load_config(None, [key, "folder: $PHOTOS", "OUTPUT_DIR", f"{photos}/run"]), "OUTPUT_DIR", photos)
     load_config(None, [key, f"folder:{photos}/a", "OUTPUT_DIR", f"{photos}/ab"])
 
 

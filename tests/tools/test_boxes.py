@@ -105,11 +105,54 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
         ("0 0.5 0.5 0 0.1", "[cat]", "a.txt, line 1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", "a.txt, line 1"),  # with a score
         ("0 0.5 0.5 0.1 0.1", "{1: cat}", "data.yaml has no list of names"),
+        ("0 0.5 0.5 0.1 0.1", "cat", "names is cat; write a list"),  # its letters are no classes
+        ("0 0.5 0.5 0.1 0.1", "[yes, no]", "names is [True, False]; write a list, and yes, no, on and off in quotes"),
         ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have the same name in ['cat', 'dog', 'cat']"),
     ],
 )
 def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, message: str) -> None:
     refused(lambda: convert(tmp_path, *yolo(tmp_path, line, f"names: {names}")), message)
+
+
+def test_files_that_windows_saved(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg")
+    photo(tmp_path / "b.jpg")
+    (tmp_path / "a.TXT").write_text("1 0.5 0.5 0.1 0.1\r\n", "utf-8-sig")
+    (tmp_path / "classes.txt").write_text("gr\u00fcn\r\nblau\r\n\r\n", "utf-8-sig")
+    words = ["yolo", str(tmp_path), "--names", str(tmp_path / "classes.txt")]
+    content = convert(tmp_path / "out", *words)
+    assert [category["name"] for category in content["categories"]] == ["gr\u00fcn", "blau"]
+    assert [record["image_id"] for record in content["annotations"]] == [1]
+    (tmp_path / "classes.txt").write_text("gr\u00fcn\nblau", "cp1252")
+    refused(lambda: convert(tmp_path / "other", *words), "classes.txt is not text in UTF-8", "save it as UTF-8")
+    (tmp_path / "classes.txt").write_text("gr\u00fcn\n\nblau")
+    refused(lambda: convert(tmp_path / "other", *words), "line 2 is empty, but class 1 needs a name")
+
+
+@pytest.mark.parametrize("kind", ["voc", "yolo"])
+def test_what_macos_and_disk_stations_leave_is_no_label(tmp_path: Path, kind: str) -> None:
+    """They decompose letters, and put files with the names of others into folders and next to these."""
+    suffix = ".xml" if kind == "voc" else ".txt"
+    photo(tmp_path / "f\u00fcr.jpg")
+    text = f"<annotation>{OBJECT.format('dog', 0, BOX)}</annotation>" if kind == "voc" else "0 0.5 0.5 0.1 0.1"
+    (tmp_path / f"fu\u0308r{suffix}").write_text(text)
+    for other in (f"._a{suffix}", f"__MACOSX/a{suffix}", f"@eaDir/a{suffix}"):
+        (tmp_path / other).parent.mkdir(exist_ok=True)
+        (tmp_path / other).write_bytes(b"\x00\x05\x16\x07")
+    (tmp_path / "classes.txt").write_text("dog")
+    words = [kind, str(tmp_path), *(("--names", str(tmp_path / "classes.txt")) if kind == "yolo" else ())]
+    assert len(convert(tmp_path / "out", *words)["annotations"]) == 1
+
+
+def test_mixed_splits_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train/a", "val/b"):
+        photo(tmp_path / "images" / f"{name}.jpg")
+        (tmp_path / "labels" / name).parent.mkdir(parents=True)
+        (tmp_path / "labels" / f"{name}.txt").write_text("0 0.5 0.5 0.1 0.1")
+    (tmp_path / "names.txt").write_text("dog")
+    words = ["--images", str(tmp_path / "images"), "--names", str(tmp_path / "names.txt")]
+    convert(tmp_path, "yolo", str(tmp_path / "labels"), *words)
+    assert [line.partition(";")[0] for line in caplog.messages] == ["train and val are mixed in one file"]
 
 
 def test_what_tools_write_into_vocs_files(tmp_path: Path) -> None:
@@ -146,7 +189,7 @@ def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:
     photo(tmp_path / "a.jpg")
     refused(lambda: convert(tmp_path, *words), "a.xml", "its width is not that of its image, 40")
     voc(tmp_path, "a", OBJECT.format("dog", 0, BOX.replace("12", "")))
-    refused(lambda: convert(tmp_path, *words), "a.xml cannot be read")
+    refused(lambda: convert(tmp_path, *words), "a.xml cannot be read (object 'dog' has no bndbox with xmin")
     (tmp_path / "a.jpg").write_bytes(b"no image")
     refused(lambda: convert(tmp_path, *words), tmp_path / "a.jpg")
     photo(tmp_path / "a.png")

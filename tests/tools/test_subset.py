@@ -53,6 +53,23 @@ def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_pa
     assert first == same != other
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("images", {"id": "2"}, "image '2': id '2' is not a number like most ids"),
+        ("images", {"id": 2}, "image 2: duplicate id"),
+        ("annotations", {"image_id": 99}, "annotation 0 of image 99: unknown or bad image"),
+        ("annotations", {"bbox": None}, "box None is not [x, y, width, height]"),
+    ],
+)
+def test_bad_records_are_named(annotations: Path, tmp_path: Path, section: str, change: dict, message: str) -> None:
+    content = json.loads(annotations.read_text())
+    content[section][0] |= change
+    annotations.write_text(json.dumps(content))
+    words = ["subset", str(annotations), "--output", str(tmp_path / "a")]
+    refused(lambda: make_data.main(words), message, "fix them, then draw subsets")
+
+
 def test_a_published_list_names_positions_among_annotated_images(annotations: Path, tmp_path: Path) -> None:
     """30 images have annotations, one of which is a crowd's alone."""
     whole: dict[str, Any] = json.loads(annotations.read_text())

@@ -67,10 +67,19 @@ def test_values_that_cannot_train_are_refused(key, value, named):
     refused(check, key, value, named)
 
 
-def test_a_name_that_is_no_list_is_shown_as_one():
-    opts = ["DATASETS.TRAIN", "coco:a:b"]
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("coco:a:b", "('coco:a:b',)"),
+        ("('coco:a:b')", "('coco:a:b',)"),
+        ("(coco:a:b,)", "('coco:a:b',)"),
+        ("[coco:a:b, coco:a b:c]", "('coco:a:b', 'coco:a b:c',)"),
+    ],
+)
+def test_a_name_that_is_no_list_is_shown_as_one(value, shown):
+    opts = ["DATASETS.TRAIN", value]
     example = tiny_coco.BASE.replace("coco_R50_FPN_1x", "examples/own_faster_R18_FPN")  # has a data set
-    text = refused(lambda: config.load_config(example, opts), "write \"('coco:a:b',)\"")
+    text = refused(lambda: config.load_config(example, opts), f'write "{shown}"')
     assert "write it as" not in text
 
 

@@ -5,9 +5,11 @@ An image and its label file have the same name and the same subfolder, below one
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ import yaml
 from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import open_upright
-from pretrain.data.folders import images_below
+from pretrain.data.folders import NO_DATA, find_mixed_splits, images_below
 from transfer.coco.image_sizes import read_upright_size
 
+log = logging.getLogger(__name__)
 # Name of the class, box (x, y, width, height in pixels) and further fields of the record.
 _Object = tuple[str, list[float], dict[str, Any]]
 
@@ -41,6 +44,9 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
         raise UserError(f"{names}: two classes have the same name in {class_names}; rename one")
     files = _find_label_files(labels, names)
     photos = _find_images(images, files)
+    _, splits = find_mixed_splits(map(os.path.dirname, files)) or ("", [])
+    if splits:
+        log.warning(f"{' and '.join(splits)} are mixed in one file; to keep them apart, convert each folder by itself")
     records: list[dict[str, Any]] = []
     objects: list[tuple[int, _Object]] = []
     errors: list[str] = []
@@ -74,10 +80,13 @@ def _find_label_files(labels: Path, names: Path | None) -> dict[str, Path]:
     """Map relative paths without suffix to label files."""
     suffix = ".txt" if names else ".xml"
     files: dict[str, Path] = {}
-    for path in sorted(labels.rglob(f"*{suffix}")):
+    for path in sorted(labels.rglob("*")):
+        name = path.relative_to(labels)
+        is_hidden = any(part[0] == "." or part.lower() in NO_DATA for part in name.parts)
         # LabelImg writes classes.txt next to YOLO's label files.
-        if path.name != "classes.txt" and not (names and path.samefile(names)):
-            files[str(path.relative_to(labels).with_suffix(""))] = path
+        is_list = path.name == "classes.txt" or (names and path.samefile(names))
+        if path.suffix.lower() == suffix and not (is_hidden or is_list):
+            files[_normalize(str(name.with_suffix("")))] = path
     if not files:
         raise UserError(f"no {suffix} files in {labels}")
     return files
@@ -87,13 +96,18 @@ def _find_images(images: Path, files: dict[str, Path]) -> dict[str, str]:
     """Map relative paths without suffix to the relative paths of images."""
     photos: dict[str, str] = {}
     for name in images_below(images):
-        first = photos.setdefault(os.path.splitext(name)[0], name)
+        first = photos.setdefault(_normalize(os.path.splitext(name)[0]), name)
         if first != name:
             raise UserError(f"{first} and {name} in {images} share a base name; remove one of them")
     unmatched = [str(path) for name, path in files.items() if name not in photos]
     if unmatched:
         raise UserError(f"no image in {images} matches {shorten_list(unmatched)}; pass the images' folder as --images")
     return photos
+
+
+def _normalize(name: str) -> str:
+    """Return a name in one Unicode form: macOS decomposes letters such as ü."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _read_voc(path: Path, width: int, height: int) -> Iterable[_Object]:
@@ -109,7 +123,10 @@ def _read_voc(path: Path, width: int, height: int) -> Iterable[_Object]:
             name = (node.findtext("name") or "").strip()
             if not name:
                 raise ValueError("an object has no name")
-            x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax"))
+            corners = [node.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+            if not all(corners):
+                raise ValueError(f"object {name!r} has no bndbox with xmin, ymin, xmax and ymax")
+            x0, y0, x1, y1 = map(float, filter(None, corners))
             for low, high, side in ((x0, x1, width), (y0, y1, height)):  # some tools write boxes one pixel outside
                 if not (0 <= low <= min(high, side) and 1 <= high <= side + 1):
                     raise ValueError(f"box {x0:g} {y0:g} {x1:g} {y1:g} is not inside its image, {width} x {height}")
@@ -126,7 +143,7 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
     A line is a class and a box (x y width height) or an outline (x y x y x y ...), relative to the image's width and
     height. ``keypoint_numbers`` numbers may follow a box; they are skipped.
     """
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -156,12 +173,25 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
 
 def _read_names(path: Path) -> tuple[list[str], int]:
     """Return the names of the classes, and how many numbers of keypoints follow each box."""
-    text = path.read_text(errors="replace")
+    text = _read_text(path)
     if path.suffix not in (".yaml", ".yml"):
-        return [line.strip() for line in text.splitlines() if line.strip()], 0
+        lines = [line.strip() for line in text.strip().splitlines()]
+        if "" in lines:
+            raise UserError(f"{path}: line {lines.index('') + 1} is empty, but class {lines.index('')} needs a name")
+        return lines, 0
     try:
         content = load_yaml(text)
         names = content["names"]
+        if isinstance(names, str) or any(isinstance(names[index], bool) for index in range(len(names))):
+            raise TypeError(f"names is {names}; write a list, and yes, no, on and off in quotes")
         return [str(names[index]) for index in range(len(names))], math.prod(content.get("kpt_shape", [0]))
     except (yaml.YAMLError, LookupError, TypeError, UserError) as error:
         raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error
+
+
+def _read_text(path: Path) -> str:
+    """Read text in UTF-8, with or without the byte-order mark that Windows writes."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 ({one_line(error)}); save it as UTF-8") from error

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError, one_line
+from pretrain.common.errors import UserError, one_line, shorten_list
+from transfer.coco.check import Rules, find_problems
 
 
 def write_subsets(
@@ -30,9 +31,12 @@ def write_subsets(
             of images is rounded down.
 
     Raises:
-        UserError: a percentage is out of range, a subset has no image, or the list does not contain it or is made for
-            other images.
+        UserError: a record is bad, a percentage is out of range, a subset has no image, or the list does not contain
+            it or is made for other images.
     """
+    problems = find_problems(content, None, Rules(strict=False))
+    if problems:
+        raise UserError(f"{shorten_list([problem.text for problem in problems])}; fix them, then draw subsets")
     images = sorted(content["images"], key=lambda image: image["id"])
     if published:
         annotated = {record["image_id"] for record in content["annotations"] if not record.get("iscrowd")}

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
-
-from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import one_line
 from pretrain.common.images import CorruptImage, open_upright
 
 from .image_sizes import read_upright_sizes
+from .masks import are_numbers, find_empty_outline, find_mask_problem, select_outlines
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 _SAMPLE = 10_000  # boxes that are enough to recognize their format
@@ -85,6 +83,7 @@ class _RecordChecker:
         self.sizes: dict[Any, tuple[int, int]] = {}  # sizes of the good images, by id
         self.categories: set[Any] = set()  # the good ones
         names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
+        self.name_counts = Counter(names)
         paths = [] if images is None else [os.path.join(images, name) for name in names]
         self.files = read_upright_sizes(paths, rules.decode)
 
@@ -103,12 +102,14 @@ class _RecordChecker:
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
         if not isinstance(name, str):
             return f"file_name {short(name)} is not text"
+        if self.rules.strict and self.name_counts[name] > 1:
+            return f"{self.name_counts[name]} images have the file_name {name!r}; merge them, or give each its own file"
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:
                 actual = self.files[path] or open_upright(path).size
             except CorruptImage as error:
-                return str(error)
+                return f"{error}{_explain_missing(path)}"
             if actual != (width, height):
                 return f"{path} has {actual[0]} x {actual[1]} pixels (after any EXIF rotation), not {width} x {height}"
         self.sizes[image["id"]] = (int(width), int(height))
@@ -116,7 +117,7 @@ class _RecordChecker:
 
     def _find_category_problem(self, category: dict[str, Any]) -> str:
         names = category.get("keypoints") or []
-        if not category["name"]:
+        if category["name"] in (None, ""):
             return "no name"
         if self.rules.keypoints and len(names) not in (0, self.rules.keypoints):
             return f"names {len(names)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {self.rules.keypoints}"
@@ -134,10 +135,19 @@ class _RecordChecker:
         width, height = self.sizes[record["image_id"]]
         text = _find_box_problem(record, width, height, self.rules.strict)
         if self.rules.masks and not text:
-            text = find_mask_problem(record.get("segmentation"), width, height)
+            mask = record.get("segmentation")
+            text = find_mask_problem(mask, width, height) or find_empty_outline(mask, record["bbox"])
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text
+
+
+def _explain_missing(path: str) -> str:
+    """Say that a missing file exists under a name that looks the same; macOS writes its archives with such names."""
+    for form in ("NFC", "NFD"):
+        if not unicodedata.is_normalized(form, path) and os.path.isfile(unicodedata.normalize(form, path)):
+            return f" (a file of this name exists in Unicode's form {form}: rename it)"
+    return ""
 
 
 class _Ids:
@@ -175,19 +185,28 @@ def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> di
             normalized["segmentation"] = select_outlines(record["segmentation"])
         annotations.append({key: value for key, value in normalized.items() if key not in unread})
     images = [{**image, "width": int(image["width"]), "height": int(image["height"])} for image in content["images"]]
-    return {**content, "images": images, "annotations": annotations}
+    categories = [
+        {**category, "name": str(category["name"])} for category in content["categories"]
+    ]  # digits' are 0 to 9
+    return {**content, "images": images, "categories": categories, "annotations": annotations}
 
 
 def find_box_format_problem(content: Mapping[str, Any]) -> str:
-    """Say how most boxes show that they are not COCO's [x, y, width, height] in pixels, or return an empty string.
+    """Say how the coordinates show that they are not COCO's [x, y, width, height] in pixels, or return an empty string.
 
     Args:
         content: without bad records.
     """
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in content["annotations"][:_SAMPLE]]
-    if boxes and all(max(box[:4]) <= 1 for box in boxes):
-        return "its boxes lie between 0 and 1, but COCO's are in pixels; multiply them by the images' width and height"
+    records = content["annotations"][:_SAMPLE]
+    boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
+    outlines = [polygon for record in records for polygon in select_outlines(record.get("segmentation") or ())]
+    keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]
+    points = [value for record in keypoints for i, value in enumerate(record) if i % 3 < 2]
+    for kind, values in (("boxes", [box[:4] for box in boxes]), ("polygons", outlines), ("keypoints", [points])):
+        if 0 < max(map(max, filter(None, values)), default=0) <= 1:
+            remedy = "COCO's are in pixels; multiply them by the images' width and height"
+            return f"its {kind} lie between 0 and 1, but {remedy}"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
     outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
     if sum(outside) > len(boxes) / 2 and all(corners):
@@ -196,48 +215,6 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
             "COCO's are [x, y, width, height]: subtract x0 and y0"
         )
     return ""
-
-
-def are_numbers(values: Any) -> bool:
-    """Return whether this is a list of finite numbers."""
-    return isinstance(values, list) and all(isinstance(value, (int, float)) and isfinite(value) for value in values)
-
-
-def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Select the polygons that enclose something, as Detectron2 does: [x, y, ...] of at least three points."""
-    numbers = [polygon for polygon in polygons if are_numbers(polygon)]
-    return [polygon for polygon in numbers if len(polygon) >= 6 and len(polygon) % 2 == 0]
-
-
-def find_mask_problem(mask: Any, width: int, height: int) -> str:
-    """Say what is wrong with an object's ``segmentation``, or return an empty string.
-
-    pycocotools does not return from some invalid masks, so they are checked before it reads them.
-    """
-    if isinstance(mask, dict):
-        return _find_rle_problem(mask, width, height)
-    if not mask:
-        return "no mask (if none has one, set MODEL.MASK_ON False)"
-    if not isinstance(mask, list) or not all(map(are_numbers, mask)):
-        return f"segmentation {short(mask)} is neither RLE nor a list of polygons [x, y, x, y, ...]"
-    return "" if select_outlines(mask) else f"segmentation {short(mask)} has no polygon of 3 points (6 numbers)"
-
-
-def _find_rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
-    size = mask.get("size")
-    pixels = height * width
-    if size != [height, width]:
-        return f"RLE mask of size {short(size)}, not {[height, width]}"
-    is_valid = _has_foreground(mask.get("counts"), pixels) and not _has_foreground(mask["counts"], pixels - 1)
-    return "" if is_valid else f"RLE mask whose counts {short(mask.get('counts'))} do not sum to {pixels}, or are empty"
-
-
-def _has_foreground(counts: Any, pixels: int) -> bool:
-    """Return whether run lengths fit into so many pixels and not all of these are background."""
-    rle: Any = {"size": [pixels, 1], "counts": counts}
-    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-        return bool(coco_mask.decode(coco_mask.frPyObjects(rle, pixels, 1) if isinstance(counts, list) else rle).any())
-    return False
 
 
 def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict: bool) -> str:

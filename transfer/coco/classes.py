@@ -19,10 +19,14 @@ Classes = Mapping[str, Sequence[str]]  # a data set's name, or the path of a run
 
 def category_names(content: Mapping[str, Any]) -> list[str]:
     """Return the categories' names in the order of their ids, which is the order of the detector's labels."""
-    return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
+    return [str(category["name"]) for category in sorted(content["categories"], key=lambda category: category["id"])]
 
 
-def check_same_categories(classes: Classes, remedy: str = "give both the same categories in the same order") -> None:
+def check_same_categories(
+    classes: Classes,
+    remedy: str = "give both the same categories in the same order",
+    item: str = "category {} in the order of ids",
+) -> None:
     """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
     if not classes:
         return
@@ -30,18 +34,22 @@ def check_same_categories(classes: Classes, remedy: str = "give both the same ca
     for name, labels in later_sets:
         for number, (a, b) in enumerate(itertools.zip_longest(expected, labels), 1):
             if a != b:
-                raise UserError(
-                    f"category {number} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}"
-                )
+                raise UserError(f"{item.format(number)} is {a!r} in {first}, but {b!r} in {name}; {remedy}")
 
 
-def check_classes(cfg: CfgNode, classes: Classes) -> None:
-    """Check that a label means the same in all data sets, and that the detector has as many classes.
+def check_classes(cfg: CfgNode, classes: Classes, keypoints: Classes) -> None:
+    """Check that a label and a keypoint mean the same in all data sets, and that the detector has as many classes.
+
+    Args:
+        keypoints: the keypoints' names in each data set; [] where it does not name them.
 
     Raises:
         UserError: two data sets differ, or the number of classes does.
     """
     check_same_categories(classes)
+    if cfg.MODEL.KEYPOINT_ON:
+        keypoints = {name: labels for name, labels in keypoints.items() if labels}
+        check_same_categories(keypoints, "give both the same keypoints in the same order", "keypoint {}")
     key = classes_key(cfg)
     for name, labels in classes.items():
         if len(labels) != get(cfg, key):

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, did_you_mean, shorten_list
-from pretrain.common.files import atomic_write, existing_file, read_json
+from pretrain.common.files import atomic_write, existing_file, expand, read_json
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
-from .keypoints import is_flippable
+from .keypoints import is_flippable, named_keypoints
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -87,7 +88,7 @@ def find_data_set(name: str) -> CocoSet | None:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        annotations, images = (Path(os.path.expandvars(field)) for field in fields[1:3])
+        annotations, images = (Path(expand(field)) for field in fields[1:3])
         data_set = CocoSet(name, annotations, images, skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
@@ -150,6 +151,7 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
         UserError: no such data set, bad records (unless they may be skipped), or as `check_classes`.
     """
     classes = dict(recorded or {})
+    keypoints: dict[str, list[str]] = {}
     images: dict[str, set[str]] = {}
     for name in dict.fromkeys(names):
         data_set = find_data_set(name)
@@ -162,9 +164,10 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
         else:
             content = _prepare_records(data_set, cfg)
             classes[name] = category_names(content)
+            keypoints[name] = named_keypoints(content)
             folder = os.path.realpath(data_set.images)
             images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
-    check_classes(cfg, classes)
+    check_classes(cfg, classes, keypoints)
     train, test = (
         set().union(*(images.get(name, {name}) for name in split if name in names))
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
@@ -178,11 +181,14 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
 def check_data_sets_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
     """Check the small data sets before a job is started or queued; arguments and errors of `prepare_data_sets`."""
     classes = dict(recorded or {})
+    keypoints: dict[str, list[str]] = {}
     for name in names:
         data_set = find_data_set(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            classes[name] = category_names(_read_good_records(data_set, cfg, decode=False))
-    check_classes(cfg, classes)
+            content = _read_good_records(data_set, cfg, decode=False)
+            classes[name] = category_names(content)
+            keypoints[name] = named_keypoints(content)
+    check_classes(cfg, classes, keypoints)
 
 
 def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
@@ -197,6 +203,10 @@ def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
         log.info(f"{name}: skipped {len(skipped)} bad records, which {copy} lists: {shorten_list(skipped)}")
     if all(record["iscrowd"] for record in content["annotations"]):
         log.info(f"{name} has no objects, or only crowds (iscrowd 1): nothing can be scored")
+    boxes = [(record["image_id"], record["category_id"], *record["bbox"]) for record in content["annotations"]]
+    repeated = [f"{box[2:]} of image {box[0]!r}" for box, count in Counter(boxes).items() if count > 1]
+    if repeated:
+        log.info(f"{name}: {len(repeated)} boxes occur more than once, and count as often: {shorten_list(repeated)}")
     return content
 
 

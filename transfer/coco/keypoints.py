@@ -10,11 +10,16 @@ _WORDS = re.compile(r"left|right|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", re.ASCII)
 _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 
 
+def named_keypoints(content: Mapping[str, Any]) -> list[str]:
+    """Return the keypoints' names in a COCO file, or [] if its categories do not name them."""
+    return [str(name) for name in next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), [])]
+
+
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:
     """Return the keypoints' names in a COCO file, or their numbers if its categories do not name them."""
-    names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), [])
+    names = named_keypoints(content)
     if names:
-        return [str(name) for name in names]
+        return names
     points = next((a["keypoints"] for a in content["annotations"] if a.get("keypoints")), [])
     return [str(index) for index in range(len(points) // 3)]
 

@@ -21,10 +21,11 @@ from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmenta
 from pretrain.common.files import atomic_write
 from pretrain.common.images import open_upright
 
-from .check import select_outlines
+from .masks import are_numbers, select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
+_MAX_JPEG = 65_500  # pixels per side that JPEG allows: a scanned line of goods is longer
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
@@ -104,7 +105,8 @@ def _select_confident(records: Records) -> Records:
 
 def _write(path: Path, figure: Tensor) -> None:
     file = io.BytesIO()
-    F.to_pil_image(figure).save(file, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=92)
+    is_png = path.suffix.lower() == ".png" or max(figure.shape) > _MAX_JPEG
+    F.to_pil_image(figure).save(file, "PNG" if is_png else "JPEG", quality=92)
     atomic_write(path, file.getvalue())
 
 
@@ -152,7 +154,8 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
             bones = categories.get(item["category_id"], {}).get("skeleton") or ()
-            pairs = [(a - 1, b - 1) for a, b in bones if max(a, b) <= points.shape[1]]
+            bones = [bone for bone in bones if are_numbers(bone) and len(bone) == 2]  # some tools write names
+            pairs = [(int(a) - 1, int(b) - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= points.shape[1]]
             centers = (points[..., :2] + 0.5) * scale
             visible = points[..., 2] > 0
             canvas = draw_keypoints(canvas, centers, pairs, color, radius=3, width=2, visibility=visible)

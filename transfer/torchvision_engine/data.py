@@ -14,8 +14,8 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from ..coco import data as coco_data
-from ..coco.check import select_outlines
 from ..coco.keypoints import flip_indices, flip_pairs, keypoint_names
+from ..coco.masks import select_outlines
 from ..samplers import Record
 
 

@@ -10,7 +10,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from ..errors import UserError, did_you_mean, one_line
-from ..files import check_name, existing_file
+from ..files import check_name, existing_file, expand
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -138,9 +138,11 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         hint = "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
         if key.startswith("DATASETS."):
-            hint = f'; write "({value!r},)"'
+            names = [name.strip("()[]'\" ") for name in str(value).split(",")]
+            hint = f'; write "({", ".join(map(repr, filter(None, names)))},)"'
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
+        cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
         check_name(cfg.OUTPUT_DIR, key + where)
 
 

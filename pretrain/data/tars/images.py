@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.errors import UserError, shorten_list
+from ...common.files import expand
 from ...common.images import SUFFIXES, CorruptImage, decode, retry
 from .. import folders
 from ..image_data import ImageData, MissingSplit
@@ -66,7 +67,7 @@ def find_tars(pattern: str) -> list[str]:
     Raises:
         UserError: no tar matches, or a tar that the braces name is missing.
     """
-    paths = _expand_braces(os.path.expanduser(os.path.expandvars(pattern.strip())))
+    paths = _expand_braces(expand(pattern.strip()))
     # Of a link whose target is missing, glob returns the name.
     matches = {path: [path] if os.path.isfile(path) else list(filter(os.path.isfile, glob(path))) for path in paths}
     tars = [tar for names in matches.values() for tar in sorted(names) if not tar.endswith(INDEX_SUFFIX)]

@@ -154,6 +154,21 @@ def test_truncated_files_are_corrupt(form: str, share: float):
         decode(data[: int(len(data) * share)], "/a/b.jpg")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "it is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "it contains text, 'version https://git-lfs."),
+        (b"\0\0\0\x24ftypheic\0\0", "HEIC needs pip install pillow-heif"),
+    ],
+)
+def test_what_is_no_image_is_described(tmp_path: Path, content: bytes, says: str):
+    (tmp_path / "a.jpg").write_bytes(content)
+    for read in (lambda: decode(content, "a.jpg"), lambda: images.open_upright(f"{tmp_path}/a.jpg")):
+        with pytest.raises(CorruptImage, match=rf"a\.jpg: .*{says}"):
+            read()
+
+
 def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(images.cv2, "imdecode", lambda *_: None)
     np.testing.assert_array_equal(decode(encoded(PIL_RGB, "PNG"), "x"), RGB)

@@ -91,6 +91,7 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]
 def test_folders_of_a_nas_and_links_to_nothing(tmp_path: Path, warnings: list[str]):
     """They are neither images nor classes; a warning names what may have been meant as a class."""
     write_folder(tmp_path, ["cat/1.png", "@eaDir/1.png/THUMB.jpg", "__MACOSX/cat/2.png", "cat/@eaDir/3.png/THUMB.jpg"])
+    write_folder(tmp_path, ["#snapshot/daily/cat/4.png", "System Volume Information/cat/5.png"])
     write_folder(tmp_path, ["cat/4.png/5.png"])
     (tmp_path / "dog").symlink_to(tmp_path / "not mounted")
     data = load(f"folder:{tmp_path}", "train")
@@ -170,6 +171,34 @@ def test_splits_below_the_folder_are_not_read_as_one(
     place = tmp_path / holder
     refused(lambda: load(f"folder:{tmp_path}", split), f"{place} contains ", f"folder:{place / to_name}")
     assert len(load(f"folder:{place / to_name}", "train")) == 1
+
+
+@pytest.mark.parametrize(("paths", "images"), TABLE["masks"])
+def test_masks_are_not_trained_on(tmp_path: Path, paths: list[str], images: str):
+    write_folder(tmp_path, paths, 4, 4)
+    refused(lambda: load(f"folder:{tmp_path}", "train"), f"{tmp_path / images} lies next to ", "masks, not images")
+    assert len(load(f"folder:{tmp_path / images}", "train")) == 1
+
+
+def test_classes_named_as_masks_are_classes(tmp_path: Path):
+    write_folder(tmp_path, ["mask/1.png", "no_mask/2.png", "with_mask/3.png", "labels/4.png"], 4, 4)
+    assert load(f"folder:{tmp_path}", "train").classes == ["labels", "mask", "no_mask", "with_mask"]
+
+
+def test_folders_next_to_splits_are_named(tmp_path: Path, warnings: list[str]):
+    write_folder(tmp_path, ["train/a/1.png", "test/a/2.png", "unlabeled/3.png"], 4, 4)
+    assert [len(load(f"folder:{tmp_path}", split)) for split in ("train", "val")] == [1, 1]
+    assert warnings == [f"not read, since the other folders are splits: unlabeled (in {tmp_path})"]
+
+
+def test_pretraining_needs_no_val_with_the_classes_of_train(tmp_path: Path):
+    """As in Tiny-ImageNet's val/images, and where a part of ImageNet's val was unpacked."""
+    write_folder(tmp_path / "imagenet", ["train/a/1.png", "train/b/2.png", "val/a/3.png"], 4, 4)
+    with pytest.raises(MissingSplit, match="1 of 2 class folders are missing"):
+        load("imagenet", "val", tmp_path)
+    write_folder(tmp_path / "imagenet", ["val/images/4.png"], 4, 4)
+    with pytest.raises(MissingSplit, match="val/images has no counterpart"):
+        load(f"folder:{tmp_path / 'imagenet'}", "val")
 
 
 @pytest.mark.parametrize("layout", TABLE["splits"])

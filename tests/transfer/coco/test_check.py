@@ -13,8 +13,9 @@ from pycocotools import mask as coco_mask
 from pretrain.common.images import open_upright
 from tests.transfer import tiny_coco
 from transfer.coco import data
-from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_mask_problem, find_problems, normalize
+from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize
 from transfer.coco.image_sizes import read_upright_size
+from transfer.coco.masks import find_mask_problem
 
 NAN = float("nan")
 STRICTEST = Rules(masks=True, keypoints=17)
@@ -58,6 +59,12 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
+        ("annotations", {"segmentation": [[-9, -9, -2, -9, -2, -2]]}, "-9 to -2 in x, have no area in its box"),
+        (
+            "annotations",
+            {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]},
+            "its polygons, 15 to 15 in x, have no",
+        ),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
@@ -77,6 +84,33 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(
     remaining = drop_bad(people, problems)
     assert not find_problems(remaining, images, STRICTEST)
     assert len(remaining[section]) == len(people[section]) - 1
+
+
+def test_images_that_share_a_file_are_bad(people: dict[str, Any], images: Path) -> None:
+    """Each would be trained and scored with some of the objects of the file alone."""
+    people["images"][1] |= {"file_name": "1.png", "width": 96, "height": 64}
+    problems = find_problems(people, images, Rules())
+    texts = [problem.text for problem in problems if problem.section == "images"]
+    assert texts == [
+        f"image {i}: 2 images have the file_name '1.png'; merge them, or give each its own file" for i in (1, 2)
+    ]
+    assert not {1, 2} & {record["image_id"] for record in drop_bad(people, problems)["annotations"]}
+    assert not find_problems(people, images, Rules(strict=False))
+
+
+def test_a_file_whose_name_only_looks_the_same_is_pointed_out(people: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "gro\u0308\u00dfe.png").touch()  # as macOS writes the name
+    people["images"][0]["file_name"] = "gr\u00f6\u00dfe.png"
+    problem = find_problems(people, tmp_path, Rules())[0]
+    assert "No such file" in problem.text and "exists in Unicode's form NFD: rename it" in problem.text
+    (tmp_path / "2.png").touch()
+    assert "Unicode" not in find_problems(people, tmp_path, Rules())[1].text
+
+
+def test_numbers_are_names_of_categories(people: dict[str, Any]) -> None:
+    people["categories"][0]["name"] = 0  # of the digit
+    assert not find_problems(people, None, Rules())
+    assert normalize(people, masks=False, keypoints=False)["categories"][0]["name"] == "0"
 
 
 @pytest.mark.parametrize("section", ["images", "categories"])
@@ -125,11 +159,18 @@ def test_boxes_in_another_format_are_named() -> None:
     images = [{"id": 1, "width": 100, "height": 80}]
 
     def problem(*boxes: list[float]) -> str:
-        annotations = [{"image_id": 1, "bbox": box} for box in boxes]
+        return problem_of(*({"image_id": 1, "bbox": box} for box in boxes))
+
+    def problem_of(*annotations: dict[str, Any]) -> str:
         return find_box_format_problem({"images": images, "annotations": annotations})
 
     assert "between 0 and 1" in problem([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5])
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
+    polygon = {"bbox": [30, 8, 20, 30], "segmentation": [[0.3, 0.1, 0.5, 0.1, 0.5, 0.4]]}
+    points = {"bbox": [30, 8, 20, 30], "keypoints": [0.3, 0.1, 2, 0.5, 0.4, 1]}
+    for kind, record in (("polygons", polygon), ("keypoints", points)):
+        assert f"its {kind} lie between 0 and 1" in problem_of({"image_id": 1, **record})
+    assert problem_of({"image_id": 1, **points, "keypoints": [0, 0, 0] * 2}) == "", "not labeled"
     over_the_border_and_without_area = problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0])
     assert over_the_border_and_without_area == ""
 

@@ -145,9 +145,10 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.find_data_set("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
     assert data.resolve_data_set("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
-    assert data.resolve_data_set(
-        "coco:$DETECTRON2_DATASETS/coco/annotations/person_keypoints_train2017.json:$HOME", ""
-    ).images
+    monkeypatch.setenv("HOME", str(tmp_path))  # in a YAML file, no shell expands these
+    file = "coco/annotations/person_keypoints_train2017.json"
+    for name in (f"coco:$DETECTRON2_DATASETS/{file}:$HOME/coco", f"coco:~/{file}:~/coco"):
+        assert data.resolve_data_set(name, "").images == tmp_path / "coco"
     refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.find_data_set(bad), bad, "coco:ANNOTATIONS")
@@ -190,6 +191,30 @@ def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(tmp_
     for check in (data.prepare_data_sets, data.check_data_sets_early):
         missing = f"category {position + 1} in the order of ids is 'c{position + 1}' in {names[0]}, but "
         assert "NUM_CLASSES" not in refused(lambda check=check: check(cfg, names), missing, names[1])
+
+
+def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
+    """They are matched by their order alone: left eyes would be scored as right ones."""
+    train, test = (tiny_coco.write(tmp_path / split, keypoints=True) for split in ("train", "test"))
+    cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(test,), **KEYPOINTS)
+    names = tiny_coco.NAMES
+    for other_names in ([names[0], names[2], names[1], *names[3:]], []):
+        tiny_coco.edit(test, lambda content, names=other_names: content["categories"][0].update(keypoints=names))
+        for check in (data.prepare_data_sets, data.check_data_sets_early):
+            if other_names:
+                words = ["keypoint 2 is 'left_eye' in", train, "'right_eye' in", test, "the same order"]
+                refused(lambda check=check: check(cfg, [train, test]), *words)
+            else:  # not named: nothing to compare
+                check(cfg, [train, test])
+
+
+def test_boxes_that_occur_twice_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of two annotators of one image: a detector can only find one of the two."""
+    caplog.set_level("INFO")
+    name = tiny_coco.write(tmp_path / "data")
+    tiny_coco.edit(name, lambda content: content["annotations"].append({**content["annotations"][3], "id": 99}))
+    data.prepare_data_sets(tiny_coco.config(tmp_path / "out", name), [name])
+    assert any("1 boxes occur more than once" in line and "of image 2" in line for line in caplog.messages)
 
 
 def test_classes_that_a_run_keeps(tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
     assert (pictures[0] == pictures[1]).all() and (pictures[0] == pictures[2]).all()
 
 
+def test_a_skeleton_of_names_and_a_picture_too_long_for_jpeg_are_drawn(tmp_path):
+    content = data.read_annotations(tiny_coco.write(tmp_path, keypoints=True).split(":")[1])
+    content["categories"][0]["skeleton"] = [["nose", "left_eye"], 3, [0, 1], [1.0, 2.0], [1, 99]]
+    visualize.draw(content, tmp_path, [], tmp_path / "names", count=1)
+    content["categories"][0]["skeleton"] = [[1, 2]]
+    visualize.draw(content, tmp_path, [], tmp_path / "numbers", count=1)
+    assert (read(tmp_path / "names" / "1.png") == read(tmp_path / "numbers" / "1.png")).all()
+    Image.new("RGB", (66_000, 4)).save(tmp_path / "long.tif")
+    visualize.draw_predictions(tmp_path / "long.tif", [], [], 0.5, tmp_path / "long.tif.jpg")
+    assert read(tmp_path / "long.tif.jpg").shape == (4, 66_000, 3)
+
+
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     (first,) = [image for image in content["images"] if image["id"] == 1]

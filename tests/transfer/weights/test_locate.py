@@ -1,4 +1,4 @@
-"""MODEL.WEIGHTS may be an address."""
+"""MODEL.WEIGHTS may be a URL."""
 
 from __future__ import annotations
 

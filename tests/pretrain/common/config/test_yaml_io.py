@@ -57,6 +57,8 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
         (["DATA.DOWNLOAD", "None"], "'None'"),
         (["METHOD.MARGIN", "1"], "--import"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "unprintable"),
+        (["OUTPUT_DIR", "s3://bucket/run"], "'s3://bucket/run', a URL"),
+        (["OUTPUT_DIR", "$NO_SUCH_DISK/run"], "whose variable is not set"),
         (["SEED"], "KEY VALUE"),
         (["VIEWS.MEAN", "['a', 0.5, 0.5]"], "a list, not \"['a', 0.5, 0.5]\"; write it as [0.485, 0.456, 0.406]"),
         (["MODEL.HEAD_HIDDEN_DIMS", "[[32]]"], "write it as [2048]"),
@@ -64,6 +66,17 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
 )
 def test_an_override_that_is_no_value_is_one_line(words: list[str], says: str) -> None:
     refused(lambda: merge_overrides(default_config(), words), words[0], says)
+
+
+def test_the_output_folder_of_a_file_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell does it, and a folder called ~ is dangerous to remove."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    for written, expected in (("~/runs/a", "/home/me/runs/a"), ("$SCRATCH/${HOME}", "/scratch//home/me")):
+        (tmp_path / "a.yaml").write_text(f"OUTPUT_DIR: {written}\n")
+        cfg = default_config()
+        merge_file(cfg, tmp_path / "a.yaml")
+        assert expected == cfg.OUTPUT_DIR
 
 
 def test_a_whole_number_is_a_value_of_a_key_that_takes_fractions(tmp_path: Path) -> None:

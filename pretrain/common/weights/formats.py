@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import collections
+import contextlib
 import io
 import pickle
 import zipfile
@@ -82,7 +83,9 @@ def describe_other(path: Path) -> str:
             return f"{empty_or_text(path)}; it is {description}".removeprefix("; ")
     if start[257:262] == b"ustar":  # a tar file, which is_zipfile takes for the zip file in it
         return f"it is {_ARCHIVE}"
-    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    names: list[str] = []
+    with contextlib.suppress(zipfile.BadZipFile):  # no zip file, or its list of names is damaged
+        names = zipfile.ZipFile(path).namelist()
     if any(name.endswith("/constants.pkl") for name in names):
         return f"it is a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
     if any(name.endswith("/data.pkl") for name in names) or start.startswith((_LEGACY, pickle.PROTO)):

@@ -78,7 +78,8 @@ def test_a_flipped_bit_and_a_cut_file_are_damage(tmp_path: Path) -> None:
     data = path.read_bytes()
     flipped = bytearray(data)
     flipped[data.index(torch.full((100,), 7.0).numpy().tobytes()) + 30] ^= 1
-    for damaged in (flipped, data[:-1], data[: len(data) // 2], data[:10]):
+    index = data.replace(b"PK\1\2", b"PK\1\0")  # the zip file's list of names
+    for damaged in (flipped, index, data[:-1], data[: len(data) // 2], data[:10]):
         path.write_bytes(damaged)
         with pytest.raises(Damaged, match=r"c\.pth is damaged or not a checkpoint: "):
             read(path)

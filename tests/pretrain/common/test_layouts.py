@@ -110,6 +110,7 @@ EXTRA = {  # an additional tensor -> what the error says about it
     "layer1_adapter.weight": "merge",
     "bn1.adapter": "merge",
     "layer0.weight": "",
+    "layer0.0.weight": "",
     "layer5.0.conv1.weight": "",
     "layer1.0.se.fc1.weight": "SE-ResNet",
     "layer1.2.conv1.weight": "",

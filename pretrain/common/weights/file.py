@@ -170,6 +170,10 @@ def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dic
     if content.get("__author__") == "Detectron2 Model Zoo":
         std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one
         return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
+    meta = content.get("meta")
+    config = meta.get("config") or meta.get("cfg") if isinstance(meta, dict) else ""
+    if re.search(r"style\s*=\s*['\"]caffe['\"]", str(config)):  # a detector of mmdetection, whose mean and std vary
+        return {key: MSRA_KEYS[key] for key in ("INPUT.FORMAT", "MODEL.RESNETS.STRIDE_IN_1X1")}
     with contextlib.suppress(TypeError, ValueError):  # of another program's provenance
         return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)  # text in safetensors
     return {}

@@ -71,6 +71,17 @@ def test_what_decides_between_networks(kind: str, tmp_path: Path) -> None:
     assert value({name: tensor for name, tensor in backbone.items() if "tracked" not in name}) == 1
 
 
+@pytest.mark.parametrize("key", ["config", "cfg"])  # of mmcv and of mmengine
+def test_a_caffe_resnet_of_mmdetection_is_for_detectors_only(key: str, tmp_path: Path) -> None:
+    for style in ("caffe", "pytorch"):
+        meta = {key: f"model = dict(\n    backbone=dict(type='ResNet', depth=18, style='{style}'))\n"}
+        torch.save({"meta": meta, "state_dict": under("backbone.", resnet())}, tmp_path / f"{style}.pth")
+    assert value(read_backbone(tmp_path / "pytorch.pth").state_dict) == 1
+    refused(lambda: read_backbone(tmp_path / "caffe.pth"), "BGR", "detectors only")
+    provenance = extract_backbone(read_weights_file(tmp_path / "caffe.pth")).provenance
+    assert (provenance["INPUT.FORMAT"], provenance["MODEL.RESNETS.STRIDE_IN_1X1"]) == ("BGR", True)
+
+
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a statistic is missing": (lambda s: s.pop("layer3.0.bn1.running_var"), "lacks layer3.0.bn1.running_var"),
     "the stem is missing": (lambda s: s.pop("conv1.weight"), "lacks conv1.weight"),

@@ -8,6 +8,7 @@ import hashlib
 import json
 import pickle
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class WeightsFile:
         sha256: SHA-256 of its bytes, in hexadecimal.
         content: everything in it; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
         tensors: all tensors in its dictionaries and lists except those of optimizers. A name is the path of keys to the
-            tensor, joined by dots, without the names of `WRAPPERS`.
+            tensor, joined by dots, without the names of `WRAPPERS` unless they tell two tensors apart.
         provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
     """
 
@@ -71,10 +72,10 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     """
     path = Path(path)
     content = read(path, unsafe_pickle)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in _walk(content):
-        short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        tensors[name if short in tensors else short] = tensor
+    stored = dict(_walk(content))
+    short = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in stored}
+    counts = Counter(short.values())
+    tensors = {short[name] if counts[short[name]] == 1 else name: tensor for name, tensor in stored.items()}
     if not tensors:
         raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)

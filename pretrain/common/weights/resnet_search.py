@@ -17,7 +17,7 @@ from .resnet_names import DEPTHS, build_name_table, to_transformers
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 # Words in a prefix -> which of a method's two encoders it is. VISSL's key encoders are in its losses; t is a teacher.
 _SIDES = {
-    **dict.fromkeys(("key", "k", "momentum", "mom", "teacher", "target", "t", "loss"), "key"),
+    **dict.fromkeys(("key", "k", "momentum", "mom", "teacher", "target", "t", "loss", "criterion"), "key"),
     **dict.fromkeys(("query", "q", "online", "student"), "query"),
 }
 _AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
@@ -101,11 +101,12 @@ def select_by_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Netwo
     """
     if not prefix:
         return networks
-    dotted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
-    for fits in (str.__eq__, str.startswith, str.__contains__):
-        matching = [network for network in networks if fits(f".{network.prefix}", dotted)]
-        if matching:
-            return matching
+    for dropped in (("", "*"), ("", "*", *WRAPPERS)):  # a prefix may be written as in the file, or as in the docs
+        dotted = "." + "".join(f"{part}." for part in prefix.split(".") if part not in dropped)
+        for fits in (str.__eq__, str.startswith, str.__contains__):
+            matching = [network for network in networks if fits(f".{network.prefix}", dotted)]
+            if matching:
+                return matching
     return []
 
 

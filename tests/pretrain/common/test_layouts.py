@@ -61,6 +61,7 @@ def test_a_prefix_may_name_a_part_of_the_path(tmp_path: Path) -> None:
     assert value(extract_backbone(file, "key", "best.net.").state_dict) == 4
     assert value(extract_backbone(file, "query", "model.module.net").state_dict) == 1
     assert value(extract_backbone(file, "query", "model.net.encoder_k").state_dict) == 2
+    assert value(extract_backbone(file, "query", "model.net.encoder_k.*").state_dict) == 2
 
 
 @pytest.mark.parametrize("kind", TABLE["chosen"])

@@ -52,6 +52,9 @@ def _check_lists(cfg: CfgNode) -> None:
     for key in _FIXED_LENGTH if is_usual else ():
         if len(get(cfg, key)) != len(HONORED[key]):
             raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
+    thresholds = list(cfg.MODEL.RPN.IOU_THRESHOLDS)
+    if thresholds != sorted(thresholds):
+        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; give the lower one first")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
     for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):

@@ -62,6 +62,7 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[]]", "a list of lists"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[0.0]]", "above 0"),
     ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "2 numbers"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "lower one first"),
     ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", "[1, 1]", "4 numbers"),
     ("MODEL.ROI_BOX_HEAD.FC_DIM", "0", "at least 1"),
     ("MODEL.ROI_HEADS.POSITIVE_FRACTION", "2.0", "at most 1"),

@@ -1,4 +1,4 @@
-"""Read a file of weights (torch, `.pkl` of arrays, `.safetensors`) without running any code that it contains."""
+"""Read the tensors of a file of weights, without running any code that it contains."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
-    """Read a torch file (zip, or of torch before 1.6), a `.pkl` or a `.safetensors` file to the CPU.
+    """Read a torch file (zip, or of torch before 1.6), a pickle of arrays or a safetensors file to the CPU.
 
     Raises:
         Damaged: it is not a complete file of its format (the message says what it is).

@@ -106,7 +106,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     if hasattr(content, "_modules"):  # of a pickled module
         return {"model": content}
     if isinstance(content, (list, tuple)):
-        return dict(enumerate(content))
+        return {str(number): item for number, item in enumerate(content)}
     if not isinstance(content, dict):
         raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors")
     return content

@@ -14,7 +14,7 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.weights import checkpoint
-from pretrain.common.weights.file import load_torch
+from pretrain.common.weights.formats import load_torch
 
 from .preflight import EVALUATING
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.limits import FLOAT32_PRECISION, Range
+from pretrain.common.config.limits import FLOAT32_PRECISION, Choice, Range
 from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides
 from pretrain.common.errors import UserError
 
@@ -24,6 +24,7 @@ REJECTED: dict[str, Any] = dict(flatten(_TABLES["rejected"]))
 OWN: dict[str, Any] = dict(flatten(_TABLES["own"]))
 MEANINGS: dict[str, str] = _TABLES["meanings"]
 ALLOWED: dict[str, list[Any]] = _TABLES["allowed"]  # honored keys of which the engine supports only some values
+KNOWN_TO_DETECTRON2 = {key: Choice(tuple(names)) for key, names in _TABLES["known_to_detectron2"].items()}
 LIMITS = {"FLOAT32_PRECISION": FLOAT32_PRECISION, **{key: Range(*limits) for key, limits in _TABLES["limits"].items()}}
 
 # Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.

@@ -7,6 +7,7 @@ has the others.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -14,17 +15,28 @@ from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
 
-from .config import ALLOWED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
+from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
+
+_FIXED_LENGTH = (
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RPN.IOU_THRESHOLDS",
+    "MODEL.RPN.BBOX_REG_WEIGHTS",
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
+)
 
 
 def check_ranges(cfg: CfgNode) -> None:
     """Check the numbers and the precision that training and evaluation read.
 
     Raises:
-        UserError: names the first key that is out of its range, or there is not one sigma per keypoint.
+        UserError: names the first key that is out of its range or has a list of another form, or there is not one
+            sigma per keypoint.
     """
+    _check_lists(cfg)
     for key, limits in LIMITS.items():
-        limits.check(key, get(cfg, key))
+        for value in _list_numbers(get(cfg, key)):
+            limits.check(key, value)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
@@ -32,6 +44,34 @@ def check_ranges(cfg: CfgNode) -> None:
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set "
             "one per keypoint"
         )
+
+
+def _check_lists(cfg: CfgNode) -> None:
+    """Raise UserError for a list whose length, nesting or elements do not suit a detector."""
+    is_usual = cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    for key in _FIXED_LENGTH if is_usual else ():
+        if len(get(cfg, key)) != len(HONORED[key]):
+            raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
+    thresholds = list(cfg.MODEL.RPN.IOU_THRESHOLDS)
+    if thresholds != sorted(thresholds):
+        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; give the lower one first")
+    head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
+    maps = len(head.IN_FEATURES)
+    for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
+        lists = get(cfg, key)
+        if len(lists) not in (1, maps) or not all(isinstance(item, (list, tuple)) and item for item in lists):
+            form = f"a list of lists, one for all or one for each of the {maps} feature maps"
+            raise UserError(f"{key} is {lists}; it must be {form}, as in {HONORED[key]}")
+    for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
+        if not all(isinstance(name, str) for name in get(cfg, key)):
+            raise UserError(f"{key} is {get(cfg, key)}; it must be a list of names, in quotes")
+    if not cfg.INPUT.MIN_SIZE_TRAIN:
+        raise UserError("INPUT.MIN_SIZE_TRAIN is empty; give at least one size")
+
+
+def _list_numbers(value: Any) -> list[Any]:
+    """Return the numbers in nested lists, or the value itself if it is no list."""
+    return [number for item in value for number in _list_numbers(item)] if isinstance(value, (list, tuple)) else [value]
 
 
 def check_training(cfg: CfgNode) -> None:

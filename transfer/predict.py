@@ -122,7 +122,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     engine = pick_engine(engine)
     cfg = load_config(config_file, opts)
     if not cfg.MODEL.WEIGHTS:
-        raise UserError("MODEL.WEIGHTS is empty; name the file of a fine-tuned detector")
+        raise UserError("MODEL.WEIGHTS is empty; pass the file of a fine-tuned detector")
     categories = _find_categories(cfg)
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
     check_ranges(cfg)

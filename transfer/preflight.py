@@ -13,6 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, did_you_mean
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, stage_of
@@ -20,7 +21,7 @@ from pretrain.common.run.folder import check_stage_of, stage_of
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
 from .coco.classes import CLASSES, Classes
-from .config import check_same_training, check_supported
+from .config import KNOWN_TO_DETECTRON2, check_same_training, check_supported
 from .weights.locate import find_weights
 
 # Saved before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
@@ -33,6 +34,8 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         check_supported(cfg)
         data.check_not_in_catalog(data_names(cfg, eval_only))
         return
+    for key, names in KNOWN_TO_DETECTRON2.items():
+        names.check(key, get(cfg, key))
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
     if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):

@@ -24,7 +24,8 @@ class Range:
         types = int if self.whole else (int, float)
         is_number = isinstance(value, types) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not is_number or not self.low <= value <= self.high or (self.above and value == self.low):
-            raise UserError(f"{name} is {value}; it must be {self}")
+            kind = "" if is_number or self.whole else "a finite number, "
+            raise UserError(f"{name} is {value}; it must be {kind}{self}")
 
     def __str__(self) -> str:
         most = "" if self.high == math.inf else f" and at most {self.high}"

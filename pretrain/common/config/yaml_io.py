@@ -14,6 +14,12 @@ from ..files import check_name, existing_file, expand
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
+# Python's error for a file -> what is wrong with the file.
+_REASONS = {
+    RecursionError: "it refers to itself",
+    UnicodeDecodeError: "save it as UTF-8",
+    **dict.fromkeys((AttributeError, TypeError), "it is empty or a list, or _BASE_ is not a file's name"),
+}
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -95,7 +101,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        reason = one_line(error)[:300]  # Python's own for an empty file, a list or a bad _BASE_
+        reason = _REASONS.get(type(error)) or one_line(error)[:300]
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
             reason += "; Python expressions in YAML are not evaluated: copy the file and write out their values "
@@ -138,8 +144,8 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         hint = "; write text in quotes" * (isinstance(default, str) and bool(where))
         hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
         if key.startswith("DATASETS."):
-            names = [name.strip("()[]'\" ") for name in str(value).split(",")]
-            hint = f'; write "({", ".join(map(repr, filter(None, names)))},)"'
+            names = (name.strip("()[]'\" ") for name in str(value).split(","))
+            hint = f'; write "{tuple(filter(None, names))}"'
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)

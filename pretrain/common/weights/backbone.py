@@ -95,8 +95,9 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
         _check_padding(file, network)
     counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
     tensors = counters | network.state
-    values = {name: check_values(tensors[name].reshape(shape), name, path) for name, shape in shapes.items()}
-    state = {name: tensor.contiguous() for name, tensor in values.items()}
+    values = {name: check_values(tensors[name], name, path).reshape(shape) for name, shape in shapes.items()}
+    # A copy, because a file that is written from tensors with a common storage contains all of that storage.
+    state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in values.items()}
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
     provenance = _build_provenance(file, network.prefix, side, arch, stem)
     return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))

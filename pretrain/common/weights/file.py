@@ -1,29 +1,26 @@
-"""Read a file of weights (torch, `.pkl` of arrays, `.safetensors`) without running any code that it contains."""
+"""Read the tensors of a file of weights, without running any code that it contains."""
 
 from __future__ import annotations
 
-import argparse
-import codecs
-import collections
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import pickle
 import re
-import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import UserError, first_line, shorten_list
-from ..files import describe_empty_or_text, existing_file, read_json, sha256
+from ..files import existing_file, read_json, sha256
+from .formats import describe_other, read_content
 
 COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
 FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
@@ -35,28 +32,6 @@ MSRA_KEYS = {
     "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
     "MODEL.RESNETS.STRIDE_IN_1X1": True,
 }
-_SIGNATURES = {  # the start of a file that is not PyTorch's -> what it is, and what to do
-    b"version https://git-lfs": "a Git LFS pointer; run git lfs pull",
-    b"<": "a web page; download the file itself",
-    b"\x93NUMPY": "an array file of NumPy; convert weights of JAX to PyTorch first",
-    b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
-}
-_REBUILD = {  # NumPy's functions for an array in protocols 0 to 4, a scalar, and an array in protocol 5
-    "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
-    "multiarray.scalar": np.float32(1).__reduce__()[0],
-    "numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
-}
-_ALLOWED: dict[str, Any] = {  # in a pickle, besides plain types; none of them runs code of the file
-    "numpy.ndarray": np.ndarray,
-    "numpy.dtype": np.dtype,
-    "_codecs.encode": codecs.encode,
-    "collections.OrderedDict": collections.OrderedDict,
-    "__builtin__.bytes": bytes,
-    "builtins.bytes": bytes,
-    **{f"numpy.{core}.{name}": rebuild for core in ("core", "_core") for name, rebuild in _REBUILD.items()},
-}
-_NUMPY_TYPES = [type(np.dtype(code)) for code in "?bhilqBHILQefdFDU"]
-_ALLOWED_BY_TORCH: list[Any] = [argparse.Namespace, *_NUMPY_TYPES, *((f, name) for name, f in _ALLOWED.items())]
 _NOT_PLAIN = re.compile("GLOBAL|Can only|Trying to call|operand 149")  # 149: a protocol that torch reads only unsafely
 
 
@@ -72,8 +47,8 @@ class WeightsFile:
         path: its path.
         sha256: SHA-256 of its bytes, in hexadecimal.
         content: everything in it; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
-        tensors: all tensors in its dictionaries except those of optimizers. A name is the path of keys to the tensor,
-            joined by dots, without the names of `WRAPPERS`.
+        tensors: all tensors in its dictionaries and lists except those of optimizers. A name is the path of keys to the
+            tensor, joined by dots, without the names of `WRAPPERS` unless they tell two tensors apart.
         provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
     """
 
@@ -97,10 +72,10 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     """
     path = Path(path)
     content = read(path, unsafe_pickle)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in _walk(content):
-        short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        tensors[name if short in tensors else short] = tensor
+    stored = dict(_walk(content))
+    short = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in stored}
+    counts = Counter(short.values())
+    tensors = {short[name] if counts[short[name]] == 1 else name: tensor for name, tensor in stored.items()}
     if not tensors:
         raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
@@ -108,7 +83,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
-    """Read a torch file (zip, or of torch before 1.6), a `.pkl` or a `.safetensors` file to the CPU.
+    """Read a torch file (zip, or of torch before 1.6), a pickle of arrays or a safetensors file to the CPU.
 
     Raises:
         Damaged: it is not a complete file of its format (the message says what it is).
@@ -116,9 +91,8 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
             memory failed.
     """
     path = existing_file(path, "checkpoint")
-    reader = {".pkl": _read_pickle, ".safetensors": _read_safetensors}.get(path.suffix, _read_torch)
     try:
-        content = reader(path, unsafe_pickle)
+        content = read_content(path, unsafe_pickle)
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle{FOR_PRETRAINING}"
@@ -127,36 +101,15 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
-        reason = _describe_other(path) or first_line(error)
+        reason = describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
     if hasattr(content, "_modules"):  # a pickled module
         return {"model": content}
+    if isinstance(content, (list, tuple)):
+        return {str(number): item for number, item in enumerate(content)}
     if not isinstance(content, dict):
         raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors")
     return content
-
-
-def load_torch(path: Path, mmap: bool = False) -> Any:
-    """Load a torch file to the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
-
-    Args:
-        mmap: map a file of torch 1.6 or later without reading its tensors; their checksums are not verified then.
-
-    Raises:
-        pickle.UnpicklingError: it contains anything else (the message names it).
-        Exception: it is damaged, or not a torch file.
-    """
-    is_zip = zipfile.is_zipfile(path)
-    if is_zip and not mmap:
-        with zipfile.ZipFile(path) as archive:
-            name = archive.testzip()  # torch does not verify the checksums
-            if name:
-                raise ValueError(f"{name} does not match its checksum")
-    try:
-        with torch.serialization.safe_globals(_ALLOWED_BY_TORCH):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
-    except pickle.UnpicklingError as error:  # torch advises to run the file's code; only the reason is of use
-        raise pickle.UnpicklingError(str(error).rpartition("WeightsUnpickler error: ")[2]) from error
 
 
 def tensor_digest(*tensors: Tensor) -> str:
@@ -175,6 +128,8 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
         UserError: integers, values that are not finite in float32, or a variance below 0.
     """
     is_counter = name.endswith(COUNTER)
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise UserError(f"{path}: {name} is not a dense tensor with values")
     if not (tensor.is_floating_point() or is_counter):
         raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point")
     tensor = tensor if is_counter else tensor.to(torch.float32)
@@ -187,16 +142,16 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
 
 
 def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in nested dictionaries and modules with its path of keys; skip optimizers."""
+    """Yield every tensor in nested dictionaries, lists and modules with its path of keys; skip optimizers."""
     if isinstance(getattr(content, "_modules", None), dict):
         content = content._parameters | content._buffers | content._modules
-    for key, value in content.items():
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if isinstance(value, np.ndarray):
             with contextlib.suppress(TypeError):  # an array of text; else a copy, writable and in this byte order
                 value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
         if isinstance(value, Tensor):
             yield f"{path}{key}", value.detach()
-        elif (isinstance(value, Mapping) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
+        elif (isinstance(value, (dict, list, tuple)) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
             yield from _walk(value, f"{path}{key}.")
 
 
@@ -216,77 +171,10 @@ def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dic
     if content.get("__author__") == "Detectron2 Model Zoo":
         std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one
         return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
+    meta = content.get("meta")
+    config = meta.get("config") or meta.get("cfg") if isinstance(meta, dict) else ""
+    if re.search(r"style\s*=\s*['\"]caffe['\"]", str(config)):  # a detector of mmdetection, whose mean and std vary
+        return {key: MSRA_KEYS[key] for key in ("INPUT.FORMAT", "MODEL.RESNETS.STRIDE_IN_1X1")}
     with contextlib.suppress(TypeError, ValueError):  # another program's provenance may be anything
         return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)  # text in safetensors
     return {}
-
-
-def _read_torch(path: Path, unsafe: bool) -> Any:
-    description = _describe_other(path)
-    if description:
-        raise ValueError(description)
-    if not unsafe:
-        return load_torch(path)
-    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithPlaceholders)
-
-
-def _describe_other(path: Path) -> str:
-    """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
-    with open(path, "rb") as file:
-        start = file.read(64).lstrip()
-    for signature, description in _SIGNATURES.items():
-        if start.startswith(signature):
-            return f"{describe_empty_or_text(path)}; it is {description}".removeprefix("; ")
-    if zipfile.is_zipfile(path) and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
-        return f"a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
-    return describe_empty_or_text(path)
-
-
-def _read_safetensors(path: Path, _unsafe: bool) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return {"model": tensors, "provenance": (file.metadata() or {}).get("provenance")}
-
-
-def _read_pickle(path: Path, unsafe: bool) -> Any:
-    reader = _WithPlaceholders.Unpickler if unsafe else _ArrayUnpickler
-    return reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _ALLOWED:
-            raise pickle.UnpicklingError(f"Unsupported GLOBAL {module}.{name}")
-        return _ALLOWED[f"{module}.{name}"]
-
-
-class _Placeholder(dict):
-    """An object of a class that is not installed; a module keeps its tensors in its attributes."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __init__(self, *_args: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state if isinstance(state, dict) else {})
-
-    def extend(self, _items: Any) -> None:
-        """Drop the items of a list."""
-
-
-class _WithPlaceholders:
-    """The parts of the module pickle that torch.load needs."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            try:
-                return super().find_class(module, name)
-            except (ImportError, AttributeError):
-                return _Placeholder
-
-    @classmethod
-    def load(cls, file: IO[bytes], **options: Any) -> Any:
-        return cls.Unpickler(file, **options).load()

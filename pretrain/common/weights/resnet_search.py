@@ -15,7 +15,11 @@ from .file import WRAPPERS
 from .resnet_names import DEPTHS, build_name_table, to_transformers
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
-_SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query", "q", "online", "student"}}
+# Words in a prefix -> which of a method's two encoders it is. VISSL's key encoders are in its losses; t is a teacher.
+_SIDES = {
+    **dict.fromkeys(("key", "k", "momentum", "mom", "teacher", "target", "t", "loss", "criterion"), "key"),
+    **dict.fromkeys(("query", "q", "online", "student"), "query"),
+}
 _AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
 # Modules that change the features, if they stand next to the ResNet's own; any other is a head.
 _BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt")
@@ -25,6 +29,9 @@ _KINDS = {
     r"flat_param": "a shard of FSDP; gather the full state dict and save it",
     r"/~/|(^|\.)(kernel|w)$": "weights of JAX or TensorFlow; convert them to PyTorch first",
     r"(^|\.)conv1_w$": "a ResNet in Caffe2's names; convert it with tools/convert_to_d2.py",
+    r"\._mean$": "weights of PaddlePaddle; convert them to PyTorch first",
+    r"^stem\.bn1\.": "a ResNet of maskrcnn-benchmark, whose stride and channels the file does not record",
+    r"\.IN\.weight$": "an IBN-Net, which is not read",
     r"attn\.|attention|cls_token": "a transformer; only ResNets are read",
     r"^conv1\.\d|stem\.\d|^(conv|bn)[23]\.|downsample\.[23]\.": "a ResNet-D or another stem, which are not read",
     r"\.se\.|main_conv|\.convs\.": "an SE-ResNet or another variant, which are not read",
@@ -48,13 +55,13 @@ class Network:
 
     @property
     def side(self) -> str:
-        """Which of a method's two encoders its prefix says that it is: query | key, or "" if neither."""
-        return next((side for side, words in _SIDES.items() if words & self._words()), "")
+        """Which of a method's two encoders the last word for one in its prefix names: query | key, or "" if none."""
+        return next((_SIDES[word] for word in reversed(self._words()) if word in _SIDES), "")
 
     @property
     def is_average(self) -> bool:
         """Return whether its prefix says that its weights are an average over steps."""
-        return bool(_AVERAGES & self._words())
+        return not _AVERAGES.isdisjoint(self._words())
 
     def equals(self, other: Network) -> bool:
         """Return whether both have bitwise equal tensors."""
@@ -62,14 +69,14 @@ class Network:
             return False
         return all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
 
-    def _words(self) -> set[str]:
-        return {word.lower() for word in _WORD.findall(self.prefix)}
+    def _words(self) -> list[str]:
+        return [word.lower() for word in _WORD.findall(self.prefix)]
 
 
 def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
     """Find every ResNet of which ``tensors`` has the first block; it gets all tensors that change its features."""
-    # In Detectron2's C4 detectors, the last stage is in the head.
-    stored = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
+    moved = {name: _move_into_resnet(name) for name in tensors}
+    stored = {name if target in tensors else target: name for name, target in moved.items()}
     networks: list[Network] = []
     for table in _build_tables():
         modules = {name.split(".")[0] for name in table}
@@ -94,11 +101,12 @@ def select_by_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Netwo
     """
     if not prefix:
         return networks
-    dotted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
-    for fits in (str.__eq__, str.startswith, str.__contains__):
-        matching = [network for network in networks if fits(f".{network.prefix}", dotted)]
-        if matching:
-            return matching
+    for dropped in (("", "*"), ("", "*", *WRAPPERS)):  # a prefix may be written as in the file, or as in the docs
+        dotted = "." + "".join(f"{part}." for part in prefix.split(".") if part not in dropped)
+        for fits in (str.__eq__, str.startswith, str.__contains__):
+            matching = [network for network in networks if fits(f".{network.prefix}", dotted)]
+            if matching:
+                return matching
     return []
 
 
@@ -126,6 +134,13 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
     return shorten_list([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
 
 
+def _move_into_resnet(name: str) -> str:
+    """Move the last stage out of the head of Detectron2's C4 detectors, and a stem out of a module ``layer0``."""
+    name = re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name)
+    name = re.sub(r"(^|\.)layer0\.(0|conv1)\.weight$", r"\1conv1.weight", name)
+    return re.sub(r"(^|\.)layer0\.(1|bn1)\.", r"\1bn1.", name)
+
+
 @cache
 def _build_tables() -> list[dict[str, str]]:
     """Return for each project a table of its name of every tensor -> torchvision's."""
@@ -138,6 +153,7 @@ def _build_tables() -> list[dict[str, str]]:
         {to_transformers(detectron2): name for name, detectron2 in to_detectron2.items()},
         {_rename_to_simclr_v2(name): name for name in to_detectron2},
         *({_rename_to_sequential(alias, first): name for alias, name in plain.items()} for first in (4, 3, 2)),
+        {_rename_to_obow(name): name for name in to_detectron2},
     ]
 
 
@@ -145,6 +161,11 @@ def _rename_to_sequential(name: str, first: int) -> str:
     """Rename to a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
     name = re.sub(r"^layer(\d)", lambda m: str(int(m[1]) + first - 1), name)
     return re.sub(r"^conv1", "0", re.sub(r"^bn1", "1", name))
+
+
+def _rename_to_obow(name: str) -> str:
+    """Rename to a list of OBoW's stem, which is a module of its own, and torchvision's layers."""
+    return re.sub(r"^layer", "", re.sub(r"^conv1", "0.Conv", re.sub(r"^bn1", "0.bn", name)))
 
 
 def _rename_to_simclr_v2(name: str) -> str:

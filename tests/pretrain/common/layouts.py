@@ -80,6 +80,15 @@ def rename(old: str, new: str, state: State) -> State:
     return {re.sub(old, new, name): tensor for name, tensor in state.items()}
 
 
+def layer0(conv: str, bn: str, state: State) -> State:
+    """Rename as in a network whose stem is a module of its own."""
+    return rename("^conv1", f"layer0.{conv}", rename("^bn1", f"layer0.{bn}", state))
+
+
+def obow(state: State) -> State:
+    return rename("^layer", "", rename("^conv1", "0.Conv", rename("^bn1", "0.bn", state)))
+
+
 def c4(state: State) -> State:
     """Rename as in a Detectron2 detector whose last stage is in its head."""
     return rename("^roi_heads.(?!res5)", "backbone.", under("roi_heads.", to_detectron2(state, "resnet50")))
@@ -105,6 +114,12 @@ FORMS: dict[str, Callable[[State], State]] = {
     "cifar": cifar,
     "shortcut": functools.partial(rename, "downsample", "shortcut"),
     "detectron2": detectron2,
+    "obow": obow,
+    "layer0": functools.partial(layer0, "0", "1"),
+    "named_layer0": functools.partial(layer0, "conv1", "bn1"),
+    "paddle": functools.partial(rename, "running", ""),
+    "ibn": functools.partial(rename, r"(layer[12].\d.bn1)", r"\1.IN"),
+    "maskrcnn_benchmark": functools.partial(rename, "^(conv1|bn1)", r"stem.\1"),
     "c4": c4,
     "transformers": lambda state: {to_transformers(name): t for name, t in detectron2(state).items()},
     "simclr_v2": simclr_v2,

@@ -61,6 +61,7 @@ def test_a_prefix_may_name_a_part_of_the_path(tmp_path: Path) -> None:
     assert value(extract_backbone(file, "key", "best.net.").state_dict) == 4
     assert value(extract_backbone(file, "query", "model.module.net").state_dict) == 1
     assert value(extract_backbone(file, "query", "model.net.encoder_k").state_dict) == 2
+    assert value(extract_backbone(file, "query", "model.net.encoder_k.*").state_dict) == 2
 
 
 @pytest.mark.parametrize("kind", TABLE["chosen"])
@@ -69,6 +70,17 @@ def test_what_decides_between_networks(kind: str, tmp_path: Path) -> None:
     backbone = read_backbone(tmp_path / "w.pth").state_dict
     assert {name: tensor.dtype for name, tensor in backbone.items()} == DTYPES
     assert value({name: tensor for name, tensor in backbone.items() if "tracked" not in name}) == 1
+
+
+@pytest.mark.parametrize("key", ["config", "cfg"])  # of mmcv and of mmengine
+def test_a_caffe_resnet_of_mmdetection_is_for_detectors_only(key: str, tmp_path: Path) -> None:
+    for style in ("caffe", "pytorch"):
+        meta = {key: f"model = dict(\n    backbone=dict(type='ResNet', depth=18, style='{style}'))\n"}
+        torch.save({"meta": meta, "state_dict": under("backbone.", resnet())}, tmp_path / f"{style}.pth")
+    assert value(read_backbone(tmp_path / "pytorch.pth").state_dict) == 1
+    refused(lambda: read_backbone(tmp_path / "caffe.pth"), "BGR", "detectors only")
+    provenance = extract_backbone(read_weights_file(tmp_path / "caffe.pth")).provenance
+    assert (provenance["INPUT.FORMAT"], provenance["MODEL.RESNETS.STRIDE_IN_1X1"]) == ("BGR", True)
 
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -110,6 +122,7 @@ EXTRA = {  # an additional tensor -> what the error says about it
     "layer1_adapter.weight": "merge",
     "bn1.adapter": "merge",
     "layer0.weight": "",
+    "layer0.0.weight": "",
     "layer5.0.conv1.weight": "",
     "layer1.0.se.fc1.weight": "SE-ResNet",
     "layer1.2.conv1.weight": "",

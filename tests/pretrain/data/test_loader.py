@@ -116,7 +116,7 @@ def test_a_batch_larger_than_the_data(data: ImageData):
 @pytest.fixture
 def damaged(tmp_path: Path) -> ImageData:
     write_folder(tmp_path, [f"{i:02d}.png" for i in range(10)])
-    (tmp_path / "03.png").write_bytes(b"junk")
+    (tmp_path / "03.png").write_bytes(b"\0junk")
     return load(f"folder:{tmp_path}", "train")
 
 
@@ -142,10 +142,10 @@ def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, mo
 
 
 def test_skip_fails_above_1_in_1000(damaged: ImageData):
-    Path(damaged.image_name(7)).write_bytes(b"junk")
+    Path(damaged.image_name(7)).write_bytes(b"\0junk")
     refused(lambda: list(epoch(make(damaged, on_corrupt="skip"), 0)), "2 of 10 images", "1 in 1,000", "format")
     for number in range(10):
-        Path(damaged.image_name(number)).write_bytes(b"junk")
+        Path(damaged.image_name(number)).write_bytes(b"\0junk")
     refused(lambda: next(epoch(make(damaged, on_corrupt="skip"), 0)), "none of the 10 images", damaged.image_name(0))
 
 

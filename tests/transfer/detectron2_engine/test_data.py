@@ -20,7 +20,7 @@ from detectron2.config import get_cfg
 
 from transfer.coco.data import prepare_data_sets
 from transfer.detectron2_engine import data
-from transfer.detectron2_engine.engine import Detectron2Engine
+from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
 
 pytestmark = pytest.mark.detectron2
 
@@ -46,6 +46,12 @@ def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
     assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]
     assert [annotation["iscrowd"] for annotation in records[0]] == [1, 0]
+
+
+def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
+    cfg = tiny_coco.config(tmp_path, "a", OUTPUT_DIR="2024", MODEL__WEIGHTS="1e3")
+    merged = detectron2_config(cfg)
+    assert (merged.OUTPUT_DIR, merged.MODEL.WEIGHTS, merged.DATASETS.TRAIN) == ("2024", "1e3", ("a",))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -121,6 +121,22 @@ def test_provenance_is_in_the_file_and_next_to_it_and_handed_on(tmp_path: Path, 
     assert (again["epoch"], again["earlier_source"]) == (200, "run.pth")
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_tensors_with_a_common_storage_are_written_once_each(tmp_path: Path, suffix: str) -> None:
+    """apex and FSDP keep all parameters in one tensor, and a network may use one norm twice."""
+    state = resnet_state(head=False)
+    state["layer1.0.bn1.weight"] = state["bn1.weight"]
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in state.values()] + [torch.zeros(10**6)])
+    parts = flat.split([tensor.numel() for tensor in state.values()] + [10**6])
+    views = {name: part.view(state[name].shape) for name, part in zip(state, parts, strict=False)}
+    views["layer1.0.bn1.weight"] = views["bn1.weight"]
+    torch.save(views, tmp_path / "s.pth")
+    convert(tmp_path / "s.pth", tmp_path / f"w{suffix}", to_torchvision=True)
+    written = read_backbone(tmp_path / f"w{suffix}").state_dict
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+    assert (tmp_path / f"w{suffix}").stat().st_size < 4 * flat.numel() - 3 * 10**6
+
+
 def test_cifar_stem_is_not_for_detectron2(tmp_path: Path) -> None:
     r18 = resnet_state()
     r18["conv1.weight"] = torch.randn(64, 3, 3, 3)

@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 import yaml
 
+from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import get, load_yaml, merge_file, merge_overrides
 from pretrain.config import default_config, from_yaml_text
 from tests.errors import refused
 from transfer import config as fine_tuning
 
 FILES = {  # content of a file -> what the error says
-    "": "KEY: VALUE",
-    "_BASE_: [1]\n": "_BASE_",
-    "_BASE_: a.yaml\n": "_BASE_",
+    "": "empty",
+    "_BASE_: [1]\n": "_BASE_ is not a file's name",
+    "_BASE_:\n": "_BASE_ is not a file's name",
+    "_BASE_: a.yaml\n": "refers to itself",
     "_BASE_: .\n": "Is a directory",
-    "_BASE_: empty.yaml\nSEED: 1\n": "_BASE_",
+    "_BASE_: empty.yaml\nSEED: 1\n": "empty",
+    "- SEED\n": "a list",
     "SOLVER: []\n": "section",
     "SEED: {a: 1}\n": "SEED.a",
-    "SEED: \xff\n": "a.yaml",
+    "SEED: \xff\n": "save it as UTF-8",
     "SOLVER: {BASE_LR: fast}\n": "a number, not 'fast'",
     "SEED: 1.5\n": "whole number",
     "LINEAR: {LRS: 3}\n": "a list, not 3",
@@ -38,6 +41,17 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "a.yaml").write_bytes(text.encode("latin1"))
     assert len(refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), FILES[text])) < 600
+
+
+@pytest.mark.parametrize("word", ["a,b", "(a,b)", "('a', b", '["a","b"'])
+def test_names_without_quotes_are_shown_with_them(word: str) -> None:
+    refused(lambda: fine_tuning.load_config(None, ["DATASETS.TRAIN", word]), "write \"('a', 'b')\"")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True])
+def test_what_is_no_number_is_called_so(value: object) -> None:
+    refused(lambda: Range().check("SOLVER.BASE_LR", value), f"is {value}; it must be a finite number, at least 0")
+    refused(lambda: Range(whole=True).check("SEED", value), f"is {value}; it must be a whole number, at least 0")
 
 
 def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gzip
 import os
+import pathlib
 import pickle
 import sys
+import tarfile
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256, write_json
-from pretrain.common.weights import file
+from pretrain.common.weights import formats
 from pretrain.common.weights.file import Damaged, check_values, read, read_weights_file
 from tests.errors import refused
 
@@ -74,7 +78,8 @@ def test_a_flipped_bit_and_a_cut_file_are_damage(tmp_path: Path) -> None:
     data = path.read_bytes()
     flipped = bytearray(data)
     flipped[data.index(torch.full((100,), 7.0).numpy().tobytes()) + 30] ^= 1
-    for damaged in (flipped, data[:-1], data[: len(data) // 2], data[:10]):
+    index = data.replace(b"PK\1\2", b"PK\1\0")  # the zip file's list of names
+    for damaged in (flipped, index, data[:-1], data[: len(data) // 2], data[:10]):
         path.write_bytes(damaged)
         with pytest.raises(Damaged, match=r"c\.pth is damaged or not a checkpoint: "):
             read(path)
@@ -139,17 +144,63 @@ def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypa
         assert set(read_weights_file(tmp_path / name, unsafe_pickle=True).tensors) == tensors
 
 
+@pytest.mark.parametrize("name", ["w.pkl", "W.PKL", "w.pth", "checkpoint"])
+def test_the_content_decides_the_format_and_not_the_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    arrays = {key: tensor.numpy() for key, tensor in WEIGHTS.items()}
+    torch.save(WEIGHTS, tmp_path / "zip")
+    torch.save(WEIGHTS, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    files = [(tmp_path / "zip").read_bytes(), (tmp_path / "legacy").read_bytes(), save(WEIGHTS)]
+    for data in (*files, *(pickle.dumps(arrays, protocol) for protocol in (2, 4))):
+        path.write_bytes(data)
+        tensors = {key.removeprefix("model."): tensor for key, tensor in read_weights_file(path).tensors.items()}
+        assert tensors.keys() == WEIGHTS.keys() and all(torch.equal(tensors[key], WEIGHTS[key]) for key in WEIGHTS)
+
+
+def test_tensors_in_lists_are_read(tmp_path: Path) -> None:
+    content = {"models": [WEIGHTS, {"epoch": 3}], "losses": [0.1] * 3}
+    torch.save(content, tmp_path / "w.pth")
+    assert set(read_weights_file(tmp_path / "w.pth").tensors) == {f"models.0.{name}" for name in WEIGHTS}
+    torch.save((3, WEIGHTS), tmp_path / "w.pth")
+    assert set(read_weights_file(tmp_path / "w.pth").tensors) == {f"1.{name}" for name in WEIGHTS}
+    torch.save([nn.Linear(2, 2, bias=False)], tmp_path / "w.pth")
+    assert set(read_weights_file(tmp_path / "w.pth", unsafe_pickle=True).tensors) == {"0.weight"}
+
+
+class _WindowsPath:
+    def __reduce__(self):
+        return pathlib.WindowsPath, ("C:\\data",)
+
+
+def test_a_path_of_another_system_is_passed_over(tmp_path: Path) -> None:
+    torch.save({"hyper_parameters": {"root": _WindowsPath()}, "state_dict": WEIGHTS}, tmp_path / "w.pth")
+    assert len(read_weights_file(tmp_path / "w.pth", unsafe_pickle=True).tensors) == len(WEIGHTS)
+
+
 def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
     refused(lambda: read("https://a.b/c.pth"), "https://a.b/c.pth", "download")
     np.save(tmp_path / "jax.npy", {"w": np.ones(1)}, allow_pickle=True)  # type: ignore[arg-type]
     (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>")
     (tmp_path / "keras.h5").write_bytes(b"\x89HDF\r\n\x1a\n\0\0")
     torch.jit.save(torch.jit.script(nn.Linear(1, 1)), tmp_path / "script.pt")
+    np.savez(tmp_path / "bit.npz", w=np.ones(1))
+    (tmp_path / "w.onnx").write_bytes(b"\x08\x08\x12\x07pytorch")
+    (tmp_path / "model.ckpt.index").write_bytes(b"\0\0\7\x08\1")
+    torch.save(WEIGHTS, tmp_path / "w.pth")
+    (tmp_path / "w.pth.gz").write_bytes(gzip.compress((tmp_path / "w.pth").read_bytes()))
+    with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
+        archive.write(tmp_path / "w.pth", "w.pth")
+    with tarfile.open(tmp_path / "w.pth.tar", "w") as archive:
+        archive.add(tmp_path / "w.pth", "w.pth")
     remedies = {
         "jax.npy": "JAX",
         "page.pth": "web page; download",
         "keras.h5": "Keras",
         "script.pt": "torch.jit.load",
+        "bit.npz": "NumPy; convert",
+        "w.onnx": "ONNX; convert",
+        "model.ckpt.index": "TensorFlow; convert",
+        **dict.fromkeys(["w.pth.gz", "w.zip", "w.pth.tar"], "unpack it"),
     }
     for name, word in remedies.items():
         for unsafe in (False, True):
@@ -162,6 +213,8 @@ def test_values_that_no_network_can_use() -> None:
     for tensor, name in ((torch.tensor([1e300]).double(), "a"), (torch.tensor([-1.0]), "bn1.running_var")):
         refused(lambda tensor=tensor, name=name: check_values(tensor, name, "w"), f"w: {name} has ")
     refused(lambda: check_values(torch.ones(2, dtype=torch.int8), "a", "w"), "w: a is torch.int8")
+    for tensor in (torch.ones(2).to_sparse(), torch.ones(2, device="meta")):
+        refused(lambda tensor=tensor: check_values(tensor, "a", "w"), "w: a is not a dense tensor")
 
 
 def test_provenance_inside_and_beside(tmp_path: Path) -> None:
@@ -198,7 +251,7 @@ def test_a_failing_disk_or_memory_is_not_damage(
 
     path = tmp_path / f"w{suffix}"
     path.write_bytes(pickle.dumps({"a": 1}))
-    monkeypatch.setattr(file, "load_torch", fail)
+    monkeypatch.setattr(formats, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(UserError, match=r"Input/output error|too large") as caught:
         read(path)

@@ -1,0 +1,176 @@
+"""Reads the formats of weights files, which their content tells apart: torch's, pickles of arrays, and safetensors."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import collections
+import contextlib
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from ..files import describe_empty_or_text
+
+_ARCHIVE = "an archive; unpack it and pass the file in it"
+_SIGNATURES = {  # the start of a file that is not PyTorch's -> what it is, and what to do
+    b"version https://git-lfs": "a Git LFS pointer; run git lfs pull",
+    b"<": "a web page; download the file itself",
+    b"\x93NUMPY": "an array file of NumPy; convert weights of JAX to PyTorch first",
+    b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
+    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"(\xb5/\xfd", b"Rar!"), _ARCHIVE),
+}
+_LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, 2)  # the start of a file of torch before 1.6
+_FRAMEWORKS = {  # suffixes of files that are not PyTorch's -> whose they are
+    (".onnx",): "ONNX",
+    (".npz", ".npy"): "NumPy",
+    (".h5", ".hdf5", ".keras"): "Keras",
+    (".pb", ".tflite", ".index", ".data-00000-of-00001"): "TensorFlow",
+    (".msgpack",): "Flax",
+    (".params",): "MXNet",
+    (".gguf",): "GGML",
+    (".pt2",): "torch.export",
+}
+_REBUILD = {  # NumPy's functions for an array in protocols 0 to 4, a scalar, and an array in protocol 5
+    "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
+    "multiarray.scalar": np.float32(1).__reduce__()[0],
+    "numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+}
+_ALLOWED: dict[str, Any] = {  # in a pickle, besides plain types; none of them runs code of the file
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "_codecs.encode": codecs.encode,
+    "collections.OrderedDict": collections.OrderedDict,
+    "__builtin__.bytes": bytes,
+    "builtins.bytes": bytes,
+    **{f"numpy.{core}.{name}": rebuild for core in ("core", "_core") for name, rebuild in _REBUILD.items()},
+}
+_NUMPY_TYPES = [type(np.dtype(code)) for code in "?bhilqBHILQefdFDU"]
+_ALLOWED_BY_TORCH: list[Any] = [argparse.Namespace, *_NUMPY_TYPES, *((f, name) for name, f in _ALLOWED.items())]
+
+
+def read_content(path: Path, unsafe: bool) -> Any:
+    """Read a file of any of the formats; with ``unsafe``, unpickle anything that it contains.
+
+    Raises:
+        pickle.UnpicklingError: without ``unsafe``, it contains more than tensors, arrays and plain types.
+        Exception: it is damaged, or of none of the formats.
+    """
+    start = _read_start(path)
+    if not (zipfile.is_zipfile(path) or start.startswith(_LEGACY)):
+        if start[8:10] == b'{"':
+            return _read_safetensors(path)
+        if start.startswith(pickle.PROTO) or path.suffix == ".pkl":
+            return _read_pickle(path, unsafe)
+    description = describe_other(path)
+    if description:
+        raise ValueError(description)
+    if not unsafe:
+        return load_torch(path)
+    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithPlaceholders)
+
+
+def describe_other(path: Path) -> str:
+    """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
+    start = _read_start(path)
+    for signature, description in _SIGNATURES.items():
+        if start.lstrip().startswith(signature):
+            return f"{describe_empty_or_text(path)}; it is {description}".removeprefix("; ")
+    if start[257:262] == b"ustar":  # a tar file, which is_zipfile takes for the zip file in it
+        return f"it is {_ARCHIVE}"
+    names: list[str] = []
+    with contextlib.suppress(zipfile.BadZipFile):  # no zip file, or its list of names is damaged
+        names = zipfile.ZipFile(path).namelist()
+    if any(name.endswith("/constants.pkl") for name in names):
+        return f"it is a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
+    if any(name.endswith("/data.pkl") for name in names) or start.startswith((_LEGACY, pickle.PROTO)):
+        return ""
+    framework = next((name for suffixes, name in _FRAMEWORKS.items() if path.name.lower().endswith(suffixes)), "")
+    if framework:
+        return f"it is a file of {framework}; convert its weights to a state dict of PyTorch first"
+    return f"it is {_ARCHIVE}" if names else describe_empty_or_text(path)
+
+
+def _read_start(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(512)
+
+
+def load_torch(path: Path, mmap: bool = False) -> Any:
+    """Load a torch file to the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
+
+    Args:
+        mmap: map a file of torch 1.6 or later without reading its tensors; their checksums are not verified then.
+
+    Raises:
+        pickle.UnpicklingError: it contains anything else (the message names it).
+        Exception: it is damaged, or not a torch file.
+    """
+    is_zip = zipfile.is_zipfile(path)
+    if is_zip and not mmap:
+        with zipfile.ZipFile(path) as archive:
+            name = archive.testzip()  # torch does not verify the checksums
+            if name:
+                raise ValueError(f"{name} does not match its checksum")
+    try:
+        with torch.serialization.safe_globals(_ALLOWED_BY_TORCH):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    except pickle.UnpicklingError as error:  # torch advises to run the file's code; only the reason is of use
+        raise pickle.UnpicklingError(str(error).rpartition("WeightsUnpickler error: ")[2]) from error
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return {"model": tensors, "provenance": (file.metadata() or {}).get("provenance")}
+
+
+def _read_pickle(path: Path, unsafe: bool) -> Any:
+    reader = _WithPlaceholders.Unpickler if unsafe else _ArrayUnpickler
+    return reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _ALLOWED:
+            raise pickle.UnpicklingError(f"Unsupported GLOBAL {module}.{name}")
+        return _ALLOWED[f"{module}.{name}"]
+
+
+class _Placeholder(dict):
+    """An object of a class that is not installed; a module keeps its tensors in its attributes."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *_args: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {})
+
+    def extend(self, _items: Any) -> None:
+        """Drop the items of a list."""
+
+
+class _WithPlaceholders:
+    """The parts of the module pickle that torch.load needs."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if name in ("PosixPath", "WindowsPath"):  # each exists on the other system, but cannot be created there
+                return _Placeholder
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError):
+                return _Placeholder
+
+    @classmethod
+    def load(cls, file: IO[bytes], **options: Any) -> Any:
+        return cls.Unpickler(file, **options).load()

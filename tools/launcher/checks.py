@@ -25,7 +25,7 @@ from transfer.weights.files import find_weights
 
 from . import slurm
 from .graph import RECORD, Graph, Node
-from .jobs import check_not_running, read_last_jobs
+from .jobs import check_not_running, read_settled_jobs
 from .options import Options
 from .spec import StageSpec
 from .stages import config_file, pretrain_config
@@ -72,13 +72,13 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
     if graph.report:
         folders["report"] = Path(graph.report.folder)
-    last_jobs = read_last_jobs(folders.values())
+    last_jobs = read_settled_jobs(folders.values())
     for key, folder in folders.items():
         try:
             if folder in last_jobs:
                 job, state = last_jobs[folder]
                 is_queued = job["cluster"] == "slurm" and state.split()[0] in ("PENDING", "RUNNING")
-                if is_queued and options.cluster == "slurm" and not graph.is_single:
+                if is_queued and state != slurm.ENDING and options.cluster == "slurm" and not graph.is_single:
                     plan.queued[key] = job["id"]
                     plan.missing.pop(key, None)
                 else:

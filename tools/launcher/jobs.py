@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from pretrain.common.errors import UserError, printable
 from pretrain.common.files import read_json
 
 from . import local_job, slurm
-from .records import launch_files, read_outcome
+from .records import launch_files, read_outcome, warn
 
+_ENDING_CHECKS, _ENDING_CHECK_S = 30, 2.0  # longer than the 30 s that SLURM leaves to processes by default
 # What SLURM's reasons mean for a job here, where the word alone does not say it.
 _WAITS = "; it waits forever: cancel it, and resume with another --time or --partition"
 _MEANING = {
@@ -53,8 +55,25 @@ def read_last_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], 
     return dict(zip(jobs, zip(jobs.values(), job_states(list(jobs.values())), strict=True), strict=True))
 
 
+def read_settled_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], str]]:
+    """Read the last jobs as `read_last_jobs` does, but wait for SLURM to end or requeue those that it is ending."""
+    folders = list(folders)
+    last_jobs = read_last_jobs(folders)
+    for check in range(_ENDING_CHECKS):
+        ending = [job["id"] for job, state in last_jobs.values() if state == slurm.ENDING]
+        if not ending:
+            break
+        if check == 0:
+            warn(f"waiting for SLURM to end {', '.join(ending)}")
+        time.sleep(_ENDING_CHECK_S)
+        last_jobs = read_last_jobs(folders)
+    return last_jobs
+
+
 def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
     """Raise UserError if a job in the ``state`` of `job_states` may be writing to the run folder."""
+    if state == slurm.ENDING:
+        raise UserError(f"SLURM is still ending job {job['id']} in {folder}; try again in a moment")
     state = state.split()[0]
     if state in ("PENDING", "RUNNING"):
         raise UserError(

@@ -22,6 +22,7 @@ _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this mach
 _TIMEOUT_S = 60.0  # for a scheduler under load
 # Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
 _HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
+ENDING = "RUNNING (finishing)"  # the state of a job whose processes SLURM is ending; it may be requeued
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
@@ -122,6 +123,15 @@ def max_cores(partition: str, cluster: str) -> int:
     return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
 
 
+@functools.cache
+def max_array(cluster: str) -> int:
+    """Return how many jobs an array may have; any number if SLURM does not say."""
+    limits = re.findall(
+        r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", _try(["scontrol", "show", "config"], cluster) or ""
+    )
+    return max(1, min(map(int, limits), default=sys.maxsize))
+
+
 def asks_for_gpus(key: str, value: str) -> bool:
     """Return whether an option of sbatch is for GPUs."""
     return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
@@ -188,7 +198,7 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         if state == "COMPLETING":
-            state = "RUNNING (finishing)"
+            state = ENDING
         elif state not in _ENDED:  # SLURM has many more words for a job that is alive
             state = "PENDING" if state in _WAITING else "RUNNING"
         has_reason = not state.startswith("RUNNING") and reason not in ("", "None")

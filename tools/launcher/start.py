@@ -112,12 +112,15 @@ class Submission:
     def _submit_all(self, code: Path) -> None:
         missing = self._plan.missing
         for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
-            self._submit_batch(batch, code)
+            previous = ""
+            for part in _split(batch, self._options):
+                self._submit_batch(part, code, previous)
+                previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
             dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
             self._submit(["report"], [self._graph.report], code, dependency)
 
-    def _submit_batch(self, batch: list[Node], code: Path, previous: str = "") -> None:
+    def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
         """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
         parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
         dependency = _depend("afterok", parents) or _depend("afterany", [previous])
@@ -182,7 +185,8 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     if graph.report:
         print(f"to run   report  after everything  -> {short(graph.report.produces)}")
     code = find_code(graph.output)
-    batches = list(_group_nodes(startable.values(), startable.keys(), options))
+    groups = _group_nodes(startable.values(), startable.keys(), options)
+    batches = [part for batch in groups for part in _split(batch, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
         script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
@@ -252,6 +256,12 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> 
         name = f"{node.spec.stage} {options.for_stage(node.spec)}" if is_in_array else node.key
         groups.setdefault(name, []).append(node)
     return groups.values()
+
+
+def _split(batch: list[Node], options: Options) -> list[list[Node]]:
+    """Split a batch into arrays of the size that SLURM accepts."""
+    size = slurm.max_array(options.slurm_cluster) if len(batch) > 1 else 1
+    return [batch[first : first + size] for first in range(0, len(batch), size)]
 
 
 def _depend(kind: str, job_ids: Iterable[str]) -> str:

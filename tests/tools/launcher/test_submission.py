@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
-from tools.launcher import submit
+from tools.launcher import jobs, submit
 from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
 from tools.launcher.start import describe_cost, show_graph, start_graph
@@ -92,9 +92,41 @@ def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path,
     (cluster / "before").write_text(f"{large}{{ echo Invalid job array specification >&2; exit 1; }} || true")
     points = [Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(4)]
     assert start_graph(graph_of(tmp_path / "p", *points), OPTIONS) == 0
-    jobs = [job_of(tmp_path / f"p/{i}") for i in range(4)]
-    assert [job["id"] for job in jobs] == ["100_0", "100_1", "101_0", "101_1"]
-    assert [job["dependency"] for job in jobs] == ["", "", "afterany:100", "afterany:100"]  # as many at once as asked
+    records = [job_of(tmp_path / f"p/{i}") for i in range(4)]
+    assert [job["id"] for job in records] == ["100_0", "100_1", "101_0", "101_1"]
+    assert [job["dependency"] for job in records] == [
+        "",
+        "",
+        "afterany:100",
+        "afterany:100",
+    ]  # as many at once as asked
+
+
+def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    shown = "MaxArraySize            = 1001\nSchedulerParameters = max_array_tasks=3,bf_interval=1"
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\n[ \"$*\" = 'show config' ] && echo '{shown}'\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    graph = graph_of(tmp_path / "p", *(Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(7)))
+    assert show_graph(graph, OPTIONS) == 0
+    assert re.findall("--array=(.*)%", capsys.readouterr().out) == ["0-2", "0-2"]  # and a job
+    assert start_graph(graph, OPTIONS) == 0
+    records = [job_of(tmp_path / f"p/{i}") for i in (0, 2, 3, 5, 6)]
+    assert [job["id"] for job in records] == ["100_0", "100_2", "101_0", "101_2", "102"]
+    assert [job["dependency"] for job in records] == ["", "", "afterany:100", "afterany:100", "afterany:101"]
+
+
+def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, cluster: Path, monkeypatch):
+    monkeypatch.setattr(jobs, "_ENDING_CHECK_S", 0)
+    assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    squeue = (
+        f"#!/bin/sh\necho >> {cluster}/asked; [ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
+    )
+    (tmp_path / "bin/squeue").write_text(f"{squeue} || echo '100|COMPLETING|None|p:a'\n")
+    assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    assert job_of(tmp_path / "p/a")["id"] == "103" and job_of(tmp_path / "p/b")["dependency"] == "afterok:103"
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho '103|COMPLETING|None|p:a'\n")
+    refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "still ending job 103", "try again in a moment")
+    assert len(scripts(cluster)) == 6
 
 
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
@@ -119,6 +151,10 @@ def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluste
     (copy / "tools/launch.py").unlink()  # a purge of old files
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
+    (copy / "GIT_STATE").write_text("is written with each copy")
+    (cluster / "queue").write_text("100|FAILED|None|fake-run\n")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0 and job_of(tmp_path / "run")["id"] == "101"
+    assert (copy / "GIT_STATE").read_text() == "is written with each copy"
     assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
     edited = tmp_path / "edited/tools"
     (edited / "__pycache__").mkdir(parents=True)

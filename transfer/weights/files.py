@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from pretrain.common.files import existing_file
 from pretrain.common.run.folder import stage_of
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
+_SILENCE_S = 30.0  # of a server, before its next address is tried: the system waits for two minutes, or forever
 
 
 def find_weights(path: str) -> str:
@@ -51,6 +53,8 @@ def download(address: str) -> str:
         folder = os.path.join(get_cache_dir(), urlsplit(address).netloc)  # paths of two hosts may be the same
     paths = PathManager()
     paths.register_handler(HTTPURLHandler())
+    earlier = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SILENCE_S)  # iopath has no option for it
     try:
         return paths.get_local_path(url, cache_dir=folder)
     except (OSError, http.client.HTTPException) as error:
@@ -58,6 +62,8 @@ def download(address: str) -> str:
         raise UserError(
             f"cannot download MODEL.WEIGHTS {address}: {reason}; try again, or download it elsewhere and name the file"
         ) from error
+    finally:
+        socket.setdefaulttimeout(earlier)
 
 
 def conversion_hint(source: str) -> str:

@@ -20,12 +20,18 @@ from .records import launch_files, read_outcome, warn
 
 _ENDING_CHECKS, _ENDING_CHECK_S = 30, 2.0  # longer than the 30 s that SLURM leaves to processes by default
 # What SLURM's reasons mean for a job here, where the word alone does not say it.
-_WAITS = "; it waits forever: cancel it, and resume with another --time or --partition"
+_WAITS = "it waits forever: cancel it, and resume with another --time or --partition"
+_HELD = " (it is held; once the reason is gone: scontrol release JOB)"
 _MEANING = {
     "DependencyNeverSatisfied": " (a job that it waits for has failed)",
-    "PartitionTimeLimit": f" (its time limit is above the partition's{_WAITS})",
-    "PartitionNodeLimit": f" (it asks for more nodes than the partition has{_WAITS})",
-    "PartitionConfig": f" (no node of the partition has what it asks for{_WAITS})",
+    "PartitionTimeLimit": f" (its time limit is above the partition's; {_WAITS})",
+    "PartitionNodeLimit": f" (it asks for more nodes than the partition has; {_WAITS})",
+    "PartitionConfig": f" (no node of the partition has what it asks for; {_WAITS})",
+    "QOSMaxWallDurationPerJobLimit": f" ({_WAITS})",
+    "AssocMaxWallDurationPerJobLimit": f" ({_WAITS})",
+    "JobHeldUser": _HELD,
+    "JobHeldAdmin": _HELD,
+    "launch failed requeued held": _HELD,
 }
 
 

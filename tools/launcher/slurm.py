@@ -26,11 +26,11 @@ ENDING = "RUNNING (finishing)"  # the state of a job whose processes SLURM is en
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
-_BUSY = re.compile("timed out|unable to contact|zero bytes|temporarily|try again", re.IGNORECASE)
+_BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
 _RETRIES, _RETRY_S = 3, 20.0  # of an sbatch that a busy controller does not answer
-
-
-_LIMIT = re.compile("MaxSubmitJob|Invalid job array specification")
+_LIMIT = "SubmitJob|Invalid job array specification"
+# Wrappers of sites print more, and SBATCH_PARSABLE is the user's.
+_ACCEPTED = r"Submitted batch job (\d+)|^(\d+)(?:;\S+)?$"
 
 
 class SubmissionUnknown(UserError):
@@ -87,16 +87,14 @@ def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -
     if shutil.which("sbatch") is None:
         raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
     for _ in range(_RETRIES + 1):
-        # In a session of its own, so that no Ctrl-C of the terminal ends it.
-        command = ["sbatch", str(script)]
-        asked = subprocess.run(command, env=environment, capture_output=True, text=True, start_new_session=True)
-        accepted = re.search(r"job (\d+)", asked.stdout)
-        if accepted and asked.returncode == 0:
+        asked = _run_sbatch(script, environment)
+        accepted = re.search(_ACCEPTED, asked.stdout, re.MULTILINE)
+        if accepted:
             print(asked.stderr, end="", file=sys.stderr)
-            return accepted[1]
-        reason = " ".join((asked.stderr or asked.stdout).split())
-        if asked.returncode and not _BUSY.search(reason):
-            kind = TooManyJobs if _LIMIT.search(reason) else UserError
+            return accepted[1] or accepted[2]
+        reason = " ".join((asked.stderr or asked.stdout).split()) or f"exit status {asked.returncode}"
+        if asked.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
+            kind = TooManyJobs if re.search(_LIMIT, reason) else UserError
             raise kind(f"sbatch refused {name}: {reason}")
         print(f"sbatch: {reason}; looking for {name} in the queue in {_RETRY_S:.0f} s", file=sys.stderr)
         job_id = _find_job(script, cluster)
@@ -105,6 +103,12 @@ def submit(script: Path, name: str, environment: dict[str, str], cluster: str) -
         if job_id is None or asked.returncode == 0:
             raise SubmissionUnknown(f"sbatch: {reason}; look for {name} in squeue before you submit again")
     raise UserError(f"sbatch did not submit {name} in {_RETRIES + 1} attempts: {reason}; try again later")
+
+
+def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run sbatch where no Ctrl-C of the terminal ends it, and no wrapper of the site waits for an answer."""
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "start_new_session": True}
+    return subprocess.run(["sbatch", str(script)], env=environment, text=True, errors="replace", **options)
 
 
 def test(script: str, environment: dict[str, str]) -> str:
@@ -197,6 +201,8 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     job_states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
+        if state.endswith("+"):  # a column of sacct was too narrow
+            state = next((word for word in _ENDED if word.startswith(state[:-1])), state)
         if state == "COMPLETING":
             state = ENDING
         elif state not in _ENDED:  # SLURM has many more words for a job that is alive

@@ -187,7 +187,7 @@ def remove_folder(folder: Path) -> None:
 
 def _list_variables(options: Options) -> dict[str, str]:
     """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
-    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, "wait", *options.sbatch)}
+    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *options.sbatch)}
     hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
     variables: dict[str, str] = {}
     for name, value in os.environ.items():

@@ -54,6 +54,8 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
         ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
+        (GONE, "echo '77|CANCELLED+|None|n'", "CANCELLED"),
+        (GONE, "echo '77|OUT_OF_ME+|None|n'", "OUT_OF_MEMORY"),
         (GONE, "echo '77|TIMEOUT|TimeLimit|n'", "TIMEOUT (TimeLimit)"),
         (GONE, None, "ENDED"),  # purged long ago
         (DOWN, None, "UNKNOWN"),

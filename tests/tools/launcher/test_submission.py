@@ -53,6 +53,12 @@ def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: P
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("words", ["Slurm backup controller in standby mode", "Connection refused"])
+def test_a_controller_that_fails_over_is_asked_again(tmp_path: Path, cluster: Path, words: str):
+    (cluster / "before").write_text(f"mkdir {cluster}/asked 2> /dev/null && {{ echo {words} >&2; exit 1; }}")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+
+
 def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path):
     (cluster / "after").write_text(BUSY)
     (tmp_path / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
@@ -135,8 +141,24 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stages")
     assert text.endswith(f"submit the rest: python tools/launch.py resume {tmp_path / 'p'}")
     assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
+    (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")
     refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "echo 'This is job 1 of your 3 today.'; echo Submitted batch job 77",
+        "printf '\\377 Welcome\\n\\033[32mSubmitted batch job 77\\033[0m\\n'; exit 1",  # its last line
+        "printf '\\377\\n' >&2; echo '77;alex'",  # SBATCH_PARSABLE
+        "printf 'Press Enter: '; read answer; echo Submitted batch job 77",  # which nobody sees
+    ],
+)
+def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, answer: str):
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer}\n")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert job_of(tmp_path / "run")["id"] == "77"
 
 
 def test_what_sbatch_warns_of_is_shown(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):

@@ -120,7 +120,7 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
         _check_cores(options)
     if not spec.config:
         return []
-    reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
+    reads_weights = not node.parents and not spec.has_checkpoint()  # a resumed run may no longer need them
     world_size = options.nodes * options.tasks_per_node
     warnings: list[str] = []
     cfg: CfgNode

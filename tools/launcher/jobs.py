@@ -32,6 +32,7 @@ _MEANING = {
     "JobHeldUser": _HELD,
     "JobHeldAdmin": _HELD,
     "launch failed requeued held": _HELD,
+    "job requeued in held state": _HELD,
 }
 
 
@@ -189,7 +190,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         state = job_states([job])[0]
         if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(f"rank {rank} of job {job['id']} has ended without output: {why}")
+            raise UserError(f"rank {rank} of job {job['id']} has ended ({state.lower()}) without output: {why}")
         if not follow:
             raise UserError(
                 f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"

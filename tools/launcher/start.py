@@ -6,11 +6,12 @@ Complete stages are skipped, missing ones run, and a failure ends only its own b
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from pretrain.common import interrupt
@@ -37,12 +38,26 @@ def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "pipeline"):
+    with _claim_output(graph, options):
         plan = check_graph(graph, options, check_data=check_data)
         plan.check(graph)
         if options.cluster == "slurm":
             return _submit_graph(graph, options, plan)
         return _run_graph(graph, options, plan.missing)
+
+
+@contextlib.contextmanager
+def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
+    """Let one process at a time start the graph; remove its folder if it is empty afterwards."""
+    if graph.is_single and options.cluster == "local":  # the stage claims it
+        yield
+        return
+    try:
+        with claim(graph.output, "submission" if graph.is_single else "pipeline", of="launch" * graph.is_single):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.removedirs(graph.output)
 
 
 def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -178,6 +179,19 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
         jobs.cancel(tmp_path / "runs", now=True)
     assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
+
+
+def test_the_output_of_a_job_that_was_cancelled_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(monkeypatch, tmp_path, squeue="echo '77|CANCELLED|Resources|n'")
+    run = started(tmp_path / "run", {**SLURM, "logs": str(tmp_path / "run/launch/s")})
+    refused(lambda: jobs.print_logs(run, 0, False), "rank 0 of job 77 has ended (cancelled (resources)) without output")
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """These tests may run as root, who may read everything."""
+    monkeypatch.setattr("os.listdir", mock.Mock(side_effect=PermissionError(13, "Permission denied", str(tmp_path))))
+    with pytest.raises(PermissionError):  # one line of every command
+        status.collect(tmp_path)
 
 
 def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_path: Path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.lock import claim
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
@@ -133,6 +134,13 @@ def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, c
     (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho '103|COMPLETING|None|p:a'\n")
     refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "still ending job 103", "try again in a moment")
     assert len(scripts(cluster)) == 6
+
+
+def test_a_run_is_submitted_by_one_process_at_a_time(tmp_path: Path, cluster: Path):
+    with claim(tmp_path / "run", "submission", of="launch"):
+        refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "run/launch is in use: submission on")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert scripts(cluster) == ["100"] and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):

@@ -88,6 +88,11 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
                 plan.warnings += _check_stage(plan.missing[key], options, download, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
+    if options.cluster == "slurm" and graph.report:
+        jobs = len(plan.missing) + 1  # the report
+        limit = slurm.max_jobs(options.account, options.slurm_cluster)
+        if jobs > limit:
+            plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
     return plan
 
 

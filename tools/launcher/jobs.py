@@ -122,7 +122,8 @@ def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
     files = find_output(folder, job, 0)
     if files[1].exists():
         lines = files[1].read_text(errors="replace").splitlines()
-        parts += [line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit "))][-1:]
+        lines = [line for line in lines if line.strip() and not line.startswith(("submitit ", "Try "))]
+        parts += ([line for line in lines if not line.startswith("srun: ")] or lines)[-1:]
     elif word == "FAILED":
         parts.append(f"it wrote nothing; can its nodes see {folder}?")
     return ": ".join(parts)

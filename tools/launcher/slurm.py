@@ -136,6 +136,14 @@ def max_array(cluster: str) -> int:
     return max(1, min(map(int, limits), default=sys.maxsize))
 
 
+def max_jobs(account: str, cluster: str) -> int:
+    """Return how many jobs this user may have in the queue; any number if the accounting does not say."""
+    filters = {"user": os.environ.get("USER", "nobody"), "account": account, "cluster": cluster}
+    words = [f"{name}={value}" for name, value in filters.items() if value]
+    listed = _try(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
+    return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in listed.splitlines()), default=sys.maxsize)
+
+
 def asks_for_gpus(key: str, value: str) -> bool:
     """Return whether an option of sbatch is for GPUs."""
     return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)

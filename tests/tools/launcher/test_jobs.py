@@ -198,3 +198,6 @@ def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_
     warning = "submitit WARNING (2026-11-26 14:59:24,633) - Bypassing signal SIGCONT"
     (tmp_path / "77_0_log.err").write_text(f"ValueError: odd\n{warning}\nsrun: error: 127.0.1.1: task 0: Killed\n")
     assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "CANCELLED by 0") == "ValueError: odd"
+    refusal = "srun: unrecognized option '--container-image=a'"
+    (tmp_path / "77_0_log.err").write_text(f'{refusal}\nTry "srun --help" for more information\n')
+    assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "FAILED") == refusal

@@ -154,6 +154,24 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(("limits", "is_named"), [("2", True), ("2\\n\\n", False), ("3", False)])
+def test_a_limit_of_jobs_is_named_before_the_submission(
+    tmp_path: Path,
+    cluster: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    limits: str,
+    is_named: bool,
+):
+    """Of two accounts, one may have no limit."""
+    (tmp_path / "bin/sacctmgr").write_text(f"#!/bin/sh\n[ $4 = user=me ] && printf '{limits}\\n'\n")
+    (tmp_path / "bin/sacctmgr").chmod(0o755)
+    monkeypatch.setenv("USER", "me")
+    assert show_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    named = "these are 3 jobs, but your account may have 2 in the queue at a time"
+    assert (f"# warning: {named}" in capsys.readouterr().out) == is_named
+
+
 @pytest.mark.parametrize(
     "answer",
     [

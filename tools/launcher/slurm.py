@@ -47,7 +47,7 @@ def cluster_here() -> str:
     Raises:
         UserError: SLURM does not answer, or the allocation in the environment is elsewhere.
     """
-    if "SLURM_JOB_ID" in os.environ:
+    if os.environ.get("SLURM_JOB_ID"):
         _check_allocated(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NODELIST", ""))
         return "local"
     if shutil.which("sbatch") is None:

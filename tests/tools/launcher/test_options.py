@@ -230,7 +230,7 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
 def test_auto_is_slurm_where_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
 ):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "")  # as unset
     programs(monkeypatch, tmp_path, **({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
     if cluster:
         assert resolve({}).cluster == cluster

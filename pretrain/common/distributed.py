@@ -72,7 +72,7 @@ def _rendezvous() -> dict[str, Any]:
     except (OSError, dist.DistError) as error:
         raise UserError(
             f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
-            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
+            "all machines reach the first one, and a free MASTER_PORT there (on SLURM by setup lines of the site file)"
         ) from error
 
 

@@ -130,9 +130,8 @@ def max_cores(partition: str, cluster: str) -> int:
 @functools.cache
 def max_array(cluster: str) -> int:
     """Return how many jobs an array may have; any number if SLURM does not say."""
-    limits = re.findall(
-        r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", _try(["scontrol", "show", "config"], cluster) or ""
-    )
+    shown = _try(["scontrol", "show", "config"], cluster) or ""
+    limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", shown)
     return max(1, min(map(int, limits), default=sys.maxsize))
 
 

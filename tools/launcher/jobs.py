@@ -191,7 +191,9 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         state = job_states([job])[0]
         if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(f"rank {rank} of job {job['id']} has ended ({state.lower()}) without output: {why}")
+            raise UserError(
+                f"rank {rank} of job {job['id']} has ended without output ({state.split()[0].lower()}): {why}"
+            )
         if not follow:
             raise UserError(
                 f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"

@@ -255,10 +255,12 @@ def _read_initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weigh
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank
     from transfer.weights.load import read_weights
+    from transfer.weights.locate import find_weights
 
     saved_summary = {} if args.eval_only or not args.resume else on_first_rank(_read_saved_summary, cfg)
     if saved_summary:
         return None, saved_summary
+    on_first_rank(find_weights, cfg.MODEL.WEIGHTS)  # ranks whose downloads fail would try one after another
     weights = on_every_rank(read_weights, cfg.MODEL.WEIGHTS)
     if not args.eval_only:
         on_first_rank(write_json, Path(cfg.OUTPUT_DIR) / "initial_weights.json", weights.summary())

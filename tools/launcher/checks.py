@@ -25,7 +25,7 @@ from transfer.weights.locate import find_weights
 
 from . import slurm
 from .graph import RECORD, Graph, Node
-from .jobs import check_not_running, read_last_jobs
+from .jobs import check_not_running, read_settled_jobs
 from .options import Options
 from .spec import StageSpec
 from .stages import config_file, pretrain_config
@@ -72,13 +72,13 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
     if graph.report:
         folders["report"] = Path(graph.report.folder)
-    last_jobs = read_last_jobs(folders.values())
+    last_jobs = read_settled_jobs(folders.values())
     for key, folder in folders.items():
         try:
             if folder in last_jobs:
                 job, state = last_jobs[folder]
                 is_queued = job["cluster"] == "slurm" and state.split()[0] in ("PENDING", "RUNNING")
-                if is_queued and options.cluster == "slurm" and not graph.is_single:
+                if is_queued and state != slurm.ENDING and options.cluster == "slurm" and not graph.is_single:
                     plan.queued[key] = job["id"]
                     plan.missing.pop(key, None)
                 else:
@@ -88,6 +88,11 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
                 plan.warnings += _check_stage(plan.missing[key], options, download, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
+    if options.cluster == "slurm" and graph.report:
+        jobs = len(plan.missing) + 1  # the report
+        limit = slurm.max_jobs(options.account, options.slurm_cluster)
+        if jobs > limit:
+            plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
     return plan
 
 
@@ -120,7 +125,7 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
         _check_cores(options)
     if not spec.config:
         return []
-    reads_weights = not node.parents and not Path(spec.folder).exists()  # a resumed run may no longer need them
+    reads_weights = not node.parents and not spec.has_checkpoint()  # a resumed run may no longer need them
     world_size = options.nodes * options.tasks_per_node
     warnings: list[str] = []
     cfg: CfgNode

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,23 @@ from pretrain.common.errors import UserError, printable
 from pretrain.common.files import read_json
 
 from . import local_job, slurm
-from .records import launch_files, read_outcome
+from .records import launch_files, read_outcome, warn
 
+_ENDING_CHECKS, _ENDING_CHECK_S = 30, 2.0  # longer than the 30 s that SLURM leaves to processes by default
 # What SLURM's reasons mean for a job here, where the word alone does not say it.
-_WAITS = "; it waits forever: cancel it, and resume with another --time or --partition"
+_WAITS = "it waits forever: cancel it, and resume with another --time or --partition"
+_HELD = " (it is held; once the reason is gone: scontrol release JOB)"
 _MEANING = {
     "DependencyNeverSatisfied": " (a job that it waits for has failed)",
-    "PartitionTimeLimit": f" (its time limit is above the partition's{_WAITS})",
-    "PartitionNodeLimit": f" (it asks for more nodes than the partition has{_WAITS})",
-    "PartitionConfig": f" (no node of the partition has what it asks for{_WAITS})",
+    "PartitionTimeLimit": f" (its time limit is above the partition's; {_WAITS})",
+    "PartitionNodeLimit": f" (it asks for more nodes than the partition has; {_WAITS})",
+    "PartitionConfig": f" (no node of the partition has what it asks for; {_WAITS})",
+    "QOSMaxWallDurationPerJobLimit": f" ({_WAITS})",
+    "AssocMaxWallDurationPerJobLimit": f" ({_WAITS})",
+    "JobHeldUser": _HELD,
+    "JobHeldAdmin": _HELD,
+    "launch failed requeued held": _HELD,
+    "job requeued in held state": _HELD,
 }
 
 
@@ -53,8 +62,25 @@ def read_last_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], 
     return dict(zip(jobs, zip(jobs.values(), job_states(list(jobs.values())), strict=True), strict=True))
 
 
+def read_settled_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], str]]:
+    """Read the last jobs as `read_last_jobs` does, but wait for SLURM to end or requeue those that it is ending."""
+    folders = list(folders)
+    last_jobs = read_last_jobs(folders)
+    for check in range(_ENDING_CHECKS):
+        ending = [job["id"] for job, state in last_jobs.values() if state == slurm.ENDING]
+        if not ending:
+            break
+        if check == 0:
+            warn(f"waiting for SLURM to end {', '.join(ending)}")
+        time.sleep(_ENDING_CHECK_S)
+        last_jobs = read_last_jobs(folders)
+    return last_jobs
+
+
 def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
     """Raise UserError if a job in the ``state`` of `job_states` may be writing to the run folder."""
+    if state == slurm.ENDING:
+        raise UserError(f"SLURM is still ending job {job['id']} in {folder}; try again in a moment")
     state = state.split()[0]
     if state in ("PENDING", "RUNNING"):
         raise UserError(
@@ -96,7 +122,8 @@ def describe_end(folder: Path, job: Mapping[str, Any], job_state: str) -> str:
     files = find_output(folder, job, 0)
     if files[1].exists():
         lines = files[1].read_text(errors="replace").splitlines()
-        parts += [line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit "))][-1:]
+        lines = [line for line in lines if line.strip() and not line.startswith(("submitit ", "Try "))]
+        parts += ([line for line in lines if not line.startswith("srun: ")] or lines)[-1:]
     elif word == "FAILED":
         parts.append(f"it wrote nothing; can its nodes see {folder}?")
     return ": ".join(parts)
@@ -164,7 +191,9 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         state = job_states([job])[0]
         if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(f"rank {rank} of job {job['id']} has ended without output: {why}")
+            raise UserError(
+                f"rank {rank} of job {job['id']} has ended without output ({state.split()[0].lower()}): {why}"
+            )
         if not follow:
             raise UserError(
                 f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"

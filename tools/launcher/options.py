@@ -28,7 +28,7 @@ _SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun",
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
     *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
-    *("no-requeue", "parsable", "quiet", "wrap"),
+    *("no-requeue", "parsable", "quiet", "wrap", "wait", "test-only"),
 )
 _CPU_MINUTES = 30  # time limit of stages that use no GPU
 # Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
@@ -36,6 +36,11 @@ _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclu
 _WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
 _SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAGE; may be repeated"}
+
+
+def _parse_gpus(text: str) -> int | str:
+    text = text.removeprefix("gpu:")  # as in gres
+    return int(text) if text.isdecimal() else text
 
 
 def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
@@ -63,7 +68,7 @@ class Options:
         None,
         "GPUs per node; on SLURM optionally with a type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
         0,
-        type=lambda text: int(text) if text.isdecimal() else text,
+        type=_parse_gpus,
         metavar="[TYPE:]NUMBER",
     )
     tasks: int | None = _option(None, "processes per node (default: one per GPU, at least one)", 1)
@@ -156,7 +161,7 @@ class Options:
             sbatch=sbatch,
         )
 
-    def format_gpus(self, maximum: int = 99) -> int | str:
+    def format_gpus(self, maximum: int = 10**6) -> int | str:
         """Return the GPUs per node, with their type if one was given: ``a100:2``."""
         kind = str(self.gpus).rpartition(":")[0]
         count = min(maximum, self.gpus_per_node)
@@ -186,7 +191,7 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
     metadata = {option.name: option.metadata for option in fields(Options)}
-    site = read_site_file(path, metadata) if cluster_file or path.is_file() else {}
+    site = read_site_file(path, metadata) if cluster_file or os.path.lexists(path) else {}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     cluster = arguments.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":
@@ -209,8 +214,9 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
 
 def _normalize(words: dict[str, str]) -> dict[str, str]:
     """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
-    sbatch_options = {key.replace("_", "-"): value for key, value in words.items() if value.lower() != "false"}
-    return {key: "" if value.lower() == "true" else value for key, value in sbatch_options.items()}
+    flags = {"true": "", "yes": ""}
+    options = {key: value for key, value in words.items() if value.lower() not in ("false", "no")}
+    return {key.replace("_", "-"): flags.get(value.lower(), value) for key, value in options.items()}
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
@@ -244,11 +250,15 @@ def _check(options: Options) -> None:
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
-        if key in SET_BY_LAUNCHER or (key == "gres" and slurm.asks_for_gpus(key, value) and options.gpus_per_node):
+        is_for_gpus = slurm.asks_for_gpus(key, value)
+        if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and options.gpus_per_node):
             hint = "use the launcher's own option (launch.py pretrain --help)"
-            if slurm.asks_for_gpus(key, value):
+            if is_for_gpus:
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
+    if "," in options.slurm_cluster or options.slurm_cluster == "all":
+        clusters = f"--sbatch clusters={options.slurm_cluster} (or SLURM_CLUSTERS)"
+        raise UserError(f"{clusters} names several clusters, whose jobs cannot wait for each other; choose one of them")
     if options.signal_delay >= options.minutes * 60:
         raise UserError(
             f"--time ({options.minutes} min) must be longer than signal-delay ({options.signal_delay} s; set in the "

@@ -39,6 +39,8 @@ def launch_files(folder: Path) -> list[Path]:
 
 def files_below(folder: Path, *names: str) -> list[Path]:
     """Return the files of these names in and below ``folder``, except in jobs' copies of the code."""
+    if os.path.isdir(folder):
+        os.listdir(folder)  # raises PermissionError, which os.walk hides
     files = []
     for parent, folders, _ in os.walk(folder):
         files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]

@@ -22,14 +22,15 @@ _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this mach
 _TIMEOUT_S = 60.0  # for a scheduler under load
 # Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
 _HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
+ENDING = "RUNNING (finishing)"  # the state of a job whose processes SLURM is ending; it may be requeued
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
-_BUSY = re.compile("timed out|unable to contact|zero bytes|temporarily|try again", re.IGNORECASE)
+_BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
 _RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
-
-
-_LIMIT = re.compile("MaxSubmitJob|Invalid job array specification")
+_LIMIT = "SubmitJob|Invalid job array specification"
+# Wrappers of sites print more, and SBATCH_PARSABLE is the user's.
+_ACCEPTED = r"Submitted batch job (\d+)|^(\d+)(?:;\S+)?$"
 
 
 class SubmissionUnknown(UserError):
@@ -46,7 +47,7 @@ def cluster_here() -> str:
     Raises:
         UserError: SLURM does not answer, or the allocation in the environment is elsewhere.
     """
-    if "SLURM_JOB_ID" in os.environ:
+    if os.environ.get("SLURM_JOB_ID"):
         _check_allocated(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NODELIST", ""))
         return "local"
     if shutil.which("sbatch") is None:
@@ -75,7 +76,7 @@ def _check_allocated(job_id: str, nodes: str) -> None:
     print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
-def run_sbatch(script: Path, name: str, environment: dict[str, str], cluster: str) -> str:
+def submit_script(script: Path, name: str, environment: dict[str, str], cluster: str) -> str:
     """Submit a script once and return the job's id, also if SLURM has lost its answer; print what sbatch warns of.
 
     Raises:
@@ -88,16 +89,14 @@ def run_sbatch(script: Path, name: str, environment: dict[str, str], cluster: st
             "--cluster slurm needs sbatch, which is not installed on this machine; run this on a login node"
         )
     for _ in range(_RETRIES + 1):
-        # In a session of its own, so that no Ctrl-C of the terminal ends it.
-        command = ["sbatch", str(script)]
-        asked = subprocess.run(command, env=environment, capture_output=True, text=True, start_new_session=True)
-        accepted = re.search(r"job (\d+)", asked.stdout)
-        if accepted and asked.returncode == 0:
+        asked = _run_sbatch(script, environment)
+        accepted = re.search(_ACCEPTED, asked.stdout, re.MULTILINE)
+        if accepted:
             print(asked.stderr, end="", file=sys.stderr)
-            return accepted[1]
-        reason = " ".join((asked.stderr or asked.stdout).split())
-        if asked.returncode and not _BUSY.search(reason):
-            kind = TooManyJobs if _LIMIT.search(reason) else UserError
+            return accepted[1] or accepted[2]
+        reason = " ".join((asked.stderr or asked.stdout).split()) or f"exit status {asked.returncode}"
+        if asked.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
+            kind = TooManyJobs if re.search(_LIMIT, reason) else UserError
             raise kind(f"sbatch refused {name}: {reason}")
         print(f"sbatch: {reason}; looking for {name} in the queue in {_RETRY_S:.0f} s", file=sys.stderr)
         job_id = _find_job(script, cluster)
@@ -106,6 +105,12 @@ def run_sbatch(script: Path, name: str, environment: dict[str, str], cluster: st
         if job_id is None or asked.returncode == 0:
             raise SubmissionUnknown(f"sbatch: {reason}; look for {name} in squeue before you submit again")
     raise UserError(f"sbatch did not submit {name} in {_RETRIES + 1} attempts: {reason}; try again later")
+
+
+def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run sbatch where no Ctrl-C of the terminal ends it, and no wrapper of the site waits for an answer."""
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "start_new_session": True}
+    return subprocess.run(["sbatch", str(script)], env=environment, text=True, errors="replace", **options)
 
 
 def ask_start_time(script: str, environment: dict[str, str]) -> str:
@@ -122,6 +127,22 @@ def max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
     listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
     return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
+
+
+@functools.cache
+def max_array(cluster: str) -> int:
+    """Return how many jobs an array may have; any number if SLURM does not say."""
+    shown = _try(["scontrol", "show", "config"], cluster) or ""
+    limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", shown)
+    return max(1, min(map(int, limits), default=sys.maxsize))
+
+
+def max_jobs(account: str, cluster: str) -> int:
+    """Return how many jobs this user may have in the queue; any number if the accounting does not say."""
+    filters = {"user": os.environ.get("USER", "nobody"), "account": account, "cluster": cluster}
+    words = [f"{name}={value}" for name, value in filters.items() if value]
+    listed = _try(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
+    return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in listed.splitlines()), default=sys.maxsize)
 
 
 def asks_for_gpus(key: str, value: str) -> bool:
@@ -189,8 +210,10 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     job_states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
+        if state.endswith("+"):  # a column of sacct was too narrow
+            state = next((word for word in _ENDED if word.startswith(state[:-1])), state)
         if state == "COMPLETING":
-            state = "RUNNING (finishing)"
+            state = ENDING
         elif state not in _ENDED:  # SLURM has many more words for a job that is alive
             state = "PENDING" if state in _WAITING else "RUNNING"
         has_reason = not state.startswith("RUNNING") and reason not in ("", "None")

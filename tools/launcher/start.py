@@ -6,11 +6,12 @@ Complete stages are skipped, missing ones run, and a failure ends only its own b
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from pretrain.common import interrupt
@@ -37,12 +38,29 @@ def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    with contextlib.nullcontext() if graph.is_single else claim(graph.output, "a pipeline"):
+    with _claim_output(graph, options):
         plan = check_graph(graph, options, check_data=check_data)
         plan.check(graph)
         if options.cluster == "slurm":
             return _submit_graph(graph, options, plan)
         return _run_graph(graph, options, plan.missing)
+
+
+@contextlib.contextmanager
+def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
+    """Let one process at a time start the graph; leave no empty folder if nothing was started."""
+    if graph.is_single and options.cluster == "local":  # the stage claims it
+        yield
+        return
+    is_new = not os.path.exists(graph.output)
+    purpose = "a submission" if graph.is_single else "a pipeline"
+    try:
+        with claim(graph.output, purpose, of="launch" * graph.is_single):
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it contains the stages
+                os.rmdir(graph.output)
 
 
 def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
@@ -112,12 +130,15 @@ class Submission:
     def _submit_all(self, code: Path) -> None:
         missing = self._plan.missing
         for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
-            self._submit_batch(batch, code)
+            previous = ""
+            for part in _split(batch, self._options):
+                self._submit_batch(part, code, previous)
+                previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
             dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
             self._submit(["report"], [self._graph.report], code, dependency)
 
-    def _submit_batch(self, batch: list[Node], code: Path, previous: str = "") -> None:
+    def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
         """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
         parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
         dependency = _depend("afterok", parents) or _depend("afterany", [previous])
@@ -182,7 +203,8 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     if graph.report:
         print(f"to run   report  after everything  -> {short(graph.report.produces)}")
     code = find_code(graph.output)
-    batches = list(_group_nodes(startable.values(), startable.keys(), options))
+    groups = _group_nodes(startable.values(), startable.keys(), options)
+    batches = [part for batch in groups for part in _split(batch, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
         script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
@@ -252,6 +274,12 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> 
         name = f"{node.spec.stage} {options.for_stage(node.spec)}" if is_in_array else node.key
         groups.setdefault(name, []).append(node)
     return groups.values()
+
+
+def _split(batch: list[Node], options: Options) -> list[list[Node]]:
+    """Split a batch into arrays of the size that SLURM accepts."""
+    size = slurm.max_array(options.slurm_cluster) if len(batch) > 1 else 1
+    return [batch[first : first + size] for first in range(0, len(batch), size)]
 
 
 def _depend(kind: str, job_ids: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency:
             job.set_timeout(options.minutes, options.max_timeouts)
             job.dump(log_folder / f"{index}.pkl")
         atomic_write(script, _build_script(specs, options, code, dependency, log_folder))
-        job_id = slurm.run_sbatch(script, name_job(specs), build_environment(options), options.slurm_cluster)
+        job_id = slurm.submit_script(script, name_job(specs), build_environment(options), options.slurm_cluster)
     ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
     for spec, listed_id in zip(specs, ids, strict=True):
         record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
@@ -188,7 +188,7 @@ def remove_folder(folder: Path) -> None:
 
 def _list_variables(options: Options) -> dict[str, str]:
     """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
-    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, "wait", *options.sbatch)}
+    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *options.sbatch)}
     hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
     variables: dict[str, str] = {}
     for name, value in os.environ.items():

@@ -1,9 +1,10 @@
-"""Finds the file of MODEL.WEIGHTS without reading it; downloads an address once into iopath's cache ($FVCORE_CACHE)."""
+"""Finds the file of MODEL.WEIGHTS without reading it; downloads a URL once into iopath's cache ($FVCORE_CACHE)."""
 
 from __future__ import annotations
 
 import http.client
 import os
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,13 +13,14 @@ from pretrain.common.files import existing_file
 from pretrain.common.run.folder import stage_of
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
+_SILENCE_S = 30.0  # for an answer of a server, before its next address is tried: the system would wait for two minutes, or forever
 
 
 def find_weights(path: str) -> str:
-    """Return the file of MODEL.WEIGHTS, and download it if it is an address; empty means random values.
+    """Return the file of MODEL.WEIGHTS, and download it if it is a URL; empty means random values.
 
     Raises:
-        UserError: a folder, nothing at all, or an address that cannot be downloaded.
+        UserError: a folder, nothing at all, or a URL that cannot be downloaded.
     """
     if not path:
         return ""
@@ -32,32 +34,36 @@ def find_weights(path: str) -> str:
     return str(existing_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
 
 
-def download(address: str) -> str:
-    """Return the file of an ``address``, which iopath downloads unless an earlier process did so.
+def download(weights: str) -> str:
+    """Return the file of ``weights``, a URL that iopath downloads unless an earlier process did so.
 
     Raises:
-        UserError: another kind of address, or it cannot be downloaded.
+        UserError: another kind of URL, or it cannot be downloaded.
     """
     from iopath.common.file_io import HTTPURLHandler, PathManager, get_cache_dir
 
-    kind, _, name = address.partition("://")
+    kind, _, name = weights.partition("://")
     if kind not in ("detectron2", "https", "http"):
-        raise UserError(f"MODEL.WEIGHTS {address} is neither a file nor a detectron2://, https:// or http:// URL")
+        raise UserError(f"MODEL.WEIGHTS {weights} is neither a file nor a detectron2://, https:// or http:// URL")
     if kind == "detectron2":
         url = DETECTRON2 + name
         folder = None
     else:
-        url = address
-        folder = os.path.join(get_cache_dir(), urlsplit(address).netloc)  # paths of two hosts may be the same
+        url = weights
+        folder = os.path.join(get_cache_dir(), urlsplit(weights).netloc)  # paths of two hosts may be the same
     paths = PathManager()
     paths.register_handler(HTTPURLHandler())
+    earlier = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SILENCE_S)  # iopath has no option for it
     try:
         return paths.get_local_path(url, cache_dir=folder)
     except (OSError, http.client.HTTPException) as error:
         reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
         raise UserError(
-            f"cannot download MODEL.WEIGHTS {address}: {reason}; try again, or download it elsewhere and name the file"
+            f"cannot download MODEL.WEIGHTS {weights}: {reason}; try again, or download it elsewhere and pass the file"
         ) from error
+    finally:
+        socket.setdefaulttimeout(earlier)
 
 
 def conversion_hint(source: str) -> str:

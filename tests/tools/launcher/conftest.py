@@ -20,6 +20,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
     monkeypatch.chdir(tmp_path)
     slurm.max_cores.cache_clear()
+    slurm.max_array.cache_clear()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -54,6 +55,8 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
         ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
+        (GONE, "echo '77|CANCELLED+|None|n'", "CANCELLED"),
+        (GONE, "echo '77|OUT_OF_ME+|None|n'", "OUT_OF_MEMORY"),
         (GONE, "echo '77|TIMEOUT|TimeLimit|n'", "TIMEOUT (TimeLimit)"),
         (GONE, None, "ENDED"),  # purged long ago
         (DOWN, None, "UNKNOWN"),
@@ -178,7 +181,23 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
 
 
+def test_the_output_of_a_job_that_was_cancelled_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(monkeypatch, tmp_path, squeue="echo '77|CANCELLED|Resources|n'")
+    run = started(tmp_path / "run", {**SLURM, "logs": str(tmp_path / "run/launch/s")})
+    refused(lambda: jobs.print_logs(run, 0, False), "rank 0 of job 77 has ended without output (cancelled): ")
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """These tests may run as root, who may read everything."""
+    monkeypatch.setattr("os.listdir", mock.Mock(side_effect=PermissionError(13, "Permission denied", str(tmp_path))))
+    with pytest.raises(PermissionError):  # one line of every command
+        status.collect(tmp_path)
+
+
 def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_path: Path):
     warning = "submitit WARNING (2026-11-26 14:59:24,633) - Bypassing signal SIGCONT"
     (tmp_path / "77_0_log.err").write_text(f"ValueError: odd\n{warning}\nsrun: error: 127.0.1.1: task 0: Killed\n")
     assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "CANCELLED by 0") == "ValueError: odd"
+    refusal = "srun: unrecognized option '--container-image=a'"
+    (tmp_path / "77_0_log.err").write_text(f'{refusal}\nTry "srun --help" for more information\n')
+    assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "FAILED") == refusal

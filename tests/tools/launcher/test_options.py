@@ -39,7 +39,8 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     assert (read.account, read.gpus, read.max_timeouts, read.partition) == ("0042", 3, 0, "on")
     assert (read.minutes, read.setup) == (240, ("module load cuda", "export A=b"))
     assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
-    assert from_site("sbatch: {exclusive: true, requeue_x: false}\n").sbatch == {"exclusive": ""}
+    assert from_site("sbatch: {exclusive: yes, requeue_x: false, overcommit: no}\n").sbatch == {"exclusive": ""}
+    assert from_site("srun: {overlap: true}\n").srun == {"overlap": ""}
     assert from_record(json.loads(json.dumps(asdict(read)))) == read  # from a run folder's record
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
@@ -52,6 +53,13 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 54321)  # has no entry in passwd
     assert resolve({"cluster": "slurm"}) == Options(cluster="slurm")
+
+
+def test_a_site_file_whose_target_is_gone_is_refused():
+    config = Path("config/pretrain-to-transfer")
+    config.mkdir(parents=True)
+    (config / "cluster.yaml").symlink_to("/scratch/gone.yaml")
+    refused(lambda: resolve({"cluster": "slurm"}), "no site file at", config / "cluster.yaml")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,8 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"sbatch": [("time", "5")]}, "--sbatch time is set by the launcher"),
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
+        ({"sbatch": [("gpus", "8")]}, "gpus is set by the launcher; write --gpus"),
+        ({"sbatch": [("wait", "")]}, "wait is set by the launcher"),
         ({"sbatch": [("gres", "gpu:a100:8")]}, "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0"),
         *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
         ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
@@ -159,6 +169,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
 
 
 def test_gpus_can_have_a_type():
+    assert from_site("gpus: gpu:4\n").gpus == 4 and from_site("gpus: gpu:v100:4\n").gpus == "v100:4"  # as in gres
     asked = from_site("gpus: a100_3g.20gb:8\n", time="2:00:00")
     assert (asked.gpus_per_node, asked.tasks_per_node) == (8, 8)
     assert asked.sbatch_parameters["gpus_per_node"] == "a100_3g.20gb:8"
@@ -171,6 +182,8 @@ def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     assert resolve({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
     assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
     assert resolve({"cluster": "local"}).sbatch == {}
+    monkeypatch.setenv("SLURM_CLUSTERS", "alex,fritz")
+    refused(lambda: resolve({"cluster": "slurm"}), "clusters=alex,fritz (or SLURM_CLUSTERS)", "choose one of them")
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():
@@ -219,7 +232,7 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
 def test_auto_is_slurm_where_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
 ):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "")  # as unset
     programs(monkeypatch, tmp_path, **({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
     if cluster:
         assert resolve({}).cluster == cluster

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.run.lock import claim
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
-from tools.launcher import submit
+from tools.launcher import jobs, submit
 from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
 from tools.launcher.start import describe_cost, show_graph, start_graph
@@ -51,6 +52,12 @@ def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: P
     (cluster / "before").write_text(BUSY)
     refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "did not submit fake-other", "4 attempts", "Socket")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("words", ["Slurm backup controller in standby mode", "Connection refused"])
+def test_a_controller_that_fails_over_is_asked_again(tmp_path: Path, cluster: Path, words: str):
+    (cluster / "before").write_text(f"mkdir {cluster}/asked 2> /dev/null && {{ echo {words} >&2; exit 1; }}")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
 
 
 def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path):
@@ -92,9 +99,48 @@ def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path,
     (cluster / "before").write_text(f"{large}{{ echo Invalid job array specification >&2; exit 1; }} || true")
     points = [Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(4)]
     assert start_graph(graph_of(tmp_path / "p", *points), OPTIONS) == 0
-    jobs = [job_of(tmp_path / f"p/{i}") for i in range(4)]
-    assert [job["id"] for job in jobs] == ["100_0", "100_1", "101_0", "101_1"]
-    assert [job["dependency"] for job in jobs] == ["", "", "afterany:100", "afterany:100"]  # as many at once as asked
+    records = [job_of(tmp_path / f"p/{i}") for i in range(4)]
+    assert [job["id"] for job in records] == ["100_0", "100_1", "101_0", "101_1"]
+    assert [job["dependency"] for job in records] == [
+        "",
+        "",
+        "afterany:100",
+        "afterany:100",
+    ]  # as many at once as asked
+
+
+def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    shown = "MaxArraySize            = 1001\nSchedulerParameters = max_array_tasks=3,bf_interval=1"
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\n[ \"$*\" = 'show config' ] && echo '{shown}'\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    graph = graph_of(tmp_path / "p", *(Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(7)))
+    assert show_graph(graph, OPTIONS) == 0
+    assert re.findall("--array=(.*)%", capsys.readouterr().out) == ["0-2", "0-2"]  # and a job
+    assert start_graph(graph, OPTIONS) == 0
+    records = [job_of(tmp_path / f"p/{i}") for i in (0, 2, 3, 5, 6)]
+    assert [job["id"] for job in records] == ["100_0", "100_2", "101_0", "101_2", "102"]
+    assert [job["dependency"] for job in records] == ["", "", "afterany:100", "afterany:100", "afterany:101"]
+
+
+def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, cluster: Path, monkeypatch):
+    monkeypatch.setattr(jobs, "_ENDING_CHECK_S", 0)
+    assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    squeue = (
+        f"#!/bin/sh\necho >> {cluster}/asked; [ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
+    )
+    (tmp_path / "bin/squeue").write_text(f"{squeue} || echo '100|COMPLETING|None|p:a'\n")
+    assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    assert job_of(tmp_path / "p/a")["id"] == "103" and job_of(tmp_path / "p/b")["dependency"] == "afterok:103"
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho '103|COMPLETING|None|p:a'\n")
+    refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "still ending job 103", "try again in a moment")
+    assert len(scripts(cluster)) == 6
+
+
+def test_a_run_is_submitted_by_one_process_at_a_time(tmp_path: Path, cluster: Path):
+    with claim(tmp_path / "run", "submission", of="launch"):
+        refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "run/launch is in use: submission on")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert scripts(cluster) == ["100"] and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
@@ -103,8 +149,42 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stages")
     assert text.endswith(f"submit the rest: python tools/launch.py resume {tmp_path / 'p'}")
     assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
+    (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")
     refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("limits", "is_named"), [("2", True), ("2\\n\\n", False), ("3", False)])
+def test_a_limit_of_jobs_is_named_before_the_submission(
+    tmp_path: Path,
+    cluster: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    limits: str,
+    is_named: bool,
+):
+    """Of two accounts, one may have no limit."""
+    (tmp_path / "bin/sacctmgr").write_text(f"#!/bin/sh\n[ $4 = user=me ] && printf '{limits}\\n'\n")
+    (tmp_path / "bin/sacctmgr").chmod(0o755)
+    monkeypatch.setenv("USER", "me")
+    assert show_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    named = "these are 3 jobs, but your account may have 2 in the queue at a time"
+    assert (f"# warning: {named}" in capsys.readouterr().out) == is_named
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "echo 'This is job 1 of your 3 today.'; echo Submitted batch job 77",
+        "printf '\\377 Welcome\\n\\033[32mSubmitted batch job 77\\033[0m\\n'; exit 1",  # its last line
+        "printf '\\377\\n' >&2; echo '77;alex'",  # SBATCH_PARSABLE
+        "printf 'Press Enter: '; read answer; echo Submitted batch job 77",  # which nobody sees
+    ],
+)
+def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, answer: str):
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer}\n")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
+    assert job_of(tmp_path / "run")["id"] == "77"
 
 
 def test_what_sbatch_warns_of_is_shown(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
@@ -119,6 +199,10 @@ def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluste
     (copy / "tools/launch.py").unlink()  # a purge of old files
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
+    (copy / "GIT_STATE").write_text("is written with each copy")
+    (cluster / "queue").write_text("100|FAILED|None|fake-run\n")
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0 and job_of(tmp_path / "run")["id"] == "101"
+    assert (copy / "GIT_STATE").read_text() == "is written with each copy"
     assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
     edited = tmp_path / "edited/tools"
     (edited / "__pycache__").mkdir(parents=True)

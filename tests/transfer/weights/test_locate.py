@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
 from pretrain.common.files import sha256
 from tests.errors import refused
+from tests.pretrain.ranks import run_ranks
 from tests.transfer import tiny_coco
+from transfer import train_net
+from transfer.config import default_config
 from transfer.weights import locate
 from transfer.weights.load import check_same_weights, read_weights
 from transfer.weights.locate import find_weights
@@ -50,6 +55,35 @@ def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], ba
     refused(lambda: check_same_weights(f"{ROOT}/b.pth", began, "out"), "b.pth", "a.pth", sha256(backbone)[:8])
     shutil.copy(backbone, folder / "copy.pth")
     check_same_weights(f"{ROOT}/copy.pth", began, "out")
+
+
+def test_a_failed_download_is_tried_by_one_rank(tmp_path: Path) -> None:
+    run_ranks(_fail_to_download, 2, tmp_path)
+    assert (tmp_path / "asked").read_text() == "1"
+
+
+def _fail_to_download(folder: Path) -> None:
+    def download(*_: object, **__: object) -> None:
+        with open(folder / "asked", "a") as file:
+            file.write("1")
+        raise TimeoutError("timed out")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FVCORE_CACHE", str(folder / "cache"))
+        patch.setattr("iopath.common.file_io.download", download)
+        cfg = default_config()
+        cfg.MODEL.WEIGHTS = f"{ROOT}/a.pth"
+        args = argparse.Namespace(eval_only=True, resume=False)
+        refused(lambda: train_net._read_initial_weights(cfg, args), "a.pth: timed out; try again")
+
+
+def test_a_silent_server_is_not_awaited_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
+    monkeypatch.setattr(locate, "_SILENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/a.pth"
+        refused(lambda: find_weights(address), address, "timed out")
+    assert socket.getdefaulttimeout() is None
 
 
 @pytest.mark.detectron2

@@ -13,7 +13,7 @@ from pretrain.common.files import existing_file
 from pretrain.common.run.folder import stage_of
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
-_SILENCE_S = 30.0  # for an answer of a server, before its next address is tried: the system would wait for two minutes, or forever
+_SILENCE_S = 30.0  # to wait for a server before its next address is tried; the system waits for minutes, or forever
 
 
 def find_weights(path: str) -> str:

@@ -6,7 +6,6 @@ Complete stages are skipped, missing ones run, and a failure ends only its own b
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import sys
@@ -52,15 +51,15 @@ def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
     if graph.is_single and options.cluster == "local":  # the stage claims it
         yield
         return
-    is_new = not os.path.exists(graph.output)
+    new_folders = [path for path in (Path(graph.output), *Path(graph.output).parents) if not path.exists()]
     purpose = "a submission" if graph.is_single else "a pipeline"
     try:
         with claim(graph.output, purpose, of="launch" * graph.is_single):
             yield
     finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # it contains the stages
-                os.rmdir(graph.output)
+        with contextlib.suppress(OSError):  # they contain stages
+            for path in new_folders:
+                path.rmdir()
 
 
 def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:

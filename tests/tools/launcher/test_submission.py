@@ -137,7 +137,7 @@ def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, c
 
 
 def test_a_run_is_submitted_by_one_process_at_a_time(tmp_path: Path, cluster: Path):
-    with claim(tmp_path / "run", "submission", of="launch"):
+    with claim(tmp_path / "run", "a submission", of="launch"):
         refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "run/launch is in use: a submission on")
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert scripts(cluster) == ["100"] and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]

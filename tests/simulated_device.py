@@ -27,6 +27,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.common import distributed
+from tests.pretrain.ranks import START_METHOD
 from transfer import distributed as transfer_distributed
 
 aten = torch.ops.aten
@@ -155,7 +156,7 @@ def _init(join_ranks: Callable[[str, str], torch.device], name: str = "auto", ke
 @contextlib.contextmanager
 def start_process(prepare: Callable[[], object]) -> Iterator[Callable]:
     """Start a process that has the device; yield a function that calls another one there."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context(START_METHOD), prepare) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 
 

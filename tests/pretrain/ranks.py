@@ -16,9 +16,13 @@ from pretrain.common import distributed
 from pretrain.common.run.stage import leave
 from tests import tiny
 
-# The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.
+# The processes of all tests are forked from one that has imported these, because that takes seconds of CPU time.
 START_METHOD = "forkserver"
-multiprocessing.set_forkserver_preload(["pretrain.train", "torch.utils.tensorboard.writer", "torch._dynamo"])
+_IMPORTED = (
+    "pytest torch._dynamo torch.utils.tensorboard.writer cv2 matplotlib.figure sklearn.datasets scipy.stats "
+    "pycocotools.cocoeval pretrain.train transfer.train_net tools.convert_to_d2 tools.report tests.in_process"
+)
+multiprocessing.set_forkserver_preload(_IMPORTED.split())
 
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:

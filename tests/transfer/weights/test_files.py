@@ -14,6 +14,7 @@ from transfer.weights import files
 from transfer.weights.files import find_weights
 from transfer.weights.load import check_same_weights, read_weights
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = "https://example.org/models"
 
 

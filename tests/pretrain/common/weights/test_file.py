@@ -145,12 +145,7 @@ def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>")
     (tmp_path / "keras.h5").write_bytes(b"\x89HDF\r\n\x1a\n\0\0")
     torch.jit.save(torch.jit.script(nn.Linear(1, 1)), tmp_path / "script.pt")
-    remedies = {
-        "jax.npy": "JAX",
-        "page.pth": "web page; download",
-        "keras.h5": "Keras",
-        "script.pt": "torch.jit.load",
-    }
+    remedies = {"jax.npy": "JAX", "page.pth": "web page; download", "keras.h5": "Keras", "script.pt": "torch.jit.load"}
     for name, word in remedies.items():
         for unsafe in (False, True):
             refused(lambda name=name, unsafe=unsafe: read_weights_file(tmp_path / name, unsafe), name, word)

@@ -45,7 +45,8 @@ def lines(output: Path, having: str) -> list[dict[str, Any]]:
 
 def assert_same_end(a: Path, b: Path) -> None:
     """Assert that two complete runs logged the same losses and ended with the same weights and momentum, to the bit."""
-    first, second = (checkpoint.read(folder / checkpoint.FINAL) for folder in (a, b))
+    first = checkpoint.read(a / checkpoint.FINAL)
+    second = checkpoint.read(b / checkpoint.FINAL)
     assert first["step"] == second["step"]
     torch.testing.assert_close(first["state_dict"], second["state_dict"], rtol=0, atol=0)
     torch.testing.assert_close(first["optimizer"]["state"], second["optimizer"]["state"], rtol=0, atol=0)

@@ -80,7 +80,8 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path,
     if fault == "another disk":
         (tmp_path / "run").mkdir()
         (tmp_path / "run/checkpoint_00000004.pth").touch()
-    first, second = (start(_rank, rank, port, images, tmp_path, fault) for rank in range(2))
+    first = start(_rank, 0, port, images, tmp_path, fault)
+    second = start(_rank, 1, port, images, tmp_path, fault)
     first.join(60)
     if fault == "stopped":
         second.kill()
@@ -129,10 +130,12 @@ def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: P
     run_ranks(_until, 4, images, tmp_path / "run", 2)
     run_ranks(_until, 2, images, tmp_path / "run", 5)
     run(images, tmp_path / "run", *GROUPS)
-    single, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
+    single = lines(tmp_path / "one", "loss")
+    many = lines(tmp_path / "run", "loss")
     assert [line["iteration"] for line in many] == [line["iteration"] for line in single] == list(range(9))
     assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in single], rel=2e-3)
-    a, b = (checkpoint.read(tmp_path / name / checkpoint.FINAL)["optimizer"]["state"] for name in ("one", "run"))
+    a = checkpoint.read(tmp_path / "one" / checkpoint.FINAL)["optimizer"]["state"]
+    b = checkpoint.read(tmp_path / "run" / checkpoint.FINAL)["optimizer"]["state"]
     for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
         expected = state["momentum_buffer"]
         actual = b[number]["momentum_buffer"]

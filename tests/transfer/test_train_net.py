@@ -70,7 +70,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     tmp_path: Path, converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(converted, tmp_path / "weights")
-    first, other = (str(tmp_path / "weights" / f"{name}.pth") for name in ("a", "b"))
+    first = str(tmp_path / "weights/a.pth")
+    other = str(tmp_path / "weights/b.pth")
     out = tmp_path / "out"
 
     def go(*flags: str, **keys: Any) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def _all_parts(folder: Path, name: str) -> None:
 
 def _train(rank: int, folder: Path, name: str) -> None:
     """Train without interruption, then with two stops of a single rank: in a step and in an evaluation."""
-    whole, halves = (tiny_coco.config(folder / out, name, **KEYS) for out in ("whole", "halves"))
+    whole = tiny_coco.config(folder / "whole", name, **KEYS)
+    halves = tiny_coco.config(folder / "halves", name, **KEYS)
     metrics = run(whole)
     assert bool(metrics) == (rank == 0)
     if rank == 0:

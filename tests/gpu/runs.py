@@ -16,7 +16,7 @@ from pretrain.config import load_config
 from pretrain.probe import knn, linear
 from tests import simulated_device, tiny
 from tests.pretrain.probe.configs import probe_config
-from tests.pretrain.runs import lines
+from tests.pretrain.runs import lines, stop_after
 from tests.transfer import tiny_coco
 
 DEVICE = "cuda" if torch.cuda.is_available() else "sim"
@@ -57,11 +57,9 @@ def stop_and_resume(images: Path, folder: Path, *more: str) -> None:
     """Train once without a stop, to ``folder``/whole, and once with one after step 3 of 4, to ``folder``/cut."""
     words = ("SOLVER.AMP", "fp16", "SOLVER.CHECKPOINT_PERIOD", "1000", *more)
     pretrain(images, folder / "whole", *words)
-    calls = iter([""] * (3 - distributed.world_size()) + ["preempted"] * 9)  # two ranks agree one step later
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interrupt, "stop_requested", lambda: next(calls))
-        with pytest.raises(interrupt.Stopped):
-            pretrain(images, folder / "cut", *words)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(interrupt.Stopped):
+        stop_after(patch, 4 - distributed.world_size())  # two ranks agree one step later
+        pretrain(images, folder / "cut", *words)
     latest = checkpoint.load_latest(folder / "cut")
     assert latest is not None and latest[1]["scaler"]
     pretrain(images, folder / "cut", *words)

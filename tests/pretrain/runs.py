@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fvcore.common.config import CfgNode
 
+from pretrain.common import interrupt
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
@@ -34,6 +36,12 @@ def overrides(images: Path, output: Path, *more: str, method: str = "jcl") -> li
 
 def run(images: Path, output: Path, *more: str) -> dict:
     return main(load_config(None, overrides(images, output, *more)))
+
+
+def stop_after(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Request a stop while step ``steps`` (from 1) of either stage runs."""
+    calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
+    patch.setattr(interrupt, "stop_requested", lambda: next(calls))
 
 
 def lines(output: Path, having: str) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pretrain.common import distributed, interrupt
 from pretrain.common import images as image_files
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
-from tests.pretrain.ranks import run_ranks, start
+from tests.pretrain.ranks import find_port, run_ranks, set_rank, start
 from tests.pretrain.runs import assert_same_end, lines, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -43,10 +42,7 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
+    set_rank(rank, 2, port)
     distributed.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
         distributed.code_digest = lambda: "00000000"
@@ -74,9 +70,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path, tmp_path: Path, fault: str):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = find_port()
     if fault == "another disk":
         (tmp_path / "run").mkdir()
         (tmp_path / "run/checkpoint_00000004.pth").touch()

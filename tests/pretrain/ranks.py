@@ -22,7 +22,7 @@ _IMPORTED = (
     "pytest torch._dynamo torch.utils.tensorboard.writer cv2 matplotlib.figure sklearn.datasets scipy.stats "
     "pycocotools.cocoeval pretrain.train transfer.train_net tools.convert_to_d2 tools.report tests.in_process"
 )
-multiprocessing.set_forkserver_preload(_IMPORTED.split())
+multiprocessing.set_forkserver_preload([*_IMPORTED.split()])
 
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:

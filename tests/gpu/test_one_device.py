@@ -44,6 +44,13 @@ def test_the_first_loss_is_the_cpus(
     assert ("max_memory_mib" in (tmp_path / "metrics.json").read_text()) == (DEVICE == "cuda")
 
 
+def test_a_loss_within_the_batch_is_the_cpus(on_device: Call, images: Path, tmp_path: Path) -> None:
+    words = ("METHOD.NAME", "tcl", "METHOD.NUM_KEYS", "1", *SHORT)
+    on_device(runs.pretrain, images, tmp_path / "cpu", *words, "DEVICE", "cpu")
+    on_device(runs.pretrain, images, tmp_path / "gpu", *words)
+    assert losses(tmp_path / "gpu")[0] == pytest.approx(losses(tmp_path / "cpu")[0], rel=SINGLE["none"])
+
+
 @pytest.mark.parametrize(
     "more",
     [

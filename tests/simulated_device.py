@@ -204,7 +204,7 @@ def _list_tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _map_tensors(kind: type, function: Callable[[Any], Any], value: Any) -> Any:
-    """Replace the tensors of a kind in a tensor, list or tuple; torch's pytree takes several times as long."""
+    """Replace the tensors of a kind in a tensor, list or tuple, several times as fast as torch's pytree."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -266,7 +266,8 @@ def _wait(func: Any, args: Any, kwargs: dict[str, Any]) -> str:
     if func is aten.copy_.default:
         from_device = isinstance(args[1], DeviceTensor)
         to_device = isinstance(args[0], DeviceTensor)
-        return "copy between devices" if from_device != to_device and not _non_blocking(args, kwargs, 2) else ""
+        non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+        return "copy between devices" if from_device != to_device and not non_blocking else ""
     if func is aten._to_copy.default and kwargs.get("device") is not None:
         crosses = isinstance(args[0], DeviceTensor) != (torch.device(kwargs["device"]).type == "sim")
         return "copy between devices" if crosses and not kwargs.get("non_blocking") else ""
@@ -278,10 +279,6 @@ def _wait(func: Any, args: Any, kwargs: dict[str, Any]) -> str:
         if any(not isinstance(x, DeviceTensor) and x.numel() for x in indices):
             return "index from the CPU"
     return ""
-
-
-def _non_blocking(args: Any, kwargs: dict[str, Any], place: int) -> bool:
-    return bool(args[place] if len(args) > place else kwargs.get("non_blocking"))
 
 
 def _caller() -> str:

@@ -110,7 +110,7 @@ gpu:
 	@status=0; SECONDS=0; limit=240; benchmark="tools/benchmark.py gpu --output $(OUTPUT)"; \
 	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	    { limit=3600; benchmark="-m tests.simulated_device tools/benchmark.py gpu --small"; }; \
-	timeout --signal INT --kill-after 20 $$limit $(GPU_PYTHON) -m pytest -m 'gpu and not slow' tests/test_gpu.py || status=$$?; \
+	timeout --signal INT --kill-after 20 $$limit $(GPU_PYTHON) -m pytest -m 'gpu and not slow' tests/gpu || status=$$?; \
 	$(GPU_PYTHON) $$benchmark --seconds $$((300 + limit - SECONDS)) || status=$$?; \
 	exit $$status
 

@@ -1,4 +1,4 @@
-"""Both stages on a simulated device: results equal the CPU's, no tensor is on the wrong device, and few steps wait."""
+"""The simulated device has the rules of a GPU, and few steps of either stage wait for it; `gpu/` compares results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from pretrain import train
 from pretrain.common import distributed
 from pretrain.config import load_config
 from tests import simulated_device
-from tests.pretrain.runs import lines, overrides
+from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
 from transfer import distributed as transfer_distributed
 
-HEADS = {"faster": set(), "mask": {"mask"}, "keypoint": {"keypoint"}}
-ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+HEADS = {
+    "faster": {},
+    "mask": {"MODEL__MASK_ON": True},
+    "keypoint": {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1},
+}
 Waits = collections.Counter[tuple[str, str]]
 
 
@@ -75,76 +78,40 @@ def _waits_by_step() -> Iterator[list[Waits]]:
             hook.remove()
 
 
-def _pretrain(images: Path, output: Path, device: str, method: str, *more: str) -> tuple[list[float], Any, list[Waits]]:
-    """Return the loss of every logged step, the last evaluation, and `_waits_by_step`."""
+def _pretrain(images: Path, output: Path, method: str) -> list[Waits]:
+    """Return `_waits_by_step` of four steps."""
+    words = overrides(images, output, "SOLVER.MAX_STEPS", "4", "SOLVER.LOG_PERIOD", "100", method=method)
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
-        patch.setattr(distributed, "init", lambda name="auto": torch.device(device))
-        words = overrides(images, output, "MODEL.STEM", "imagenet", *more, method=method)
-        results = train.main(load_config(None, words))
-    return [line["loss"] for line in lines(output, "loss")], results["metrics"], waits
-
-
-@pytest.mark.parametrize("method", ["jcl", "tcl", pytest.param("sce", marks=pytest.mark.slow)])
-def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp_path: Path, method: str) -> None:
-    *on_cpu, _ = elsewhere(_pretrain, images, tmp_path / "cpu", "cpu", method, "SOLVER.MAX_STEPS", "2")
-    *on_device, _ = elsewhere(_pretrain, images, tmp_path / "sim", "sim:0", method, "SOLVER.MAX_STEPS", "2")
-    assert len(on_cpu[0]) == 2 and on_device == on_cpu
+        patch.setattr(distributed, "init", lambda name="auto": torch.device("sim:0"))
+        train.main(load_config(None, words))
+    return waits
 
 
 @pytest.mark.parametrize("method", ["jcl", "tcl"])  # with a queue and without
 def test_a_step_of_pretraining_waits_for_nothing(
     elsewhere: Callable, images: Path, tmp_path: Path, method: str
 ) -> None:
-    words = ("SOLVER.MAX_STEPS", "4", "SOLVER.LOG_PERIOD", "100")
-    *_, waits = elsewhere(_pretrain, images, tmp_path, "sim:0", method, *words)
+    waits = elsewhere(_pretrain, images, tmp_path, method)
     assert len(waits) == 4 and waits[1] and not waits[3] - waits[1]  # all waits are before the first steps
 
 
-def _fine_tune(
-    folder: Path, engine: str, heads: set[str], device: str, iterations: int, test: bool
-) -> tuple[Any, list[Waits]]:
-    """Return the lines of metrics.json without times, and `_waits_by_step`."""
-    name = tiny_coco.write(folder / "data", keypoints="keypoint" in heads)
-    keys: dict[str, Any] = {
-        **tiny_coco.MODEL_KEYS,
-        "DATASETS.TRAIN": (name,),
-        "DATASETS.TEST": (name,) if test else (),
-        "MODEL.DEVICE": device,
-        "OUTPUT_DIR": str(folder / "out"),
-        "SOLVER.MAX_ITER": iterations,
-        "SOLVER.STEPS": [],
-        "TEST.PRECISE_BN.ENABLED": test,
-        "TEST.PRECISE_BN.NUM_ITER": 1,
-        "SEED": 1,
-        "TEST.DETECTIONS_PER_IMAGE": 20,
-        "MODEL.ROI_HEADS.NUM_CLASSES": 1 if "keypoint" in heads else 3,
-        "MODEL.MASK_ON": "mask" in heads,
-        "MODEL.KEYPOINT_ON": "keypoint" in heads,
-    }
-    words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
+def _fine_tune(folder: Path, engine: str, heads: dict[str, Any]) -> list[Waits]:
+    """Return `_waits_by_step` of three iterations."""
+    name = tiny_coco.write(folder / "data", keypoints="MODEL__KEYPOINT_ON" in heads)
+    short = {"DATASETS__TEST": (), "SOLVER__MAX_ITER": 3, "SEED": 1, "MODEL__DEVICE": "sim"}
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
-        patch.setattr(transfer_distributed, "join", lambda name: torch.device(device))
-        tiny_coco.fine_tune(words)
-    logged = lines(folder / "out", "iteration")
-    timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in logged]
-    return timeless, waits
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_fine_tuning_has_the_cpus_numbers(elsewhere: Callable, tmp_path: Path, engine: str) -> None:
-    heads = {"mask", "keypoint"}  # one detector with the box head and both others
-    on_cpu, _ = elsewhere(_fine_tune, tmp_path / "cpu", engine, heads, "cpu", 2, True)
-    on_device, _ = elsewhere(_fine_tune, tmp_path / "sim", engine, heads, "sim", 2, True)
-    assert {"bbox/AP", "segm/AP", "keypoints/AP"} <= {key for line in on_cpu for key in line} and on_device == on_cpu
+        patch.setattr(transfer_distributed, "join", torch.device)
+        tiny_coco.train(folder, name, engine, **short, **heads)
+    return waits
 
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_the_torchvision_engine_synchronizes_a_quarter_as_often(
-    elsewhere: Callable, tmp_path: Path, heads: set[str]
+    elsewhere: Callable, tmp_path: Path, heads: dict[str, Any]
 ) -> None:
     each = {}
     for engine in ("torchvision", "detectron2"):
-        _, waits = elsewhere(_fine_tune, tmp_path / engine, engine, heads, "sim", 3, False)
+        waits = elsewhere(_fine_tune, tmp_path / engine, engine, heads)
         each[engine] = (waits[2].total() - waits[0].total()) / 2
     assert 0 < each["torchvision"] < each["detectron2"] / 4

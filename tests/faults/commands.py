@@ -11,15 +11,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from tests import tiny
 from tests.faults.injection import Fault, Injector, Report
+from tests.pretrain.ranks import START_METHOD
 
 _COUNT = Fault()
-# Slow to import: once, instead of in every command.
-_PRELOADED = (
-    "torch torchvision cv2 torch.utils.tensorboard.writer torch._dynamo pretrain.train tests.in_process "
-    "transfer.train_net tools.convert_to_d2 tools.report matplotlib.figure sklearn.datasets scipy.stats "
-    "pycocotools.cocoeval"
-)
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,17 @@ class Ended:
 
 
 class Commands:
-    """A process that has imported the slow libraries; it runs the `main` of modules, each in a fork of itself."""
+    """The `main` of modules, each run in a fork of a process that has imported the slow libraries.
+
+    ResNet-18 is a tiny one, because what a stage writes takes most of its time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(map(str, _PRELOADED.split())))
+        self._context = multiprocessing.get_context(START_METHOD)
 
     def run(self, module: str, *argv: str | Path, under: Path, fault: Fault = _COUNT, timeout: float = 120.0) -> Ended:
-        """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
+        """Run ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count."""
         output = self._folder / "output.txt"
         report_file = self._folder / "report.pkl"
         report_file.unlink(missing_ok=True)
@@ -64,6 +64,7 @@ def _run_main(module: str, words: list[str], folder: Path, output: Path, injecto
     os.dup2(1, 2)
     sys.argv = words
     os.chdir(folder)
+    tiny.use(pytest.MonkeyPatch())
     injector.install()
     from pretrain.common import interrupt
     from pretrain.common.errors import run_command_line

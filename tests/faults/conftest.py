@@ -20,7 +20,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
 
 
 @pytest.fixture(scope="module")
-def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(images: Path, tiny_resnet18: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the inputs of every stage: images, a complete pretraining, and a COCO data set."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "images").symlink_to(images)

@@ -68,13 +68,13 @@ class Injector:
         self.report = Report()
 
     def install(self) -> None:
-        """Watches this process until it ends."""
+        """Watch this process until it ends."""
         sys.addaudithook(self._audit)
         builtins.open = io.open = self._open
         os.fsync = self._fsync
 
     def meet(self, name: str, path: str | bytes | os.PathLike, **details: Any) -> None:
-        """Counts a call before it is made; raises the error, or ends the process, if the fault says so."""
+        """Count a call before it is made; raise the error, or end the process, if the fault says so."""
         full = os.path.abspath(os.fsdecode(path))
         fault = self._fault
         if not full.startswith(self._folder):
@@ -91,7 +91,7 @@ class Injector:
             os.kill(os.getpid(), fault.value)
 
     def write_report(self) -> None:
-        """Writes what has been counted until now, past the fault."""
+        """Write what has been counted until now, past the fault."""
         self.report.children = [int(pid) for pid in _OPEN("/proc/thread-self/children").read().split()]
         descriptor = os.open(self._report_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.write(descriptor, pickle.dumps(self.report))
@@ -115,7 +115,7 @@ class Injector:
         _FSYNC(descriptor)
 
     def _open(self, file: Any, mode: str = "r", buffering: int = -1, *text: Any, **more: Any) -> Any:
-        """Opens a file as `open` does; one that is named and can be written counts its writes."""
+        """Open a file as `open` does; count the writes of one that is named and can be written."""
         if isinstance(file, int) or more.get("opener") or not set(mode) & set("wxa+"):
             return _OPEN(file, mode, buffering, *text, **more)
         raw = _File(self, file, mode.replace("b", "").replace("t", ""))

@@ -117,7 +117,8 @@ def test_mocos_conversion_for_detection_makes_what_ours_does(tmp_path):
             model[name] = tensor.numpy()
     content = {"model": model, "__author__": "MOCO", "matching_heuristics": True}
     (tmp_path / "moco.pkl").write_bytes(pickle.dumps(content))
-    theirs, ours = (read_weights(path).state for path in (tmp_path / "moco.pkl", GOLDEN / "backbone.pkl"))
+    theirs = read_weights(tmp_path / "moco.pkl").state
+    ours = read_weights(GOLDEN / "backbone.pkl").state
     assert ours.keys() <= theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert all(".fc." in name or name.endswith("num_batches_tracked") for name in theirs.keys() - ours.keys())

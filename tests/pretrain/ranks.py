@@ -16,9 +16,13 @@ from pretrain.common import distributed
 from pretrain.common.run.stage import leave
 from tests import tiny
 
-# The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.
+# The processes of all tests are forked from one that has imported these, because that takes seconds of CPU time.
 START_METHOD = "forkserver"
-multiprocessing.set_forkserver_preload(["pretrain.train", "torch.utils.tensorboard.writer", "torch._dynamo"])
+_IMPORTED = (
+    "pytest torch._dynamo torch.utils.tensorboard.writer cv2 matplotlib.figure sklearn.datasets scipy.stats "
+    "pycocotools.cocoeval pretrain.train transfer.train_net tools.convert_to_d2 tools.report tests.in_process"
+)
+multiprocessing.set_forkserver_preload([*_IMPORTED.split()])
 
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
@@ -28,12 +32,22 @@ def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu")
     A group must not be left and joined again in one call: a rank may then meet the old group's store at this port.
     Changes of ``os.environ`` in this process do not reach them.
     """
+    values = (ranks, find_port(), function, args, device, tiny.in_use())
+    mp.start_processes(_enter, values, nprocs=ranks, start_method=START_METHOD)
+
+
+def find_port() -> int:
+    """Find a port that is free on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(
-        _enter, (ranks, port, function, args, device, tiny.in_use()), nprocs=ranks, start_method=START_METHOD
-    )
+        return probe.getsockname()[1]
+
+
+def set_rank(rank: int, ranks: int, port: int) -> None:
+    """Set the environment of a rank on this machine, with one thread."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
 
 
 def start(function: Callable, *args) -> BaseProcess:
@@ -52,10 +66,7 @@ def _call(function: Callable, args: tuple, is_tiny: bool) -> None:
 def _enter(
     rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str | None, is_tiny: bool
 ) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
+    set_rank(rank, ranks, port)
     if device is not None:
         distributed.init(device)
     _call(function, args, is_tiny)

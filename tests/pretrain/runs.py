@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fvcore.common.config import CfgNode
 
+from pretrain.common import interrupt
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
@@ -36,6 +38,12 @@ def run(images: Path, output: Path, *more: str) -> dict:
     return main(load_config(None, overrides(images, output, *more)))
 
 
+def stop_after(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Request a stop while step ``steps`` (from 1) of either stage runs."""
+    calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
+    patch.setattr(interrupt, "stop_requested", lambda: next(calls))
+
+
 def lines(output: Path, having: str) -> list[dict[str, Any]]:
     """Read the lines of metrics.json that have a value of that name."""
     path = output / "metrics.json"
@@ -45,7 +53,8 @@ def lines(output: Path, having: str) -> list[dict[str, Any]]:
 
 def assert_same_end(a: Path, b: Path) -> None:
     """Assert that two complete runs logged the same losses and ended with the same weights and momentum, to the bit."""
-    first, second = (checkpoint.read(folder / checkpoint.FINAL) for folder in (a, b))
+    first = checkpoint.read(a / checkpoint.FINAL)
+    second = checkpoint.read(b / checkpoint.FINAL)
     assert first["step"] == second["step"]
     torch.testing.assert_close(first["state_dict"], second["state_dict"], rtol=0, atol=0)
     torch.testing.assert_close(first["optimizer"]["state"], second["optimizer"]["state"], rtol=0, atol=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pretrain.common import distributed, interrupt
 from pretrain.common import images as image_files
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
-from tests.pretrain.ranks import run_ranks, start
+from tests.pretrain.ranks import find_port, run_ranks, set_rank, start
 from tests.pretrain.runs import assert_same_end, lines, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -43,10 +42,7 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
+    set_rank(rank, 2, port)
     distributed.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
         distributed.code_digest = lambda: "00000000"
@@ -74,13 +70,12 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path, tmp_path: Path, fault: str):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = find_port()
     if fault == "another disk":
         (tmp_path / "run").mkdir()
         (tmp_path / "run/checkpoint_00000004.pth").touch()
-    first, second = (start(_rank, rank, port, images, tmp_path, fault) for rank in range(2))
+    first = start(_rank, 0, port, images, tmp_path, fault)
+    second = start(_rank, 1, port, images, tmp_path, fault)
     first.join(60)
     if fault == "stopped":
         second.kill()
@@ -129,10 +124,12 @@ def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: P
     run_ranks(_until, 4, images, tmp_path / "run", 2)
     run_ranks(_until, 2, images, tmp_path / "run", 5)
     run(images, tmp_path / "run", *GROUPS)
-    single, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
+    single = lines(tmp_path / "one", "loss")
+    many = lines(tmp_path / "run", "loss")
     assert [line["iteration"] for line in many] == [line["iteration"] for line in single] == list(range(9))
     assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in single], rel=2e-3)
-    a, b = (checkpoint.read(tmp_path / name / checkpoint.FINAL)["optimizer"]["state"] for name in ("one", "run"))
+    a = checkpoint.read(tmp_path / "one" / checkpoint.FINAL)["optimizer"]["state"]
+    b = checkpoint.read(tmp_path / "run" / checkpoint.FINAL)["optimizer"]["state"]
     for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
         expected = state["momentum_buffer"]
         actual = b[number]["momentum_buffer"]

@@ -15,7 +15,7 @@ from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.optim import set_learning_rate
 from tests.errors import refused
-from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
+from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run, stop_after
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -79,9 +79,8 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, na
 
 @pytest.mark.core
 def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path, monkeypatch):
-    calls = iter([""] * 4 + ["preempted"] * 99)
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
-    with pytest.raises(interrupt.Stopped, match="preempted"):
+    stop_after(monkeypatch, 5)
+    with pytest.raises(interrupt.Stopped, match="SIGTERM"):
         run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     monkeypatch.undo()
     saved = checkpoint.load_newest(tmp_path / "run")

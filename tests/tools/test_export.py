@@ -122,7 +122,8 @@ def test_onnx_takes_pixels_of_any_number_and_size(tmp_path: Path, stem: str) -> 
     torch.save(state, tmp_path / "weights.pth")
     export.main([str(tmp_path / "weights.pth"), "--format", "onnx", "--output", str(tmp_path / "out.onnx")])
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
-    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
     for shape in ((1, 3, 32, 32), (3, 3, 65, 40)):
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():

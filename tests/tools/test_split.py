@@ -22,7 +22,8 @@ CLASSES = [[1] * (n % 10 > 0) + [5] * (n % 5 == 1) + [9] * (n in (3, 50)) for n 
 def test_every_record_is_in_one_part(tmp_path: Path, val: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     whole = coco_file.write(tmp_path / "all.json", CLASSES)
     make_data.main(["split", str(tmp_path / "all.json"), "--output", str(tmp_path / "out"), "--val", val])
-    train, held_out = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("train", "val"))
+    train = json.loads((tmp_path / "out/train.json").read_text())
+    held_out = json.loads((tmp_path / "out/val.json").read_text())
     assert len(held_out["images"]) == count
     for section in ("images", "annotations"):
         assert sorted(train[section] + held_out[section], key=lambda record: record["id"]) == whole[section]

@@ -138,7 +138,8 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
     work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
     work(tmp_path, name, **keys)
     work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
-    whole, parts = (torch.load(tmp_path / f / "model_final.pth") for f in ("whole", "out"))
+    whole = torch.load(tmp_path / "whole/model_final.pth")
+    parts = torch.load(tmp_path / "out/model_final.pth")
     assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
     assert whole["hooks"] == parts["hooks"] and whole["hooks"]["sum"]["total"] != 0
 

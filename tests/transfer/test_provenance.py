@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pretrain.common.weights.backbone import read_backbone
 from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
@@ -12,6 +14,8 @@ from tools import report
 from tools.reporting.document import render_markdown
 from transfer.weights.convert import convert
 from transfer.weights.load import read_weights
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
 def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+import transfer
 from pretrain.common import interrupt
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import update_state
@@ -70,7 +72,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     tmp_path: Path, converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(converted, tmp_path / "weights")
-    first, other = (str(tmp_path / "weights" / f"{name}.pth") for name in ("a", "b"))
+    first = str(tmp_path / "weights/a.pth")
+    other = str(tmp_path / "weights/b.pth")
     out = tmp_path / "out"
 
     def go(*flags: str, **keys: Any) -> dict[str, Any]:
@@ -107,6 +110,21 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
     iterations = [json.loads(line)["iteration"] for line in (out / "metrics.json").read_text().splitlines()]
     assert len(iterations) == len(set(iterations)) and max(iterations) <= 3
+
+
+def test_the_python_interface(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    data = tiny_coco.write(tmp_path / "data")
+    keys = {
+        "DATASETS.TRAIN": (data,),
+        "DATASETS.TEST": (data,),
+        "SOLVER.MAX_ITER": 1,
+        "OUTPUT_DIR": str(tmp_path / "out"),
+    }
+    results = transfer.fine_tune(tiny_coco.BASE, tiny_coco.MODEL_KEYS | keys, engine="torchvision")
+    assert results["iteration"] == 1 and signal.getsignal(signal.SIGINT) is before
+    again = transfer.fine_tune(tiny_coco.BASE, tiny_coco.MODEL_KEYS | keys, engine="torchvision", resume=True)
+    assert again["metrics"] == results["metrics"]
 
 
 def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,11 +23,12 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.weights.file import tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
+from tests.pretrain.runs import stop_after
 from tests.transfer import test_accumulate as accumulate
 from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
-from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
+from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved
 from transfer import batch_norm, checkpoints, step
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
@@ -52,7 +53,8 @@ def _all_parts(folder: Path, name: str) -> None:
 
 def _train(rank: int, folder: Path, name: str) -> None:
     """Train without interruption, then with two stops of a single rank: in a step and in an evaluation."""
-    whole, halves = (tiny_coco.config(folder / out, name, **KEYS) for out in ("whole", "halves"))
+    whole = tiny_coco.config(folder / "whole", name, **KEYS)
+    halves = tiny_coco.config(folder / "halves", name, **KEYS)
     metrics = run(whole)
     assert bool(metrics) == (rank == 0)
     if rank == 0:

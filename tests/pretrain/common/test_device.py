@@ -66,16 +66,12 @@ def test_probes_have_the_layout_of_pretraining(monkeypatch: pytest.MonkeyPatch) 
     ("precision", "convolutions", "products"),
     [("", True, "highest"), ("highest", False, "highest"), ("high", True, "high"), ("medium", True, "medium")],
 )
-def test_float32_precision(monkeypatch: pytest.MonkeyPatch, precision: str, convolutions: bool, products: str) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default, and restored at the end
-    before = torch.get_float32_matmul_precision()
-    assert before == "highest"
-    try:
-        set_float32_precision(precision)
-        assert torch.backends.cudnn.allow_tf32 == convolutions
-        assert torch.get_float32_matmul_precision() == products
-    finally:
-        torch.set_float32_matmul_precision(before)
+def test_float32_precision(precision: str, convolutions: bool, products: str) -> None:
+    torch.backends.cudnn.allow_tf32 = True  # torch's defaults; a fixture of all modules restores them
+    torch.set_float32_matmul_precision("highest")
+    set_float32_precision(precision)
+    assert torch.backends.cudnn.allow_tf32 == convolutions
+    assert torch.get_float32_matmul_precision() == products
 
 
 class Applied(Exception):

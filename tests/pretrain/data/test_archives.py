@@ -45,7 +45,8 @@ def test_stl10(tmp_path: Path):
     (folder / "train_y.bin").write_bytes(bytes([10, 1]))
     (folder / "test_y.bin").write_bytes(bytes([2]))
     (folder / "class_names.txt").write_text("\n".join(f"class{i}" for i in range(10)))
-    train, val = (load("stl10", split, tmp_path) for split in ("train", "val"))
+    train = load("stl10", "train", tmp_path)
+    val = load("stl10", "val", tmp_path)
     assert train.labels is not None and train.labels.tolist() == [9, 0, -1, -1]
     assert val.labels is not None and val.labels.tolist() == [1] and train.classes == [f"class{i}" for i in range(10)]
     assert train.image_name(3) == "stl10/unlabeled[1]"

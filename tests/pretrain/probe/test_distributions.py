@@ -26,7 +26,8 @@ def test_two_runs_in_one_picture_and_one_table(images, tmp_path):
     results = distributions.main(cfg, {"one": "random", "same": "random"}, images=32, augmentations=4)
     rows = list(csv.DictReader((tmp_path / "distributions.csv").open()))
     assert len(rows) == 64 and results["images"] == 32
-    ones, sames = ([r["similarity"] for r in rows if r["run"] == name] for name in ("one", "same"))
+    ones = [row["similarity"] for row in rows if row["run"] == "one"]
+    sames = [row["similarity"] for row in rows if row["run"] == "same"]
     assert ones == sames
     assert results["runs"]["one"]["similarity_mean"] == pytest.approx(np.mean([float(s) for s in ones]), rel=1e-5)
     assert (tmp_path / "distributions.png").read_bytes().startswith(b"\x89PNG")

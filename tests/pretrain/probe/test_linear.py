@@ -67,7 +67,8 @@ def _assert_same_end(first, second):
     read = [json.loads((folder / "results.json").read_text()) for folder in (first, second)]
     assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
     assert (first / "metrics.json").read_text() == (second / "metrics.json").read_text()
-    a, b = (_load_heads(folder) for folder in (first, second))
+    a = _load_heads(first)
+    b = _load_heads(second)
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name in ("state_dict", "optimizer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged

@@ -26,12 +26,13 @@ pytestmark = pytest.mark.slurm
 MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"
 RECIPE = CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+_TINY = "import pytest; from tests import tiny; tiny.use(pytest.MonkeyPatch())"
 _SLOW_STEPS = """
 import time
 from pretrain.monitor import TrainingMonitor
 real = TrainingMonitor.step
 def step(*args):
-    time.sleep(5)
+    time.sleep({})
     real(*args)
 TrainingMonitor.step = step
 """
@@ -49,7 +50,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
 ):
     """An epoch of 6 steps takes 30 s after start-up; each attempt has 60 s, minus 40 s for the signal."""
     run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
-    extend(monkeypatch, tmp_path, _SLOW_STEPS)
+    extend(monkeypatch, tmp_path, _SLOW_STEPS.format(5))
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
     spec = stages.build_pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=40))
@@ -60,10 +61,12 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
 
 
 def test_a_preempted_pretraining_ends_bit_equal(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
+    more = ("SOLVER.EPOCHS", "5", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
+    extend(monkeypatch, tmp_path, _TINY)
     run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", *more)))
+    extend(monkeypatch, tmp_path, _TINY + _SLOW_STEPS.format(0.4))
     (job,) = submit_jobs([stages.build_pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
     wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
     slurm_cluster.preempt()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.common import interrupt
 from pretrain.common.interrupt import Stopped
 from tests.errors import refused
+from tests.pretrain.runs import stop_after
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -45,12 +45,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     name = tiny_coco.write(folder / "data")
     return name, folder / "out", run(masks(folder / "out", name), visualize=2)
-
-
-def stop_after(monkeypatch, steps: int) -> None:
-    """Request a stop while step ``steps`` (from 1) runs."""
-    calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
 
 
 def saved(folder, name: str = "model_final") -> dict:

@@ -86,9 +86,8 @@ def test_every_tensor_arrives(case: Case) -> None:
 @pytest.mark.detectron2
 def test_features_are_those_that_detectron2_computes_from_the_source(case: Case) -> None:
     image = sample_image()[..., :64, :64]
-    theirs, converted = (
-        detectron2_stages(path, 50, "FrozenBN", image, stride_in_1x1=True) for path in (case.source, case.weights.path)
-    )
+    theirs = detectron2_stages(case.source, 50, "FrozenBN", image, stride_in_1x1=True)
+    converted = detectron2_stages(case.weights.path, 50, "FrozenBN", image, stride_in_1x1=True)
     for stage, ours in zip(STAGES, in_torchvision(case.weights), strict=True):
         assert torch.equal(theirs[stage], converted[stage])
         assert torch.allclose(ours, theirs[stage], rtol=1e-4, atol=1e-4 * ours.abs().max().item())

@@ -21,6 +21,7 @@ from tests.transfer.weights.test_caffe2 import MSRA
 from transfer.weights.convert import convert
 from transfer.weights.load import Weights, check_config, load_weights, read_detector_provenance, read_weights
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
 
 

@@ -19,6 +19,7 @@ from transfer.weights import locate
 from transfer.weights.load import check_same_weights, read_weights
 from transfer.weights.locate import find_weights
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = "https://example.org/models"
 
 

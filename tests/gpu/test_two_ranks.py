@@ -1,0 +1,127 @@
+"""Two ranks on two CUDA devices, with nccl, equal one process; without devices, on the simulated one, with gloo."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from pretrain.common import distributed
+from pretrain.monitor import TrainingMonitor
+from tests.gpu import runs
+from tests.gpu.runs import DEVICE, ENGINES, HEADS, SHORT, SINGLE, losses
+from tests.pretrain import ranks
+from tests.transfer import tiny_coco
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),  # one fixture runs all cases
+    pytest.mark.skipif(DEVICE == "cuda" and torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+Call = Callable[..., Any]
+CASES = {
+    "a BN group per rank": ("MODEL.BN_GROUPS", "2"),
+    "SyncBN": ("MODEL.BN_GROUPS", "1"),
+    "supcon": ("MODEL.BN_GROUPS", "2", "METHOD.NAME", "supcon", "METHOD.NUM_KEYS", "1", "METHOD.LABELS", "class"),
+    "accumulate": ("MODEL.BN_GROUPS", "4", "SOLVER.ACCUMULATE", "2"),
+    "fp16": ("MODEL.BN_GROUPS", "2", "SOLVER.AMP", "fp16"),
+    "compiled": ("MODEL.BN_GROUPS", "2", "SOLVER.COMPILE", "True"),
+}
+SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the loss
+BACKENDS = ["0", "1"] if DEVICE == "cuda" else ["0"]  # TORCH_DIST_USE_NCCL2: torch has two implementations of nccl
+
+
+def _run_ranks(use_nccl2: str, function: Callable[..., None], *args: Any) -> None:
+    """Run a function in two ranks, which set up their process group themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DIST_USE_NCCL2", use_nccl2)  # torch reads it when it is imported
+        patch.setattr(ranks, "START_METHOD", "spawn" if DEVICE == "cuda" else ranks.START_METHOD)
+        ranks.run_ranks(function, 2, *args, device=None)
+
+
+def _run_cases(images: Path, data: str, folder: Path, engines: list[str]) -> None:
+    runs.prepare()
+    device = distributed.init()
+    assert device == torch.device(DEVICE, distributed.rank() if DEVICE == "cuda" else 0)
+    cases: dict[str, Callable[[Path], Any]] = {
+        name: lambda output, words=words: runs.pretrain(images, output, *words, *SLOW) for name, words in CASES.items()
+    }
+    cases["stopped"] = lambda output: runs.stop_and_resume(images, output, "MODEL.BN_GROUPS", "2")
+    cases["probes"] = lambda output: runs.probe(images, output)
+    for engine in engines:
+        cases[engine] = lambda output, engine=engine: runs.fine_tune(output, data, engine, DEVICE, HEADS["mask"])
+    for name, case in cases.items():
+        try:
+            case(folder / name)
+        except BaseException:  # also pytest.fail
+            (folder / f"{name}.{distributed.rank()}.txt").write_text(traceback.format_exc())
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda value: f"nccl2={value}")
+def two(request: pytest.FixtureRequest, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the outputs of all cases; `output_of` reads it."""
+    folder = tmp_path_factory.mktemp("two")
+    data = tiny_coco.write(folder / "data")
+    engines = ["torchvision", *(["detectron2"] if DEVICE == "cuda" and find_spec("detectron2") else [])]
+    _run_ranks(request.param, _run_cases, images, data, folder, engines)
+    return folder
+
+
+def output_of(case: str, two: Path) -> Path:
+    errors = [path.read_text() for path in sorted(two.glob(f"{case}.?.txt"))]
+    assert not errors, "\n".join(errors)
+    return two / case
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one_with_the_same_bn_groups(
+    two: Path, on_device: Call, images: Path, tmp_path: Path, case: str
+) -> None:
+    on_device(runs.pretrain, images, tmp_path, *CASES[case], *SLOW)
+    first, second = losses(output_of(case, two))
+    expected = losses(tmp_path)
+    assert first == pytest.approx(expected[0], rel=SINGLE["fp16"] if case == "fp16" else 2e-3)
+    assert second == pytest.approx(expected[1], rel=5e-2)  # batch norm of few images amplifies the kernels' rounding
+
+
+def test_two_ranks_resume(two: Path) -> None:
+    runs.assert_resumed(output_of("stopped", two))
+
+
+def test_two_ranks_probe(two: Path, on_device: Call, images: Path, tmp_path: Path) -> None:
+    expected = runs.scores(on_device(runs.probe, images, tmp_path))
+    assert runs.scores(output_of("probes", two)) == pytest.approx(expected, abs=7)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_fine_tune_with_sync_bn(two: Path, engine: str) -> None:
+    if engine == "detectron2" and DEVICE == "sim":
+        pytest.skip("Detectron2 has SyncBN on GPUs only: no CUDA device")
+    assert {"bbox", "segm"} <= json.loads((output_of(engine, two) / "results.json").read_text())["metrics"].keys()
+
+
+def _fail_on_one_rank(images: Path, folder: Path) -> None:
+    runs.prepare()
+    real = TrainingMonitor.step
+
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
+        if number == 2 and distributed.rank() == 1:
+            raise ValueError("a fault of rank 1")
+        real(self, loss, number, *more)
+
+    TrainingMonitor.step = step  # type: ignore[method-assign]
+    runs.pretrain(images, folder, "MODEL.BN_GROUPS", "2")
+
+
+@pytest.mark.parametrize("use_nccl2", BACKENDS)
+def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, use_nccl2: str) -> None:
+    with pytest.raises((mp.ProcessRaisedException, mp.ProcessExitedException)):
+        _run_ranks(use_nccl2, _fail_on_one_rank, images, tmp_path)
+    assert "a fault of rank 1" in (tmp_path / "failed.1.json").read_text()

@@ -89,7 +89,7 @@ def test_values_that_cannot_train_are_refused(key, value, named):
         ("coco:a:b", "('coco:a:b',)"),
         ("('coco:a:b')", "('coco:a:b',)"),
         ("(coco:a:b,)", "('coco:a:b',)"),
-        ("[coco:a:b, coco:a b:c]", "('coco:a:b', 'coco:a b:c',)"),
+        ("[coco:a:b, coco:a b:c]", "('coco:a:b', 'coco:a b:c')"),
     ],
 )
 def test_a_name_that_is_no_list_is_shown_as_one(value, shown):

@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 from .errors import UserError, did_you_mean, first_line, one_line
 
+_NAME_BYTES = 255  # of a file system
+
 
 def existing_file(path: str | Path, description: str, pattern: str = "*") -> Path:
     """Return ``path`` if it is a file.
@@ -51,6 +53,9 @@ def check_name(path: str, option: str) -> None:
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
     if "://" in path:
         raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
+    if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
+        what = f"{option} is {path!r}, of which a part is longer than {_NAME_BYTES} bytes"
+        raise UserError(f"{what}; choose a shorter name")
     if re.search(r"\$[{\w]", path):
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 

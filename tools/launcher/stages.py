@@ -14,6 +14,7 @@ from typing import Any
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, did_you_mean
+from pretrain.common.run.folder import stage_of
 from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
 from transfer import train_net
@@ -192,8 +193,10 @@ def _build_tool(
 
 
 def pretrain_config(run: str) -> str:
-    """Return the resolved config of a run as YAML text, or an empty string if ``run`` is no run folder."""
+    """Return the resolved config of a run as YAML text; "" for a detector's, or if ``run`` is not a run folder."""
     path = Path(run) / "config.yaml"
+    if stage_of(run) == "transfer":
+        return ""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 

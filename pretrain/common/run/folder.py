@@ -27,7 +27,7 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raise UserError if a folder belongs to a stage other than ``stage``, or contains another program's files."""
     earlier = stage_of(output_dir)
     if not earlier:
-        check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
+        check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR")
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} belongs to the {earlier} stage, not to {stage}; choose another OUTPUT_DIR")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pretrain.common.run.state import update_state
 from pretrain.methods import METHODS
 from tests.errors import refused
 from tests.tools.launcher.helpers import TINY
@@ -21,6 +22,8 @@ def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
     probe = stages.build_probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
     assert probe.folder == str(tmp_path / "run" / "linear") and probe.args == (str(tmp_path / "run"),)
     assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
+    update_state(tmp_path / "run", stage="transfer")  # a detector's config is of another kind
+    assert "ARCH: resnet50" in stages.build_probe("linear", str(tmp_path / "run")).config
 
 
 @pytest.mark.parametrize("method", METHODS)

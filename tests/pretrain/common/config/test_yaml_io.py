@@ -71,6 +71,7 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
         (["DATA.DOWNLOAD", "None"], "'None'"),
         (["METHOD.MARGIN", "1"], "--import"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "unprintable"),
+        (["OUTPUT_DIR", f"runs/{128 * 'é'}"], "longer than 255 bytes"),
         (["OUTPUT_DIR", "s3://bucket/run"], "'s3://bucket/run', a URL"),
         (["OUTPUT_DIR", "$NO_SUCH_DISK/run"], "whose variable is not set"),
         (["SEED"], "KEY VALUE"),

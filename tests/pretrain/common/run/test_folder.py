@@ -60,6 +60,7 @@ def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name:
         (tmp_path / harmless).touch()
     check_stage_of(tmp_path, "knn")
     (tmp_path / name).touch()
+    (tmp_path / "launch").mkdir()  # the launcher's own contains launch.json
     refused(lambda: check_stage_of(tmp_path, "knn"), tmp_path, name, "OUTPUT_DIR")
     update_state(tmp_path, stage="knn")
     check_stage_of(tmp_path, "knn")

@@ -258,7 +258,7 @@ def resume(args: argparse.Namespace) -> int:
     record = find_record(args.folder)
     if record is None:
         raise UserError(
-            f"no launcher jobs in {args.folder}; name the folder of a stage or of a pipeline (a run of "
+            f"no launcher jobs in {args.folder}; pass the folder of a stage or of a pipeline (a run of "
             "transfer/train_net.py continues by its own command with --resume)"
         )
     owner = record.stat().st_uid

@@ -85,7 +85,7 @@ def _list_images(paths: Sequence[str]) -> dict[str, str]:
             raise UserError(f"no images in {path}")
         for name in names:
             if name in images:
-                raise UserError(f"two images are called {name}; name the folder that contains both")
+                raise UserError(f"two images are called {name}; pass the folder that contains both")
             images[name] = os.path.join(path, name) if is_folder else path
     return images
 

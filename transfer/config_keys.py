@@ -91,7 +91,7 @@ def check_training(cfg: CfgNode) -> None:
     tasks = list_tasks(cfg)
     if cfg.TEST.BEST and (task not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", metric)):
         known = ", ".join(f"{task}/AP" for task in tasks)
-        raise UserError(f"TEST.BEST is {cfg.TEST.BEST!r}; name a metric of this detector's ({known}, bbox/AP50, ...)")
+        raise UserError(f"TEST.BEST is {cfg.TEST.BEST!r}; choose a metric of this detector ({known}, bbox/AP50, ...)")
     norm = cfg.MODEL.RESNETS.NORM
     has_frozen_norms = norm == "FrozenBN" or (cfg.MODEL.BACKBONE.FREEZE_AT > 0 and "BN" in norm)
     if solver.FROZEN_BN_ITER and not has_frozen_norms:

@@ -207,7 +207,7 @@ def check_writable(path: str | Path) -> None:
     """Raise UserError unless a file at ``path`` could be written; called before the work whose result it will hold."""
     path = Path(path)
     if os.path.isdir(path):
-        raise UserError(f"{path} is a folder; name a file in it")
+        raise UserError(f"{path} is a folder; pass a file in it")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     with convert_write_errors(path):
         tempfile.TemporaryFile(dir=folder).close()

@@ -52,7 +52,7 @@ def load_folder(folder: Path, split: str) -> ImageData:
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
         usual = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
-        remedy = f"call it {usual}, or name a folder of images: folder:{folder}/{splits[0]}"
+        remedy = f"rename it to {usual}, or choose a folder of images: folder:{folder}/{splits[0]}"
         raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
     if class_folders and split == "train":
         log.warning(f"not read, since the other folders are splits: {shorten_list(class_folders)} (in {folder})")

@@ -89,7 +89,7 @@ class Loader:
         for step in range(first_step, total_steps):
             epoch, batch = divmod(step, len(self))
             if order is None or batch == 0:
-                order = stream(self.seed, epoch, _ORDER, 0).permutation(len(self.data))
+                order = random_stream(self.seed, epoch, ORDER, 0).permutation(len(self.data))
             start = batch * self.batch_size + self.rank * rank_batch_size
             yield [(epoch, int(i)) for i in order[start : start + rank_batch_size]]
 
@@ -100,7 +100,7 @@ class Loader:
         replaced: dict[int, str] = {}
         for n, (epoch, position) in enumerate(items):
             image, used[n] = self._read(position, replaced)
-            view_rng = functools.partial(stream, self.seed, epoch, _VIEW, position)
+            view_rng = functools.partial(random_stream, self.seed, epoch, VIEW, position)
             views[:, n] = make_views(image, self.augmentations, self.size, view_rng)
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
         views_VnCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
@@ -170,11 +170,11 @@ def eval_batches(
         yield images_NHWC.permute(0, 3, 1, 2), index_n
 
 
-_VIEW = 0  # purposes of random streams
-_ORDER = 1
+VIEW = 0  # purposes of random streams
+ORDER = 1
 
 
-def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
+def random_stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
     """Return the random stream of (seed, epoch, image index, view): a counter-based generator, 13 us to create."""
     key = np.array((seed, epoch), np.int64).astype(np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))

@@ -52,7 +52,7 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
             raise UserError(
                 f"DATA.VAL {val_name} contains the training images of {train_name}; set DATA.VAL to other images"
             )
-        remedy = "name labeled images in DATA.VAL, or make train/ and val/ folders"
+        remedy = "set DATA.VAL to labeled images, or make train/ and val/ folders"
         raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
     if train.classes[: len(val.classes)] != val.classes:  # val may lack the last ones
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
@@ -61,4 +61,4 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:
     if not data.class_count():
-        raise MissingLabels(f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL")
+        raise MissingLabels(f"{name} has no labels to probe with; set DATA.PROBE_TRAIN and DATA.VAL to labeled images")

@@ -90,9 +90,9 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     if len(heads.learning_rates) > 1:
         train_split, held_out_split = _split(data.train)
         held_out = extract(backbone, held_out_split, run.cfg, run.device)
-    stream_type = _Cached if settings.AUGMENT == "none" else _Augmented
-    stream = stream_type(run, backbone, train_split)
-    steps_per_epoch = len(stream)
+    source_type = _Cached if settings.AUGMENT == "none" else _Augmented
+    batch_source = source_type(run, backbone, train_split)
+    steps_per_epoch = len(batch_source)
     total_steps = settings.EPOCHS * steps_per_epoch
     step = 0
     losses_H = torch.zeros(len(heads.learning_rates), device=run.device)  # sums over the current epoch
@@ -105,10 +105,10 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)
     stop = AgreedStop(run.device)
     scores = heads.score(val, held_out)
-    for batch in progress.measure_waits(stream.batches(step, total_steps)):
+    for batch in progress.measure_waits(batch_source.batches(step, total_steps)):
         epoch = step // steps_per_epoch
         factor = heads.set_learning_rates(epoch)
-        losses_H += heads.step(*stream.features(batch))
+        losses_H += heads.step(*batch_source.features(batch))
         step += 1
         progress.advance()
         stop_reason = stop.poll()

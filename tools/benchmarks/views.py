@@ -20,7 +20,7 @@ from torchvision import transforms
 
 from pretrain.common.images import decode
 from pretrain.data.augmentations import AUGMENTATIONS
-from pretrain.data.loader import stream
+from pretrain.data.loader import VIEW, random_stream
 from pretrain.data.views import make_views
 from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_milliseconds
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     counter = itertools.count()
     forms: dict[str, Callable[[], object]] = {
         "ours": lambda: make_views(
-            decode(jpeg, "photo"), augmentations, args.size, functools.partial(stream, 0, 0, 0, next(counter))
+            decode(jpeg, "photo"), augmentations, args.size, functools.partial(random_stream, 0, 0, VIEW, next(counter))
         ),
         "ours, decoding alone": lambda: decode(jpeg, "photo"),
         _PIL: lambda: _make_pil_views(jpeg, args.views, args.size),

@@ -31,7 +31,7 @@ def write_pipeline(table: str, text: str, folder: Path) -> Path:
     """Write ``<folder>/launch/<table>.yaml``, the pipeline of the rows of ``table`` that contain ``text``."""
     _, rows = read_table(existing_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
-        raise UserError(f"{table} is not a results table; name a CSV file with the columns of those in configs/papers")
+        raise UserError(f"{table} is not a results table; pass a CSV file with the columns of those in configs/papers")
     chosen = [row for row in rows if row["pretrain"] and text.lower() in " ".join(map(str, row.values())).lower()]
     if not chosen:
         raise UserError(f"no runnable row of {table} contains {text!r}; omit --rows to run all of them")

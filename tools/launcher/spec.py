@@ -175,7 +175,7 @@ class StageSpec:
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
             problem = describe_empty_or_text(Path(path)) if Path(path).is_file() else ""
             if problem:
-                raise UserError(f"{path} contains no weights: {problem}; name a run folder or a checkpoint")
+                raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
 
     def has_checkpoint(self) -> bool:
         """Return whether the stage would resume from a checkpoint."""

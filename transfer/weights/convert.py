@@ -108,7 +108,7 @@ def convert(
     file = open_source(source, unsafe_pickle)
     path = file.path
     if os.path.exists(output) and os.path.samefile(output, path):
-        raise UserError(f"OUTPUT {output} is the source itself; name another file")
+        raise UserError(f"OUTPUT {output} is the source itself; choose another file")
     is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
     if is_in_run and output.name.startswith(("checkpoint_", "model_")):
         raise UserError(
@@ -133,7 +133,7 @@ def convert(
     with claim(output.parent, "a conversion", of=output.name):
         try:
             if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
-                raise UserError(f"{output} exists and differs; add --overwrite or name another file")
+                raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
             with atomic_writer(output) as stream:
                 stream.write(encoded)
                 stream.flush()
@@ -169,7 +169,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     check_not_sharded(source)
     raise UserError(
         f"{source} contains no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
-        "training, or name another folder or file"
+        "training, or choose another folder or file"
     )
 
 

@@ -37,7 +37,7 @@ _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torc
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 _NAME_A_DETECTOR = (
-    "name a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
+    "pass a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
 )
 log = logging.getLogger(__name__)
 

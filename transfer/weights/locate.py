@@ -30,7 +30,7 @@ def find_weights(path: str) -> str:
     if stage == "pretrain":
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion_hint(path)}")
     if stage == "transfer":
-        raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
+        raise UserError(f"MODEL.WEIGHTS {path} is a folder; choose a file in it, such as {path}/model_final.pth")
     return str(existing_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
 
 

@@ -67,7 +67,7 @@ def _read_newest(folder: Path) -> WeightsFile:
     newest = load_first_undamaged(folder, list_checkpoints(folder), read_weights_file)
     if newest is None:
         check_not_sharded(folder)
-        raise UserError(f"{folder} contains no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
+        raise UserError(f"{folder} contains no checkpoint_*.pth; pass a run folder of pretraining or a checkpoint file")
     return newest[1]
 
 

@@ -89,7 +89,7 @@ def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path
     with pytest.raises(UserError, match="rows share the output folder a_epochs=5"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
-    with pytest.raises(UserError, match="is not a results table; name a CSV file"):
+    with pytest.raises(UserError, match="is not a results table; pass a CSV file"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]
     assert launch.main([*words, "--cluster", "slurm", "--dry-run"]) == 0

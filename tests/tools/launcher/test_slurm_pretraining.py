@@ -89,6 +89,7 @@ def test_pretraining_on_two_nodes_equals_one_process(
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 3
 
 
+SCENES = "coco:datasets/digits/coco/annotations/instances_train.json:datasets/digits/coco/train"
 SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps
     "DATA": "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4 datasets/digits",
     "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
@@ -98,7 +99,8 @@ SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a 
     "TRANSFER": {"mask": str(MASK)},
     "TRANSFER_OVERRIDES": f"{FINE_TUNING} MODEL.RESNETS.DEPTH 18 MODEL.RESNETS.RES2_OUT_CHANNELS 64 MODEL.DEVICE cpu "
     "SOLVER.MAX_ITER 40 SOLVER.STEPS (36,) SOLVER.BASE_LR 0.01 SOLVER.WARMUP_ITERS 10 MODEL.FPN.OUT_CHANNELS 64 "
-    "MODEL.ROI_BOX_HEAD.FC_DIM 64 MODEL.ROI_MASK_HEAD.NUM_CONV 1 MODEL.ROI_MASK_HEAD.CONV_DIM 32 SEED 1",
+    "MODEL.ROI_BOX_HEAD.FC_DIM 64 MODEL.ROI_MASK_HEAD.NUM_CONV 1 MODEL.ROI_MASK_HEAD.CONV_DIM 32 SEED 1 "
+    f"""MODEL.ROI_HEADS.NUM_CLASSES 10 DATASETS.TRAIN "('{SCENES}',)" DATASETS.TEST "('{SCENES}',)" """,
 }
 
 

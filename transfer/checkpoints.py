@@ -62,7 +62,7 @@ def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
-    """Load the checkpoint to resume from on every rank (see `load_newest_on_all_ranks`); return None for a new run."""
+    """Load the checkpoint to resume from, as `checkpoint.load_newest_on_all_ranks` does; return None for a new run."""
     return checkpoint.load_newest_on_all_ranks(
         output_dir, list_checkpoints(output_dir, evaluating=True), checkpoint.read
     )

@@ -75,6 +75,10 @@ def load_config(config_file: str | Path | None, opts: Sequence[Any] = ()) -> Cfg
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, opts)
+    for key in ("SIZES", "ASPECT_RATIOS"):  # one flat list is for all feature maps, as Detectron2 reads it
+        values = cfg.MODEL.ANCHOR_GENERATOR[key]
+        if values and not any(isinstance(value, (list, tuple)) for value in values):
+            cfg.MODEL.ANCHOR_GENERATOR[key] = [list(values)]
     return cfg
 
 

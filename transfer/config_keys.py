@@ -20,7 +20,6 @@ from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, default_config
 _FIXED_LENGTH = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
-    "MODEL.RPN.IOU_THRESHOLDS",
     "MODEL.RPN.BBOX_REG_WEIGHTS",
     "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
 )
@@ -34,7 +33,10 @@ def check_ranges(cfg: CfgNode) -> None:
             sigma per keypoint.
     """
     _check_lists(cfg)
+    is_own_mapper = bool(get(cfg, "INPUT.MAPPER"))  # its images may have other channels and values
     for key, limits in LIMITS.items():
+        if is_own_mapper and key.startswith("MODEL.PIXEL_"):
+            continue
         for value in _list_numbers(get(cfg, key)):
             limits.check(key, value)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
@@ -48,11 +50,16 @@ def check_ranges(cfg: CfgNode) -> None:
 
 def _check_lists(cfg: CfgNode) -> None:
     """Raise UserError for a list whose length, nesting or elements do not suit a detector."""
-    is_usual = cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    is_usual = (
+        cfg.INPUT.FORMAT != "L" and not get(cfg, "INPUT.MAPPER") and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    )
     for key in _FIXED_LENGTH if is_usual else ():
         if len(get(cfg, key)) != len(HONORED[key]):
             raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
     thresholds = list(cfg.MODEL.RPN.IOU_THRESHOLDS)
+    count = len(cfg.MODEL.RPN.IOU_LABELS) - 1
+    if len(thresholds) != count:
+        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; it must be {count} numbers, between the IOU_LABELS")
     if thresholds != sorted(thresholds):
         raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; give the lower one first")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN

@@ -56,7 +56,8 @@ def check_name(path: str, option: str) -> None:
     if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
         what = f"{option} is {path!r}, of which a part is longer than {_NAME_BYTES} bytes"
         raise UserError(f"{what}; choose a shorter name")
-    if re.search(r"\$[{\w]", path):
+    variable = re.search(r"^.*?\$[{\w][^/]*", path)
+    if variable and not os.path.isdir(variable[0]):
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 

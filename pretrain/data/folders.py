@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,9 @@ from .sources import Files
 
 log = logging.getLogger(__name__)
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
-_SPLIT_WORD = re.compile(  # in train_images, trainA, trainset, testing_data
-    "(?<![A-Za-z])(?i:(train|val|test|dev|eval)(ing|id|idation|val|uation)?(set|data|split)?)(?![a-z])"
+_SPLIT_WORD = re.compile(  # in train_images, trainA, trainset, testing_data; a whole name: dev, evaluation
+    "(?<![A-Za-z])(?i:(train|val|test)(ing|id|idation|val)?(set|data|split)?)(?![a-z])"
+    "|^(?i:(dev|eval)(uation)?(set|data|split)?)$"
 )
 _IMAGES = re.compile("(?i:jpeg)?(?i:images?|imgs?)(Tr|Ts)?")  # of segmentation data sets, such as VOC's and nnU-Net's
 _MASKS = re.compile("(?i:masks?|labels?|annotations?|segmentations?|gt|ground_?truth)(Tr|Ts|Class|Object)?")
@@ -179,17 +181,27 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
 
 def _check_no_masks(folder: Path, names: list[str]) -> None:
     """Raise UserError if masks lie in a folder next to that of their images: they would be trained on."""
-    places: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> the place and name of a folder
+    folders: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> parent -> name of a folder
     for path in sorted({os.path.dirname(name) for name in names}):
         parts = path.split("/")
         for depth, part in enumerate(parts):
-            for kind in places:
+            for kind in folders:
                 if kind.fullmatch(part):
-                    places[kind].setdefault("/".join(parts[:depth]), part)
-    for place in sorted(places[_IMAGES].keys() & places[_MASKS].keys()):
-        masks = places[_MASKS][place]
-        images = folder / place / places[_IMAGES][place]
-        raise UserError(f"{images} lies next to {masks}/: masks, not images; move them away, or name folder:{images}")
+                    folders[kind].setdefault("/".join(parts[:depth]), part)
+    for parent in sorted(folders[_IMAGES].keys() & folders[_MASKS].keys()):
+        images, masks = (posixpath.join(parent, folders[kind][parent]) for kind in (_IMAGES, _MASKS))
+        if _list_stems(names, images).isdisjoint(_list_stems(names, masks)):
+            continue  # classes that are called so
+        remedy = "move the masks away"
+        if len(folders[_IMAGES]) == 1:
+            remedy += f", or choose folder:{folder / images}"
+        raise UserError(f"{folder / images} lies next to {masks}/: masks, not images; {remedy}")
+
+
+def _list_stems(names: list[str], folder: str) -> set[str]:
+    """List the names of files below ``folder`` without suffix, also without a last word such as ``_mask``."""
+    stems = {posixpath.splitext(posixpath.basename(name))[0] for name in names if name.startswith(f"{folder}/")}
+    return (stems | {stem.rpartition("_")[0] for stem in stems}) - {""}
 
 
 def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
@@ -203,7 +215,7 @@ def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
         for depth, part in enumerate(parts):
             word = _SPLIT_WORD.search(part)
             if word:
-                splits.setdefault("/".join(parts[:depth]), {})[word[1].lower()] = part
+                splits.setdefault("/".join(parts[:depth]), {})[(word[1] or word[4]).lower()] = part
     for parent, by_split in sorted(splits.items()):
         if len(by_split) > 1:
             return parent, sorted(by_split.values(), key=lambda part: (part != by_split.get("train"), part))

@@ -63,7 +63,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             check_same_probe(run.folder, state.get("sizes", {}), sizes)
         run.start()
         torch.manual_seed(cfg.SEED)
-        scores = _train(run, backbone, data, {"settings": settings, "sizes": sizes}, state)
+        scores = _train(run, backbone, data, {"work": settings, "sizes": sizes}, state)
         for lr, score in scores.items():
             if "diverged" in score:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")
@@ -72,7 +72,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         summary += f", {len(data.val)} validation images"
         log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({summary})")
         results = {"source": source, "metrics": best, "per_learning_rate": scores}
-        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "settings": settings})
+        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": settings})
 
 
 def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], state: dict[str, Any]) -> Scores:
@@ -213,7 +213,7 @@ def _load_earlier(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any
     newest = None if results else checkpoint.load_newest(folder)
     state = newest[1] if newest else {}
     if results or state:
-        check_same_probe(folder, (results or state).get("settings", {}), settings)
+        check_same_probe(folder, (results or state).get("work", {}), settings)
     return results, state
 
 

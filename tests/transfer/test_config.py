@@ -57,11 +57,10 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("INPUT.MAX_SIZE_TRAIN", "-1", "at least 1"),
     ("MODEL.PIXEL_MEAN", "[1, 2]", "3 numbers"),
     ("MODEL.PIXEL_STD", "[1.0, -1.0, 1.0]", "above 0"),
-    ("MODEL.ANCHOR_GENERATOR.SIZES", "[32, 64]", "[[32, 64, 128, 256, 512]]"),
     ("MODEL.ANCHOR_GENERATOR.SIZES", "[[32], [64]]", "one for each of the 5 feature maps"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[]]", "a list of lists"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[0.0]]", "above 0"),
-    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "2 numbers"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "it must be 2 numbers, between the IOU_LABELS"),
     ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "lower one first"),
     ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", "[1, 1]", "4 numbers"),
     ("MODEL.ROI_BOX_HEAD.FC_DIM", "0", "at least 1"),
@@ -81,6 +80,22 @@ def test_values_that_cannot_train_are_refused(key, value, named):
         config_keys.check_training(cfg)
 
     refused(check, key, value.strip("[]").partition(",")[0], named)
+
+
+def test_what_only_detectron2_can_train_is_not_refused():
+    """One flat list of sizes is for all feature maps; images of an own mapper may have four channels."""
+    words = ["MODEL.ANCHOR_GENERATOR.SIZES", "[32, 64]", "MODEL.PIXEL_MEAN", "[0, 3000, 1, 1]", "INPUT.MAPPER", "mine"]
+    words += [
+        "MODEL.PIXEL_STD",
+        "[1, 1, 1, 300]",
+        "MODEL.RPN.IOU_THRESHOLDS",
+        "[0.5]",
+        "MODEL.RPN.IOU_LABELS",
+        "[0, 1]",
+    ]
+    cfg = config.load_config(tiny_coco.BASE, words)
+    config_keys.check_ranges(cfg)
+    assert cfg.MODEL.ANCHOR_GENERATOR.SIZES == [[32, 64]]
 
 
 @pytest.mark.parametrize(

@@ -252,13 +252,13 @@ def _check(options: Options) -> None:
     for key, value in options.sbatch.items():
         is_for_gpus = slurm.asks_for_gpus(key, value)
         if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and options.gpus_per_node):
-            hint = "use the launcher's own option (launch.py pretrain --help)"
+            hint = "omit it, or use the launcher's own option (launch.py pretrain --help)"
             if is_for_gpus:
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
     if "," in options.slurm_cluster or options.slurm_cluster == "all":
-        clusters = f"--sbatch clusters={options.slurm_cluster} (or SLURM_CLUSTERS)"
-        raise UserError(f"{clusters} names several clusters, whose jobs cannot wait for each other; choose one of them")
+        clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
+        raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
     if options.signal_delay >= options.minutes * 60:
         raise UserError(
             f"--time ({options.minutes} min) must be longer than signal-delay ({options.signal_delay} s; set in the "

@@ -29,8 +29,6 @@ _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
 _BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
 _RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
 _LIMIT = "SubmitJob|Invalid job array specification"
-# Wrappers of sites print more, and SBATCH_PARSABLE is the user's.
-_ACCEPTED = r"Submitted batch job (\d+)|^(\d+)(?:;\S+)?$"
 
 
 class SubmissionUnknown(UserError):
@@ -90,10 +88,10 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
         )
     for _ in range(_RETRIES + 1):
         asked = _run_sbatch(script, environment)
-        accepted = re.search(_ACCEPTED, asked.stdout, re.MULTILINE)
-        if accepted:
+        accepted_id = _read_job_id(asked)
+        if accepted_id:
             print(asked.stderr, end="", file=sys.stderr)
-            return accepted[1] or accepted[2]
+            return accepted_id
         reason = " ".join((asked.stderr or asked.stdout).split()) or f"exit status {asked.returncode}"
         if asked.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
             kind = TooManyJobs if re.search(_LIMIT, reason) else UserError
@@ -111,6 +109,15 @@ def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.Complet
     """Run sbatch where no Ctrl-C of the terminal ends it, and no wrapper of the site waits for an answer."""
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, "start_new_session": True}
     return subprocess.run(["sbatch", str(script)], env=environment, text=True, errors="replace", **options)
+
+
+def _read_job_id(asked: subprocess.CompletedProcess[str]) -> str:
+    """Return the id of the job that sbatch submitted, or "" if it did not; wrappers of sites print more or less."""
+    usual = re.search(r"Submitted batch job (\d+)", asked.stdout)
+    if usual or asked.returncode:
+        return usual[1] if usual else ""
+    other = re.search(r"\bjob (\d+)|^(\d+)(?:;\S+)?\s*\Z", asked.stdout, re.MULTILINE)
+    return (other[1] or other[2]) if other else ""
 
 
 def ask_start_time(script: str, environment: dict[str, str]) -> str:

@@ -86,7 +86,7 @@ def build_probe(
 def build_distributions(
     runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
 ) -> StageSpec:
-    """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `probe`."""
+    """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `build_probe`."""
     cfg = _load(config_file, overrides, base or pretrain_config(runs[0]))
     paths = [run if run == "random" else _absolute(run) for run in runs]
     names = dict(zip(map(_label, runs), paths, strict=True))

@@ -136,7 +136,9 @@ class _RecordChecker:
         text = _find_box_problem(record, width, height, self.rules.strict)
         if self.rules.masks and not text:
             mask = record.get("segmentation")
-            text = find_mask_problem(mask, width, height) or find_empty_outline(mask, record["bbox"])
+            text = find_mask_problem(mask, width, height)
+            if not text and not record.get("iscrowd"):
+                text = find_empty_outline(mask, record["bbox"])
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text

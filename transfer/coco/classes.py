@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -26,14 +27,19 @@ def check_same_categories(
     classes: Classes,
     remedy: str = "give both the same categories in the same order",
     item: str = "category {} in the order of ids",
+    normalize: Callable[[str], str] = str,
 ) -> None:
-    """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone."""
+    """Raise UserError, which names the first difference, if two differ: labels are matched by their order alone.
+
+    Args:
+        normalize: removes what makes no difference between two names.
+    """
     if not classes:
         return
     (first, expected), *later_sets = classes.items()
     for name, labels in later_sets:
         for number, (a, b) in enumerate(itertools.zip_longest(expected, labels), 1):
-            if a != b:
+            if normalize(str(a)) != normalize(str(b)):
                 raise UserError(f"{item.format(number)} is {a!r} in {first}, but {b!r} in {name}; {remedy}")
 
 
@@ -49,11 +55,16 @@ def check_classes(cfg: CfgNode, classes: Classes, keypoints: Classes) -> None:
     check_same_categories(classes)
     if cfg.MODEL.KEYPOINT_ON:
         keypoints = {name: labels for name, labels in keypoints.items() if labels}
-        check_same_categories(keypoints, "give both the same keypoints in the same order", "keypoint {}")
+        check_same_categories(keypoints, "give both the same keypoints in the same order", "keypoint {}", _normalize)
     key = classes_key(cfg)
     for name, labels in classes.items():
         if len(labels) != get(cfg, key):
             raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
+
+
+def _normalize(name: str) -> str:
+    """Return a keypoint's name without case and separators: left_eye, Left Eye and leftEye are the same."""
+    return re.sub(r"[\W_]+", "", name).lower() or name
 
 
 def read_coco_names() -> list[str]:

@@ -164,7 +164,7 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
         else:
             content = _prepare_records(data_set, cfg)
             classes[name] = category_names(content)
-            keypoints[name] = named_keypoints(content)
+            keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
             folder = os.path.realpath(data_set.images)
             images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
     check_classes(cfg, classes, keypoints)
@@ -187,7 +187,7 @@ def check_data_sets_early(cfg: CfgNode, names: Iterable[str], recorded: Classes 
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
             content = _read_good_records(data_set, cfg, decode=False)
             classes[name] = category_names(content)
-            keypoints[name] = named_keypoints(content)
+            keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
     check_classes(cfg, classes, keypoints)
 
 
@@ -229,7 +229,7 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
     if problems and not data_set.skip_bad:
         bad_images = [problem.text for problem in problems if problem.section == "images"]
         if bad_images and len(bad_images) == len(content["images"]):
-            raise UserError(f"{path}: no image can be used; is {folder} the folder of its images? {bad_images[0]}")
+            raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
         raise UserError(
             f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}. Fix them, or add :skip_bad to "
             "coco:ANNOTATIONS:IMAGES to skip them"

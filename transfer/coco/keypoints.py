@@ -12,7 +12,8 @@ _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 
 def named_keypoints(content: Mapping[str, Any]) -> list[str]:
     """Return the keypoints' names in a COCO file, or [] if its categories do not name them."""
-    return [str(name) for name in next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), [])]
+    categories = sorted(content["categories"], key=lambda category: category["id"])
+    return [str(name) for name in next((c["keypoints"] for c in categories if c.get("keypoints")), [])]
 
 
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Maps a record of `data` to the detector's input, with the same arithmetic as Detectron2's ImageMapper.
+"""Maps a record of `data` to the detector's input, with the same arithmetic as Detectron2's DatasetMapper.
 
 Boxes, masks, keypoints and the image are moved by one object, a list of fvcore's transforms.
 """

@@ -99,6 +99,8 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
         except FileExistsError:  # another process was faster
             continue
+        except FileNotFoundError:  # it has removed the empty folder
+            make_folder(folder)
         except OSError as error:  # a full disk, or another user's file
             if not _read(owner_file):
                 with contextlib.suppress(OSError):

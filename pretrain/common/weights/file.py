@@ -72,7 +72,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     """
     path = Path(path)
     content = read(path, unsafe_pickle)
-    stored = dict(_walk(content))
+    stored = dict(_walk(content)) or dict(_walk(content, lists=True))
     short = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in stored}
     counts = Counter(short.values())
     tensors = {short[name] if counts[short[name]] == 1 else name: tensor for name, tensor in stored.items()}
@@ -141,18 +141,19 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
     return tensor.to(torch.long) if is_counter else tensor
 
 
-def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in nested dictionaries, lists and modules with its path of keys; skip optimizers."""
+def _walk(content: Any, path: str = "", *, lists: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in nested dictionaries and modules, and in ``lists``, with its path; skip optimizers."""
     if isinstance(getattr(content, "_modules", None), dict):
         content = content._parameters | content._buffers | content._modules
+    containers = (dict, list, tuple) if lists else dict
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if isinstance(value, np.ndarray):
             with contextlib.suppress(TypeError):  # an array of text; else a copy, writable and in this byte order
                 value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
         if isinstance(value, Tensor):
             yield f"{path}{key}", value.detach()
-        elif (isinstance(value, (dict, list, tuple)) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
-            yield from _walk(value, f"{path}{key}.")
+        elif (isinstance(value, containers) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
+            yield from _walk(value, f"{path}{key}.", lists=lists)
 
 
 def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _SIGNATURES = {  # the start of a file that is not PyTorch's -> what it is, and 
     b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"(\xb5/\xfd", b"Rar!"), _ARCHIVE),
 }
-_LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, 2)  # the start of a file of torch before 1.6
+_LEGACY = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # near the start of a file of torch before 1.6
 _FRAMEWORKS = {  # suffixes of files that are not PyTorch's -> whose they are
     (".onnx",): "ONNX",
     (".npz", ".npy"): "NumPy",
@@ -62,7 +62,7 @@ def read_content(path: Path, unsafe: bool) -> Any:
         Exception: it is damaged, or of none of the formats.
     """
     start = _read_start(path)
-    if not (zipfile.is_zipfile(path) or start.startswith(_LEGACY)):
+    if not (zipfile.is_zipfile(path) or _LEGACY in start[:32]):
         if start[8:10] == b'{"':
             return _read_safetensors(path)
         if start.startswith(pickle.PROTO) or path.suffix == ".pkl":
@@ -88,7 +88,7 @@ def describe_other(path: Path) -> str:
         names = zipfile.ZipFile(path).namelist()
     if any(name.endswith("/constants.pkl") for name in names):
         return f"it is a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
-    if any(name.endswith("/data.pkl") for name in names) or start.startswith((_LEGACY, pickle.PROTO)):
+    if any(name.endswith("/data.pkl") for name in names) or _LEGACY in start[:32] or start.startswith(pickle.PROTO):
         return ""
     framework = next((name for suffixes, name in _FRAMEWORKS.items() if path.name.lower().endswith(suffixes)), "")
     if framework:

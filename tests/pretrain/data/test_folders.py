@@ -183,6 +183,8 @@ def test_masks_are_not_trained_on(tmp_path: Path, paths: list[str], images: str)
 def test_classes_named_as_masks_are_classes(tmp_path: Path):
     write_folder(tmp_path, ["mask/1.png", "no_mask/2.png", "with_mask/3.png", "labels/4.png"], 4, 4)
     assert load(f"folder:{tmp_path}", "train").classes == ["labels", "mask", "no_mask", "with_mask"]
+    write_folder(tmp_path, ["image/5.png", "Dev Team/6.png", "Test Team/7.png"], 4, 4)  # no file is an image's mask
+    assert len(load(f"folder:{tmp_path}", "train").classes) == 7
 
 
 def test_folders_next_to_splits_are_named(tmp_path: Path, warnings: list[str]):

@@ -183,7 +183,7 @@ def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
     assert resolve({"cluster": "local"}).sbatch == {}
     monkeypatch.setenv("SLURM_CLUSTERS", "alex,fritz")
-    refused(lambda: resolve({"cluster": "slurm"}), "clusters=alex,fritz (or SLURM_CLUSTERS)", "choose one of them")
+    refused(lambda: resolve({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():

@@ -179,12 +179,16 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
         "printf '\\377 Welcome\\n\\033[32mSubmitted batch job 77\\033[0m\\n'; exit 1",  # its last line
         "printf '\\377\\n' >&2; echo '77;alex'",  # SBATCH_PARSABLE
         "printf 'Press Enter: '; read answer; echo Submitted batch job 77",  # which nobody sees
+        "echo 1200; echo Submitted batch job 77",  # of its GPU hours
+        "echo Submitted job 77",
     ],
 )
 def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, answer: str):
     (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer}\n")
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert job_of(tmp_path / "run")["id"] == "77"
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 1200\necho Invalid account >&2\nexit 1\n")
+    refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "sbatch refused", "Invalid account")
 
 
 def test_what_sbatch_warns_of_is_shown(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):

@@ -206,6 +206,11 @@ def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
                 refused(lambda check=check: check(cfg, [train, test]), *words)
             else:  # not named: nothing to compare
                 check(cfg, [train, test])
+    spelled = [name.upper().replace("_", " ") for name in names]
+    tiny_coco.edit(test, lambda content: content["categories"][0].update(keypoints=spelled))
+    data.check_data_sets_early(cfg, [train, test])
+    tiny_coco.edit(test, lambda content: content["categories"][0].update(keypoints=17))  # nobody reads it for boxes
+    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", test, MODEL__ROI_HEADS__NUM_CLASSES=1), [test])
 
 
 def test_boxes_that_occur_twice_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -74,6 +74,7 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
         (["OUTPUT_DIR", f"runs/{128 * 'é'}"], "longer than 255 bytes"),
         (["OUTPUT_DIR", "s3://bucket/run"], "'s3://bucket/run', a URL"),
         (["OUTPUT_DIR", "$NO_SUCH_DISK/run"], "whose variable is not set"),
+        (["OUTPUT_DIR", "/tmp/$NO_SUCH_NAME"], "whose variable is not set"),
         (["SEED"], "KEY VALUE"),
         (["VIEWS.MEAN", "['a', 0.5, 0.5]"], "a list, not \"['a', 0.5, 0.5]\"; write it as [0.485, 0.456, 0.406]"),
         (["MODEL.HEAD_HIDDEN_DIMS", "[[32]]"], "write it as [2048]"),

@@ -149,7 +149,7 @@ def test_the_content_decides_the_format_and_not_the_name(tmp_path: Path, name: s
     path = tmp_path / name
     arrays = {key: tensor.numpy() for key, tensor in WEIGHTS.items()}
     torch.save(WEIGHTS, tmp_path / "zip")
-    torch.save(WEIGHTS, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    torch.save(WEIGHTS, tmp_path / "legacy", _use_new_zipfile_serialization=False, pickle_protocol=3)
     files = [(tmp_path / "zip").read_bytes(), (tmp_path / "legacy").read_bytes(), save(WEIGHTS)]
     for data in (*files, *(pickle.dumps(arrays, protocol) for protocol in (2, 4))):
         path.write_bytes(data)
@@ -161,6 +161,8 @@ def test_tensors_in_lists_are_read(tmp_path: Path) -> None:
     content = {"models": [WEIGHTS, {"epoch": 3}], "losses": [0.1] * 3}
     torch.save(content, tmp_path / "w.pth")
     assert set(read_weights_file(tmp_path / "w.pth").tensors) == {f"models.0.{name}" for name in WEIGHTS}
+    torch.save({"state_dict": WEIGHTS, "history": [WEIGHTS]}, tmp_path / "w.pth")  # beside others, they are no weights
+    assert set(read_weights_file(tmp_path / "w.pth").tensors) == {f"state_dict.{name}" for name in WEIGHTS}
     torch.save((3, WEIGHTS), tmp_path / "w.pth")
     assert set(read_weights_file(tmp_path / "w.pth").tensors) == {f"1.{name}" for name in WEIGHTS}
     torch.save([nn.Linear(2, 2, bias=False)], tmp_path / "w.pth")

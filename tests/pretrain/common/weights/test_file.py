@@ -144,6 +144,7 @@ def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypa
         assert set(read_weights_file(tmp_path / name, unsafe_pickle=True).tensors) == tensors
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("name", ["w.pkl", "W.PKL", "w.pth", "checkpoint"])
 def test_the_content_decides_the_format_and_not_the_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -179,6 +180,7 @@ def test_a_path_of_another_system_is_passed_over(tmp_path: Path) -> None:
     assert len(read_weights_file(tmp_path / "w.pth", unsafe_pickle=True).tensors) == len(WEIGHTS)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated")
 def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
     refused(lambda: read("https://a.b/c.pth"), "https://a.b/c.pth", "download")
     np.save(tmp_path / "jax.npy", {"w": np.ones(1)}, allow_pickle=True)  # type: ignore[arg-type]

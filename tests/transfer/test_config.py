@@ -82,6 +82,11 @@ def test_values_that_cannot_train_are_refused(key, value, named):
     refused(check, key, value.strip("[]").partition(",")[0], named)
 
 
+def test_a_range_of_sizes_has_two_ends():
+    cfg = config.load_config(tiny_coco.BASE, ["INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"])  # of six sizes
+    refused(lambda: config_keys.check_training(cfg), "INPUT.MIN_SIZE_TRAIN is [640,", "range needs two values")
+
+
 def test_what_only_detectron2_can_train_is_not_refused():
     """One flat list of sizes is for all feature maps; images of an own mapper may have four channels."""
     words = ["MODEL.ANCHOR_GENERATOR.SIZES", "[32, 64]", "MODEL.PIXEL_MEAN", "[0, 3000, 1, 1]", "INPUT.MAPPER", "mine"]

@@ -171,9 +171,9 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     if distributed.is_main():
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
-            what = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys, so many queries"
-            remedy = "lower it to at most half the number of images"
-            log.warning(f"{what} have keys of their own image as negatives; {remedy}")
+            what = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"
+            reason = "so the negatives of many queries contain a key of the same image"
+            log.warning(f"{what}, {reason}; lower it to at most half the number of images")
     return loader
 
 

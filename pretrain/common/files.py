@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from .errors import UserError, did_you_mean, first_line, one_line
 
-_NAME_BYTES = 255  # of a file system
+_NAME_BYTES = 255  # longest name that Linux file systems allow
 
 
 def existing_file(path: str | Path, description: str, pattern: str = "*") -> Path:

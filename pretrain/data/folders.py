@@ -27,7 +27,7 @@ _SPLIT_WORD = re.compile(  # in train_images, trainA, trainset, testing_data; a 
 _IMAGES = re.compile("(?i:jpeg)?(?i:images?|imgs?)(Tr|Ts)?")  # of segmentation data sets, such as VOC's and nnU-Net's
 _MASKS = re.compile("(?i:masks?|labels?|annotations?|segmentations?|gt|ground_?truth)(Tr|Ts|Class|Object)?")
 NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "recycler", "lost+found", "found.000", "__macosx"}
-NO_DATA |= {"#snapshot", "~snapshot", "@recently-snapshot", "system volume information"}  # of a NAS, disk or archive
+NO_DATA |= {"#snapshot", "~snapshot", "@recently-snapshot", "system volume information"}  # NAS, disks, archives
 COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # goes with images
 IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")  # in DATA.ROOT
 _THREADS = 16  # threads that list class folders; file servers have high latency
@@ -172,7 +172,7 @@ def warn_of_unread(unread: list[str], folder: Path) -> None:
 
 
 def _check_no_splits(folder: Path, names: list[str]) -> None:
-    mixed = find_mixed_splits({os.path.dirname(name) for name in names})
+    mixed = find_mixed_splits(_list_parents(names))
     if mixed:
         parent, splits = mixed
         what = f"{folder / parent} contains {' and '.join(sorted(splits))}: splits, not classes"
@@ -182,20 +182,25 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
 def _check_no_masks(folder: Path, names: list[str]) -> None:
     """Raise UserError if masks lie in a folder next to that of their images: they would be trained on."""
     folders: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> parent -> name of a folder
-    for path in sorted({os.path.dirname(name) for name in names}):
+    for path in sorted(_list_parents(names)):
         parts = path.split("/")
         for depth, part in enumerate(parts):
             for kind in folders:
                 if kind.fullmatch(part):
                     folders[kind].setdefault("/".join(parts[:depth]), part)
     for parent in sorted(folders[_IMAGES].keys() & folders[_MASKS].keys()):
-        images, masks = (posixpath.join(parent, folders[kind][parent]) for kind in (_IMAGES, _MASKS))
+        images = posixpath.join(parent, folders[_IMAGES][parent])
+        masks = posixpath.join(parent, folders[_MASKS][parent])
         if _list_stems(names, images).isdisjoint(_list_stems(names, masks)):
-            continue  # classes that are called so
+            continue  # classes of these names
         remedy = "move the masks away"
         if len(folders[_IMAGES]) == 1:
             remedy += f", or choose folder:{folder / images}"
         raise UserError(f"{folder / images} lies next to {masks}/: masks, not images; {remedy}")
+
+
+def _list_parents(names: list[str]) -> set[str]:
+    return {name.rpartition("/")[0] for name in names}  # a fifth of the time of os.path.dirname
 
 
 def _list_stems(names: list[str], folder: str) -> set[str]:

@@ -187,9 +187,8 @@ def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> di
             normalized["segmentation"] = select_outlines(record["segmentation"])
         annotations.append({key: value for key, value in normalized.items() if key not in unread})
     images = [{**image, "width": int(image["width"]), "height": int(image["height"])} for image in content["images"]]
-    categories = [
-        {**category, "name": str(category["name"])} for category in content["categories"]
-    ]  # digits' are 0 to 9
+    # Digits are categories named by the numbers 0 to 9.
+    categories = [{**category, "name": str(category["name"])} for category in content["categories"]]
     return {**content, "images": images, "categories": categories, "annotations": annotations}
 
 

@@ -47,15 +47,14 @@ def check_classes(cfg: CfgNode, classes: Classes, keypoints: Classes) -> None:
     """Check that a label and a keypoint mean the same in all data sets, and that the detector has as many classes.
 
     Args:
-        keypoints: the keypoints' names in each data set; [] where it does not name them.
+        keypoints: the keypoints' names in each data set; [] where it does not name them, or for other detectors.
 
     Raises:
         UserError: two data sets differ, or the number of classes does.
     """
     check_same_categories(classes)
-    if cfg.MODEL.KEYPOINT_ON:
-        keypoints = {name: labels for name, labels in keypoints.items() if labels}
-        check_same_categories(keypoints, "give both the same keypoints in the same order", "keypoint {}", _normalize)
+    keypoints = {name: labels for name, labels in keypoints.items() if labels}
+    check_same_categories(keypoints, "give both the same keypoints in the same order", "keypoint {}", _normalize)
     key = classes_key(cfg)
     for name, labels in classes.items():
         if len(labels) != get(cfg, key):

@@ -25,7 +25,7 @@ from .masks import are_numbers, select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
-_MAX_JPEG = 65_500  # pixels per side that JPEG allows: a scanned line of goods is longer
+_MAX_JPEG = 65_500  # longest side in pixels that JPEG allows; line-scan cameras write longer images
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel

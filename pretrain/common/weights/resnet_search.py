@@ -164,7 +164,7 @@ def _rename_to_sequential(name: str, first: int) -> str:
 
 
 def _rename_to_obow(name: str) -> str:
-    """Rename to a list of OBoW's stem, which is a module of its own, and torchvision's layers."""
+    """Rename to OBoW's list: a stem module, then torchvision's layers."""
     return re.sub(r"^layer", "", re.sub(r"^conv1", "0.Conv", re.sub(r"^bn1", "0.bn", name)))
 
 

@@ -81,7 +81,7 @@ def rename(old: str, new: str, state: State) -> State:
 
 
 def layer0(conv: str, bn: str, state: State) -> State:
-    """Rename as in a network whose stem is a module of its own."""
+    """Rename as in a network with a separate stem module."""
     return rename("^conv1", f"layer0.{conv}", rename("^bn1", f"layer0.{bn}", state))
 
 

@@ -25,7 +25,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install programs in the place of SLURM's, whose jobs are numbered from 100.
+    """Replace SLURM's programs by fakes, whose jobs are numbered from 100.
 
     Returns the folder with the accepted scripts, the environment of the last one, the queue, a line per question and
     the cancelled jobs. ``before`` and ``after`` are shell lines that sbatch runs before and after it accepts a script.

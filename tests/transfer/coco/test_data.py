@@ -195,7 +195,8 @@ def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(tmp_
 
 def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
     """They are matched by their order alone: left eyes would be scored as right ones."""
-    train, test = (tiny_coco.write(tmp_path / split, keypoints=True) for split in ("train", "test"))
+    train = tiny_coco.write(tmp_path / "train", keypoints=True)
+    test = tiny_coco.write(tmp_path / "test", keypoints=True)
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(test,), **KEYPOINTS)
     names = tiny_coco.NAMES
     for other_names in ([names[0], names[2], names[1], *names[3:]], []):

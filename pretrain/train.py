@@ -6,6 +6,7 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -119,7 +120,8 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         )
         if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
             _probe(run, step)
-        _train(run, step)
+        with contextlib.closing(run.progress):
+            _train(run, step)
         return _finish(run)
 
 
@@ -146,11 +148,9 @@ def _train(run: PretrainRun, first_step: int) -> None:
             with run.progress.pause():
                 on_first_rank(_save, run, steps_done)  # no rank continues or exits before the file is complete
         if stop_reason and not is_last:
-            run.progress.close()
             raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, steps_done))
         if is_probe_due:
             _probe(run, steps_done)
-    run.progress.close()
 
 
 def _load_images(cfg: CfgNode) -> datasets.ImageData:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 from torch import nn
-from tqdm.auto import tqdm
 
 from pretrain.common import distributed
 from pretrain.common.config.yaml_io import get
@@ -171,16 +170,16 @@ def train(trainer: Trainer, start: int, visualize: int, *, resume_evaluation: bo
     results: dict[str, Metrics] = {}
     evaluates_first = resume_evaluation or start >= trainer.max_iter  # its line in metrics.json is replaced
     trainer.model.train()
-    with trainer.open_logs(start, first_line=start - evaluates_first) as bar:
+    with trainer.open_logs(start, first_line=start - evaluates_first):
         if evaluates_first:
             log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
             results = _evaluate_and_save(trainer, start - 1, visualize, is_saved=not resume_evaluation)
         if start < trainer.max_iter:
-            results = _train_steps(trainer, start, visualize, bar)
+            results = _train_steps(trainer, start, visualize)
     return results
 
 
-def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dict[str, Metrics]:
+def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metrics]:
     """Run the iterations from ``start`` to the last; return the metrics of the last evaluation."""
     cfg = trainer.cfg
     end = trainer.max_iter
@@ -194,7 +193,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int, bar: tqdm) -> dic
     try:
         for iteration in range(start, end):
             run_step(trainer, ddp_model, batches, iteration)
-            bar.update()
+            trainer.progress.advance()
             done = iteration + 1
             reason = stop.poll()
             if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import statistics
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -14,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fvcore.nn.precise_bn import get_bn_modules
-from tqdm.auto import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.common import distributed
 from pretrain.common.config.yaml_io import get
@@ -25,8 +20,8 @@ from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
 from pretrain.common.run.metrics import MetricsWriter
+from pretrain.common.run.progress import Progress
 from pretrain.common.run.skipped_steps import SkippedSteps
-from pretrain.common.run.workers import describe_bottleneck
 from pretrain.common.weights import checkpoint
 
 from . import HOOKS, checkpoints
@@ -52,6 +47,7 @@ class Trainer:
     """
 
     storage: Storage
+    progress: Progress
 
     def __init__(self, engine: Engine, model: Any, device: torch.device) -> None:
         cfg = engine.cfg
@@ -73,22 +69,21 @@ class Trainer:
             hook.trainer = weakref.proxy(self)
 
     @contextmanager
-    def open_logs(self, start: int, first_line: int) -> Iterator[tqdm]:
-        """Open metrics.json, without its lines from ``first_line`` on, and the progress bar; yield the bar."""
+    def open_logs(self, start: int, first_line: int) -> Iterator[None]:
+        """Open metrics.json, without its lines from ``first_line`` on, and start to report the progress."""
         self.iter = self.start_iter = start
         if start < self.max_iter:
             log.info(
                 f"training on {len(self.data.records)} images from iteration {start} to {self.max_iter}: {self.world} "
                 f"process(es), {self.cfg.SOLVER.IMS_PER_BATCH} images per step, {self.device}, seed {self.cfg.SEED}"
             )
-        has_bar = self.rank == 0 and sys.stderr.isatty()
         with ExitStack() as logs:
             self.storage = logs.enter_context(self.engine.storage(start))
             if self.rank == 0:
                 self.writer = logs.enter_context(closing(MetricsWriter(self.cfg.OUTPUT_DIR, first_line)))
-            if has_bar:
-                logs.enter_context(logging_redirect_tqdm([logging.getLogger("transfer")]))
-            yield logs.enter_context(tqdm(total=self.max_iter, initial=start, unit="it", disable=not has_bar))
+            progress = Progress(self.max_iter, start, self.cfg.SOLVER.IMS_PER_BATCH, "fine-tuning")
+            self.progress = logs.enter_context(closing(progress))
+            yield
 
     def call_hooks(self, name: str) -> None:
         """Call this method of the hooks that have it, on every rank."""
@@ -108,33 +103,19 @@ class Trainer:
             self.writer.write(iteration, values | (self.skipped.metrics() if self.scaler.is_enabled() else {}))
 
     def summarize(self, iteration: int) -> dict[str, float]:
-        """Return medians of the window for metrics.json; log them, the ETA and the fraction of time spent on data.
+        """Return medians of the window and rates for metrics.json; log them.
 
         All ranks take part: a step waits for the rank whose data arrive last.
         """
         line = {key: statistics.median(step[key] for step in self.window if key in step) for key in self.window[-1]}
-        waited = [step["data_time"] for step in self.window]
-        if self.world > 1:
-            longest = torch.tensor(waited, device=self.device)
-            dist.all_reduce(longest, dist.ReduceOp.MAX)
-            waited = longest.tolist()
+        waited = torch.tensor([step["data_time"] for step in self.window], device=self.device)
+        waited = distributed.gather(waited[None]).amax(0).tolist()
         line["data_time"] = statistics.median(waited)
         line["lr"] = self.schedule(iteration)
-        line["eta_seconds"] = line["time"] * (self.max_iter - iteration - 1)
-        line |= self.storage.scalars()
-        losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
-        memory = ""
-        if self.device.type == "cuda":
-            line["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-            memory = f"  max_mem: {line['max_memory_mib']:.0f}M"
-        data_fraction = sum(waited) / sum(step["time"] for step in self.window)
-        log.info(
-            f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
-            f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {line['lr']:.5g}{memory}  "
-            f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {data_fraction:.0%} waiting for data "
-            f"({describe_bottleneck(data_fraction, 0.2)})"
-        )
-        return line
+        rates = self.progress.rates_at(line["time"], sum(waited) / sum(step["time"] for step in self.window))
+        losses = "  ".join(f"{key} {value:.4g}" for key, value in line.items() if "loss" in key)
+        self.progress.report(f"{losses}  lr {line['lr']:.3g}", rates, force=True)
+        return line | rates | self.storage.scalars()
 
     def save(self, name: str, iteration: int) -> None:
         """Write a checkpoint on rank 0; the other ranks wait for it, and fail with it.

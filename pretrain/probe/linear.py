@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,32 +103,30 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         if distributed.is_main():  # the run may have been killed before it removed the previous checkpoint
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
-    progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)
     stop = AgreedStop(run.device)
     scores = heads.score(val, held_out)
-    for batch in progress.measure_waits(batch_source.batches(step, total_steps)):
-        epoch = step // steps_per_epoch
-        factor = heads.set_learning_rates(epoch)
-        losses_H += heads.step(*batch_source.features(batch))
-        step += 1
-        progress.advance()
-        stop_reason = stop.poll()
-        is_epoch_end = step % steps_per_epoch == 0
-        if is_epoch_end:
-            scores = heads.score(val, held_out)
-            if metrics:
-                best = _select_best(scores)
-                loss = float(losses_H[heads.learning_rates.index(best["learning_rate"])]) / steps_per_epoch
-                metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
-                progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
-            losses_H.zero_()
-        if is_epoch_end or stop_reason:
-            content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
-            on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
-        if stop_reason and step < total_steps:
-            progress.close()
-            raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, step))
-    progress.close()
+    with contextlib.closing(Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)) as progress:
+        for batch in progress.measure_waits(batch_source.batches(step, total_steps)):
+            epoch = step // steps_per_epoch
+            factor = heads.set_learning_rates(epoch)
+            losses_H += heads.step(*batch_source.features(batch))
+            step += 1
+            progress.advance()
+            stop_reason = stop.poll()
+            is_epoch_end = step % steps_per_epoch == 0
+            if is_epoch_end:
+                scores = heads.score(val, held_out)
+                if metrics:
+                    best = _select_best(scores)
+                    loss = float(losses_H[heads.learning_rates.index(best["learning_rate"])]) / steps_per_epoch
+                    metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
+                    progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
+                losses_H.zero_()
+            if is_epoch_end or stop_reason:
+                content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
+                on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
+            if stop_reason and step < total_steps:
+                raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, step))
     if metrics:
         metrics.close()
     return scores

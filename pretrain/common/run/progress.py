@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from .. import distributed
 from .workers import describe_bottleneck
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class Progress:
-    """Counts of steps and time, and the fraction of it spent waiting for data.
+    """Counts of steps and time, and the fraction of it spent waiting for data; `close` it at the end.
 
     Args:
         total_steps: optimizer steps of the whole run.
@@ -34,10 +35,15 @@ class Progress:
         self._total = total_steps
         self._step = start_step
         self._images_per_step = images_per_step
-        disable = not (distributed.is_main() and sys.stderr.isatty())
+        self._exits = contextlib.ExitStack()
+        has_bar = distributed.is_main() and sys.stderr.isatty()
+        if has_bar:  # lines of the log appear above it
+            loggers = [logging.getLogger(package) for package in ("pretrain", "transfer")]
+            self._exits.enter_context(logging_redirect_tqdm(loggers))
         self._bar = tqdm(
-            total=total_steps, initial=start_step, desc=name, unit="step", disable=disable, dynamic_ncols=True
+            total=total_steps, initial=start_step, desc=name, unit="step", disable=not has_bar, dynamic_ncols=True
         )
+        self._exits.callback(self._bar.close)
         self._mark = self._next_line = time.perf_counter()
         self._marked_step = start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
@@ -66,7 +72,7 @@ class Progress:
         self._bar.update()
 
     def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
-        """Return images_per_second, data_wait_share (0 to 1) and eta_seconds since the last call, and peaks of memory.
+        """Return the rates since the last call; see `rates_at`.
 
         Args:
             seconds_waited: what the slowest rank waited for its data; None means this rank's time.
@@ -75,17 +81,22 @@ class Progress:
         now = time.perf_counter()
         spent = max(now - self._mark, 1e-9)
         steps = max(self._step - self._marked_step, 1)
-        rates = {
-            "images_per_second": steps * self._images_per_step / spent,
-            "data_wait_share": min(waited / spent, 1.0),
-            "eta_seconds": (self._total - self._step) * spent / steps,
-        }
-        if torch.cuda.is_available():
-            rates["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-            rates["max_reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20  # with the allocator's free blocks
         self._mark = now
         self._marked_step = self._step
         self.seconds_waited = 0.0
+        return self.rates_at(spent / steps, waited / spent)
+
+    def rates_at(self, seconds_per_step: float, wait_fraction: float) -> dict[str, float]:
+        """Return images_per_second, data_wait_share (0 to 1), eta_seconds, and on a GPU the peaks of memory (MiB)."""
+        rates = {
+            "images_per_second": self._images_per_step / seconds_per_step,
+            "data_wait_share": min(wait_fraction, 1.0),
+            "eta_seconds": (self._total - self._step) * seconds_per_step,
+        }
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        if peak:
+            rates["max_memory_mib"] = peak / 2**20
+            rates["max_reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20  # with the allocator's free blocks
         return rates
 
     def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:
@@ -96,14 +107,14 @@ class Progress:
             return
         self._next_line = now + 60
         fraction = rates["data_wait_share"]
-        with tqdm.external_write_mode(file=sys.stdout, nolock=False):
-            speed = f"{rates['images_per_second']:.1f} images/s  eta {timedelta(seconds=int(rates['eta_seconds']))}"
-            wait = f"data wait {100 * fraction:.0f}% ({describe_bottleneck(fraction, 0.3)})"
-            log.info(f"step {self._step}/{self._total}  {text}  {speed}  {wait}")
+        speed = f"{rates['images_per_second']:.1f} images/s  eta {timedelta(seconds=int(rates['eta_seconds']))}"
+        memory = f"  {rates['max_memory_mib']:.0f} MiB" if "max_memory_mib" in rates else ""
+        wait = f"data wait {fraction:.0%} ({describe_bottleneck(fraction)})"
+        log.info(f"step {self._step}/{self._total}  {text}  {speed}{memory}  {wait}")
 
     def close(self) -> None:
-        """End the progress bar."""
-        self._bar.close()
+        """Remove the bar."""
+        self._exits.close()
 
 
 def reduce_metrics(values: dict[str, Tensor], seconds_waited: float) -> tuple[dict[str, float], float]:

@@ -40,9 +40,9 @@ def choose_start_method() -> str | None:
     return "forkserver" if processes > int(os.environ.get("LOCAL_WORLD_SIZE", processes)) else "fork"
 
 
-def describe_bottleneck(fraction: float, limit: float) -> str:
+def describe_bottleneck(fraction: float) -> str:
     """Say whether the loader or the computation limits a run that waits for data this ``fraction`` of the time."""
-    if fraction <= limit:
+    if fraction <= 0.25:
         return "compute-bound"
     per_task = os.environ.get("SLURM_CPUS_PER_TASK")
     cores = int(per_task) if per_task else usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -68,7 +68,7 @@ def test_a_run_leaves_the_files_of_detectron2(finished):
     assert {"bbox/AP", "segm/AP50"} <= set(lines[0])
     last = lines[1]
     parts = ["loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg", "loss_mask"]
-    assert {*parts, "total_loss", "lr", "time", "data_time", "eta_seconds", "bbox/AP"} <= set(last)
+    assert {*parts, "total_loss", "lr", "time", "data_time", "eta_seconds", "images_per_second", "bbox/AP"} <= set(last)
     assert last["lr"] == pytest.approx(0.001)  # 0.01 times GAMMA after step 3
     assert set(metrics) == {"bbox", "segm"}
     predictions = json.loads(next(out.glob("inference/*/coco_instances_results.json")).read_text())
@@ -79,7 +79,7 @@ def test_a_run_leaves_the_files_of_detectron2(finished):
     assert "backbone.bottom_up.res2.0.conv1.norm.running_mean" in names
     assert "roi_heads.mask_head.mask_fcn1.weight" in names
     log = (out / "log.txt").read_text()
-    assert "iter: 3" in log and "] device cpu, 1 process\n" in log.splitlines(keepends=True)[0]
+    assert "step 4/4  total_loss" in log and "] device cpu, 1 process\n" in log.splitlines(keepends=True)[0]
 
 
 def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monkeypatch):

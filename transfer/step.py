@@ -34,8 +34,8 @@ def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[Mode
     torch.manual_seed(derive_seed(cfg.SEED, iteration, trainer.rank))
     trainer.optimizer.zero_grad()
     # Detectron2's own config has this project's keys only where they are set.
-    num_parts = get(cfg, "SOLVER.ACCUMULATE") or 1
-    losses = accumulate_losses(ddp_model, batch, num_parts, scaler.scale, trainer.precision)
+    accumulate = get(cfg, "SOLVER.ACCUMULATE") or 1
+    losses = accumulate_losses(ddp_model, batch, accumulate, scaler.scale, trainer.precision)
     total = torch.stack(list(losses.values())).sum()
     scaler.scale(total).backward()
     trainer.call_hooks("after_backward")
@@ -63,11 +63,11 @@ def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[Mode
 def accumulate_losses(
     model: nn.Module,
     batch: list[Any],
-    num_parts: int,
+    accumulate: int,
     scale: Callable[[Tensor], Tensor],
     precision: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Return the losses of ``num_parts`` micro-batches, averaged by their numbers of images.
+    """Return the mean losses of ``accumulate`` micro-batches of equal size.
 
     The backward pass of all but the last has run: gradients must be zeroed before. Batch norm sees one micro-batch at
     a time. A loss that is a mean over sampled boxes is computed per micro-batch.
@@ -79,13 +79,13 @@ def accumulate_losses(
     """
     device = next(model.parameters()).device.type
     sums: dict[str, Tensor] = {}
-    for index in range(num_parts):
-        images = batch[len(batch) * index // num_parts : len(batch) * (index + 1) // num_parts]
-        is_last = index == num_parts - 1
-        weight = len(images) / len(batch)
+    size = len(batch) // accumulate
+    for first in range(0, len(batch), size):
+        images = batch[first : first + size]
+        is_last = first + size == len(batch)
         with average_gradients(model, is_last):
             with torch.autocast(device, precision) if precision else nullcontext():
-                losses = {name: loss * weight for name, loss in model(images).items()}
+                losses = {name: loss / accumulate for name, loss in model(images).items()}
             if not is_last:
                 scale(torch.stack(list(losses.values())).sum()).backward()
                 losses = {name: loss.detach() for name, loss in losses.items()}

@@ -6,6 +6,7 @@ Shape letters: M positive keys per image, N images of the global batch, n images
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -84,16 +85,17 @@ class BatchShuffle:
         dist.all_to_all_single(received, sent, self._receive_sizes, self._send_sizes)
         return received[to_device(self._arrange, rows.device)]
 
-    def unshuffle(self, results: Tensor) -> Tensor:
-        """Return the results to the ranks that their rows came from; the inverse of `shuffle`."""
+    def unshuffle(self, micro_batches: Sequence[Tensor]) -> Tensor:
+        """Return the results of this rank's positions to the ranks that their rows came from, as (M, n, ...).
+
+        Args:
+            micro_batches: the results, divided along the first dimension.
+        """
+        results = torch.cat(list(micro_batches))
         if not self._is_alone:
             grouped = results[to_device(torch.argsort(self._arrange), results.device)].contiguous()
             results = grouped.new_empty(sum(self._send_sizes), *results.shape[1:])
             dist.all_to_all_single(results, grouped, self._send_sizes, self._receive_sizes)
         row_results = torch.empty_like(results)
         row_results[to_device(self._send, results.device)] = results
-        return row_results
-
-    def collect(self, results: list[Tensor]) -> Tensor:
-        """Return the `unshuffle`d results of all micro-batches of this rank's positions as (M, n, ...)."""
-        return self.unshuffle(torch.cat(results)).unflatten(0, (self._num_keys, -1))
+        return row_results.unflatten(0, (self._num_keys, -1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ class Objective:
         model: everything that a checkpoint saves.
         encoder: the trained encoder.
         ddp_encoder: the encoder, wrapped in DistributedDataParallel if there are several ranks.
-        embed: embeds images with an encoder; see `encoder.embed`.
+        mean, std, amp, memory_format: see `encoder.embed`.
         method: the pure function and how its hyperparameters change over the epochs.
         hyper: the values of its hyperparameters, by keyword.
         accumulate: micro-batches that a rank's batch is divided into.
@@ -49,13 +49,20 @@ class Objective:
     model: nn.Module
     encoder: ResNet
     ddp_encoder: nn.Module
-    embed: Callable[[nn.Module, Tensor], tuple[Tensor, DenseFeatures | None]]
+    mean: Sequence[float]
+    std: Sequence[float]
+    amp: str
+    memory_format: torch.memory_format
     method: methods.Method
     hyper: dict[str, Any]
     epochs: int
     steps_per_epoch: int
     accumulate: int
     bn_groups: int
+
+    def embed(self, encoder: nn.Module, images: Tensor) -> tuple[Tensor, DenseFeatures | None]:
+        """Embed uint8 images (n, 3, H, W) as (n, D) with one of the encoders; see `encoder.embed`."""
+        return embed(encoder, images, mean=self.mean, std=self.std, amp=self.amp, memory_format=self.memory_format)
 
     def loss(self, *tensors: Tensor, step: int) -> methods.LossOutput:
         """Call the method's function with its hyperparameters at ``step``."""
@@ -117,15 +124,17 @@ class QueueObjective(Objective):
         num_keys, n = images_MnCHW.shape[:2]
         total = num_keys * n * distributed.world_size()
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        shuffle = BatchShuffle(torch.randperm(total, generator=generator), num_keys)
-        rows_nMCHW = shuffle.shuffle(images_MnCHW.flatten(0, 1)).unflatten(0, (n, num_keys))
-        parts = [part for part, _ in micro_batches(n, self.accumulate)]
-        outputs = [self.embed(self.model.encoder_k, rows_nMCHW[part].flatten(0, 1)) for part in parts]
-        keys_MnD = shuffle.collect([key for key, _ in outputs])
+        batch_shuffle = BatchShuffle(torch.randperm(total, generator=generator), num_keys)
+        rows_nMCHW = batch_shuffle.shuffle(images_MnCHW.flatten(0, 1)).unflatten(0, (n, num_keys))
+        outputs = [
+            self.embed(self.model.encoder_k, rows_nMCHW[micro_batch].flatten(0, 1))
+            for micro_batch, _ in micro_batches(n, self.accumulate)
+        ]
+        keys_MnD = batch_shuffle.unshuffle([keys for keys, _ in outputs])
         dense = [features for _, features in outputs if features is not None]
         if not dense:
             return keys_MnD, None
-        fields = [shuffle.collect(list(tensors)) for tensors in zip(*dense, strict=True)]
+        fields = [batch_shuffle.unshuffle(tensors) for tensors in zip(*dense, strict=True)]
         return keys_MnD, DenseFeatures(*fields)
 
     def add_dense_loss(
@@ -184,11 +193,13 @@ def build_objective(
             if name.startswith("encoder"):
                 child.compile()
 
-    options = {"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD, "amp": cfg.SOLVER.AMP, "memory_format": memory_format}
     shared: dict[str, Any] = {
         "encoder": encoder,
         "ddp_encoder": distributed.data_parallel(encoder, device),
-        "embed": functools.partial(embed, **options),
+        "mean": cfg.VIEWS.MEAN,
+        "std": cfg.VIEWS.STD,
+        "amp": cfg.SOLVER.AMP,
+        "memory_format": memory_format,
         "method": method,
         "hyper": {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()},
         "epochs": cfg.SOLVER.EPOCHS,

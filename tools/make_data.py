@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import build_write_error, existing_file, sha256
 from pretrain.common.run.lock import claim
+from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split
 from tools.data.subset import write_subsets
 from tools.data.trees import write_trees
-from tools.launcher.spec import read_record
 from transfer.coco.data import read_annotations
 
 _MANIFEST = "made.json"

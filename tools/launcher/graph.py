@@ -9,9 +9,10 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
+from pretrain.common.run.state import read_record
 
 from .options import Options, from_record
-from .spec import StageSpec, content_of, read_record
+from .spec import StageSpec, content_of
 
 RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 

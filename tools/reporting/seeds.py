@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tools.launcher.spec import is_made_from, read_record
+from pretrain.common.run.state import read_record
+from tools.launcher.spec import is_made_from
 
 from .document import Table
 from .tables import TASK_NAMES

@@ -62,7 +62,7 @@ def stage(name: str, output_dir: Path, check: Callable[[], None] | None = None) 
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
-        on_first_rank(lambda: stack.enter_context(_hold_folder(name, output_dir, check)))
+        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, check))
         try:
             with translate_torch_errors(name):
                 yield

@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 UV := .venv-uv/bin/uv
-# Named after what was asked for: another LOCKED or other EXTRAS set up anew.
+# The name depends on LOCKED and EXTRAS, so that changing them sets up again.
 READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
 comma := ,
 # Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
@@ -14,7 +14,7 @@ DETECTRON2 ?= https://github.com/facebookresearch/detectron2
 DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
 # Detectron2 is not on the package index. Its wheel is built once per machine, and new checkouts install it from this cache.
 DETECTRON2_WHEEL := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pretrain-to-transfer/detectron2-02b5c4e2-pure/detectron2-0.6-py3-none-any.whl
-# Of pyproject.toml; with dev,docs,export,loggers nothing is skipped for want of a package.
+# Extras of pyproject.toml; with dev,docs,export,loggers, no test is skipped because a package is missing.
 EXTRAS ?= dev,docs
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
 LOCKED ?=
@@ -28,8 +28,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two stages at the same time, each one process on one thread, with one GPU where there are GPUs: the numbers do not depend on
 # how many cores or GPUs a machine has.
 SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
-# Three processes, each with whole test files: many tests wait now and then, also where there are two cores. The slow tests
-# on a SLURM cluster run alone, because they wait for real time limits.
+# One test file per worker. Tests mostly wait, so three workers pay off even on two cores. The slow tests on a SLURM cluster run
+# alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile
 
 .PHONY: help setup detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean

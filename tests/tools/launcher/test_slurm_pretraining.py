@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 import yaml
 
 from pretrain.common.run.state import read_record
 from pretrain.common.weights.file import read
+from pretrain.monitor import TrainingMonitor
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.test_docs import FINE_TUNING, PRETRAINING
@@ -39,7 +41,9 @@ TrainingMonitor.step = step
 
 
 def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
-    """Let jobs import a module with this ``text``, as --import does."""
+    """Let jobs import a module with this ``text``, as --import does; what it changes in this process is restored."""
+    monkeypatch.setattr(torchvision.models, "resnet18", torchvision.models.resnet18)
+    monkeypatch.setattr(TrainingMonitor, "step", TrainingMonitor.step)
     (folder / "extension.py").write_text(text)
     monkeypatch.setenv("P2T_IMPORT", str(folder / "extension.py"))
 

@@ -61,10 +61,10 @@ def check_name(path: str, option: str) -> None:
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 
-def describe_empty_or_text(path: Path) -> str:
-    """Describe a file that is empty or text; see `describe_text`."""
+def read_start(path: str | Path) -> bytes:
+    """Return the first 512 bytes of a file."""
     with open(path, "rb") as file:
-        return describe_text(file.read(512))
+        return file.read(512)
 
 
 def describe_text(content: bytes) -> str:

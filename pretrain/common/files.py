@@ -54,8 +54,7 @@ def check_name(path: str, option: str) -> None:
     if "://" in path:
         raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
     if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
-        what = f"{option} is {path!r}, of which a part is longer than {_NAME_BYTES} bytes"
-        raise UserError(f"{what}; choose a shorter name")
+        raise UserError(f"{option} is {path!r}; choose names no longer than {_NAME_BYTES} bytes")
     variable = re.search(r"^.*?\$[{\w][^/]*", path)
     if variable and not os.path.isdir(variable[0]):
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")

@@ -67,9 +67,7 @@ def find_tars(pattern: str) -> list[str]:
     if missing and len(paths) > 1:
         raise UserError(f"{PREFIX}{pattern}: {len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}")
     if not tars:
-        raise UserError(
-            f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
-        )
+        raise UserError(f"no file matches {PREFIX}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
     return list(dict.fromkeys(tars))
 
 
@@ -150,8 +148,7 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
         is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
         image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
     if not names or not is_known:
-        what = f"{tar} is not ImageNet's {split} tar, or was modified"
-        raise UserError(f"{what}; download it again from image-net.org")
+        raise UserError(f"{tar} is not ImageNet's {split} tar, or was modified; get it again from image-net.org")
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))
     if missing:
@@ -168,8 +165,7 @@ def _read_val_classes(devkit: Path) -> list[str]:
     from torchvision.datasets import imagenet  # slow to import
 
     if not devkit.is_file():
-        what = f"{devkit} is missing; it has the labels of ImageNet's val split"
-        raise MissingSplit(f"{what}: download it from image-net.org")
+        raise MissingSplit(f"{devkit}, which has the labels of val, is missing; download it from image-net.org")
     try:
         with tempfile.TemporaryDirectory() as folder:
             imagenet.parse_devkit_archive(folder, str(devkit.absolute()))

@@ -53,6 +53,13 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
     return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
 
 
+def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
+    """Return the features (n, F) of uint8 images (n, 3, S, S), in the precision of SOLVER.AMP."""
+    pixels = views.normalize(images.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+    with autocast(cfg.SOLVER.AMP, device.type):
+        return pooled_features(backbone, pixels)
+
+
 @torch.no_grad()
 def extract(
     backbone: ResNet,
@@ -79,11 +86,9 @@ def extract(
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
-            pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-            with autocast(cfg.SOLVER.AMP, device.type):
-                features_NF[start : start + len(pixels)] = pooled_features(backbone, pixels)
             index_N.append(batch[1])
-            start += len(pixels)
+            features_NF[start : start + len(batch[0])] = compute_features(backbone, batch[0], cfg, device)
+            start += len(batch[0])
         stop.raise_if_requested()
     labels_N = torch.from_numpy(data.labels).to(device)[torch.cat(index_N).to(device)]
     features_NF = features_NF[:start]

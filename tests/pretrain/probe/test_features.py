@@ -22,7 +22,7 @@ def mixed(monkeypatch):
         labels = np.array([0, 1] * (12 if split == "train" else 4) + [-1] * (8 if split == "train" else 0))
         colors = np.array([(200, 60, 60), (60, 60, 200)])[labels]
         pixels = rng.normal(colors[:, None, None], 25, (len(labels), 20, 20, 3)).clip(0, 255).astype(np.uint8)
-        return ImageData(Array(pixels, split), labels, ["red", "blue"])
+        return ImageData(Array({split: pixels}), labels, ["red", "blue"])
 
     monkeypatch.setitem(LOADERS, "mixed", read)
 

@@ -44,11 +44,7 @@ class TrainingMonitor:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        scaler: torch.amp.GradScaler,
-        image_name: Callable[[int], str],
-        skipped_steps: int = 0,
+        self, device: torch.device, scaler: torch.amp.GradScaler, image_name: Callable[[int], str], skipped_steps: int
     ) -> None:
         self._scaler = scaler
         self._image_name = image_name

@@ -81,11 +81,9 @@ def check_not_sharded(folder: str | Path) -> None:
     folder = Path(folder)
     patterns = ("*.distcp", "*/*.distcp", "*mp_rank_*", "*/*mp_rank_*")
     if any(any(folder.glob(pattern)) for pattern in patterns):
-        raise UserError(
-            f"{folder} contains the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
-            f"format_utils dcp_to_torch {folder} weights.pth; for DeepSpeed, run its zero_to_fp32.py) and pass the "
-            "merged file"
-        )
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pth"
+        remedy = f"merge them ({command}; for DeepSpeed: its zero_to_fp32.py) and pass the merged file"
+        raise UserError(f"{folder} contains the shards of a checkpoint; {remedy}")
 
 
 def sha256(path: str | Path) -> str:

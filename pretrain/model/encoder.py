@@ -67,14 +67,7 @@ def build_head(
 
 
 def build_encoder(
-    arch: str,
-    stem: str,
-    *,
-    hidden_dims: Sequence[int],
-    head_bn: bool,
-    dim: int,
-    bn_groups: int = 1,
-    dense: bool = False,
+    arch: str, stem: str, *, hidden_dims: list[int], head_bn: bool, dim: int, bn_groups: int = 1, dense: bool = False
 ) -> torchvision.models.ResNet:
     """Build backbone and head as one module: (N, 3, H, W) -> (N, dim), not normalized.
 

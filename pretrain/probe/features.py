@@ -15,7 +15,8 @@ from ..common import distributed
 from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
 from ..common.weights.backbone import read_backbone
-from ..data import datasets, loader, views
+from ..data import loader, views
+from ..data.datasets import ImageData
 from ..model.encoder import build_backbone, feature_dim, pooled_features
 from .protocol import evaluation_size
 
@@ -62,12 +63,7 @@ def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, device: tor
 
 @torch.no_grad()
 def extract(
-    backbone: ResNet,
-    data: datasets.ImageData,
-    cfg: CfgNode,
-    device: torch.device,
-    max_images: int = 0,
-    gather: bool = True,
+    backbone: ResNet, data: ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0, gather: bool = True
 ) -> Features:
     """Compute the features of all labeled images, divided among the ranks.
 
@@ -98,7 +94,7 @@ def extract(
     return Features(features_NF, labels_N, len(data.classes))
 
 
-def _select_positions(data: datasets.ImageData, max_images: int) -> np.ndarray:
+def _select_positions(data: ImageData, max_images: int) -> np.ndarray:
     """Return the positions of this rank's labeled images, of at most ``max_images`` on all ranks (0 means all)."""
     assert data.labels is not None
     labeled = np.flatnonzero(data.labels >= 0)

@@ -63,8 +63,7 @@ def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replace Detectron2's names in ``state`` with torchvision's; keep other names for the reader to refuse."""
-    inverse = _invert_names()
-    return {inverse.get(name, name): value for name, value in state.items()}
+    return {invert_names().get(name, name): value for name, value in state.items()}
 
 
 def to_transformers(name: str) -> str:
@@ -92,5 +91,6 @@ def from_c4(state: Mapping[str, T]) -> dict[str, T]:
 
 
 @cache
-def _invert_names() -> dict[str, str]:
+def invert_names() -> dict[str, str]:
+    """Map Detectron2's name of every tensor of every backbone to torchvision's."""
     return {detectron2: name for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}

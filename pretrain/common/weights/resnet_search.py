@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import shorten_list
 from .file import WRAPPERS
-from .resnet_names import DEPTHS, build_name_table, to_transformers
+from .resnet_names import invert_names, to_transformers
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 # Words in a prefix -> which of a method's two encoders it is. VISSL's key encoders are in its losses; t is a teacher.
@@ -144,16 +144,17 @@ def _move_into_resnet(name: str) -> str:
 @cache
 def _build_tables() -> list[dict[str, str]]:
     """Return for each project a table of its name of every tensor -> torchvision's."""
-    to_detectron2 = {name: detectron2 for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}
+    from_detectron2 = invert_names()
+    names = from_detectron2.values()
     # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
-    plain = {name.replace("downsample", part): name for part in ("downsample", "shortcut") for name in to_detectron2}
+    plain = {name.replace("downsample", part): name for part in ("downsample", "shortcut") for name in names}
     return [
         plain,
-        {detectron2: name for name, detectron2 in to_detectron2.items()},
-        {to_transformers(detectron2): name for name, detectron2 in to_detectron2.items()},
-        {_rename_to_simclr_v2(name): name for name in to_detectron2},
+        from_detectron2,
+        {to_transformers(detectron2): name for detectron2, name in from_detectron2.items()},
+        {_rename_to_simclr_v2(name): name for name in names},
         *({_rename_to_sequential(alias, first): name for alias, name in plain.items()} for first in (4, 3, 2)),
-        {_rename_to_obow(name): name for name in to_detectron2},
+        {_rename_to_obow(name): name for name in names},
     ]
 
 

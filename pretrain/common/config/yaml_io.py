@@ -92,9 +92,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         leaves = dict(flatten(ConfigFile.load_yaml_with_base(str(path), allow_unsafe=False)))
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
-    except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
+    except (OSError, yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
         reason = one_line(error)[:300]
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]

@@ -139,14 +139,10 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         if key.startswith("DATASETS."):
             names = (name.strip("()[]'\" ") for name in str(value).split(","))
             hint = f'; write "{tuple(filter(None, names))}"'
-        raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
+        raise UserError(f"{key}{where} must be {expected_type(default)}, not {repr(value)[:60]}{hint}")
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
         check_name(cfg.OUTPUT_DIR, key + where)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _convert(value: Any, default: Any, accepted: Any = object) -> Any:

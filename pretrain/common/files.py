@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -187,11 +186,9 @@ def build_write_error(path: str | Path, error: OSError, resume: bool = False) ->
     Args:
         resume: the run has started, so it should resume in this folder instead of starting in another one.
     """
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if resume:
-        remedy = f"{'free space' if is_full else 'make the folder writable'} and run again to resume"
-    else:
-        remedy = f"{'free space or ' if is_full else ''}choose another folder"
+    remedy = "make the folder writable, with free space, and run again to resume"
+    if not resume:
+        remedy = "choose a folder that is writable and has free space"
     return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
 
 

@@ -27,9 +27,8 @@ _BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|re
 _KINDS = {
     r"lora_|adapter": "adapters such as LoRA; merge them into the weights and save these",
     r"flat_param": "a shard of FSDP; gather the full state dict and save it",
-    r"/~/|(^|\.)(kernel|w)$": "weights of JAX or TensorFlow; convert them to PyTorch first",
+    r"/~/|(^|\.)(kernel|w|_mean)$": "weights of JAX, PaddlePaddle or TensorFlow; convert them to PyTorch first",
     r"(^|\.)conv1_w$": "a ResNet in Caffe2's names; convert it with tools/convert_to_d2.py",
-    r"\._mean$": "weights of PaddlePaddle; convert them to PyTorch first",
     r"^stem\.bn1\.": "a ResNet of maskrcnn-benchmark, whose stride and channels the file does not record",
     r"\.IN\.weight$": "an IBN-Net, which is not read",
     r"attn\.|attention|cls_token": "a transformer; only ResNets are read",

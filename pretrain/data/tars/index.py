@@ -6,6 +6,7 @@ time has changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -86,13 +87,10 @@ def _write_index(tar: str, size: int, version: np.ndarray, paths: Sequence[Path]
     fields = {name: entries.members[name] for name in _MEMBER.names}
     np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **fields)
     for path in paths:
-        try:
+        with contextlib.suppress(UserError):
             atomic_write(path, file.getvalue())
-        except UserError as error:
-            log.debug(f"{error}; trying the next file")
-            continue
-        log.info(f"{tar}: {len(entries.members)} images; index in {path}")
-        return entries
+            log.info(f"{tar}: {len(entries.members)} images; index in {path}")
+            return entries
     log.warning(f"{tar}: the index cannot be written to {paths[0]} or {paths[1]}, so the next run rebuilds it")
     return entries
 

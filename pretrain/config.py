@@ -131,9 +131,7 @@ def check_config(cfg: CfgNode) -> None:
     for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
         folder = Path(expand(name.removeprefix("folder:").strip())).resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
-            what = (
-                f"OUTPUT_DIR {output} is inside {name}, so the figures written there would be read as training images"
-            )
+            what = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
             raise UserError(f"{what}; choose another OUTPUT_DIR")
     _check_unread_keys(cfg)
     _check_combinations(cfg)

@@ -55,11 +55,7 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "MODEL.ARCH": ("resnet50", _ARCHS, "the backbone"),
         "MODEL.STEM": ("imagenet", _STEMS, "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool"),
         "MODEL.WEIGHTS": ("", None, "checkpoint that initializes the backbone of both encoders (default: random)"),
-        "MODEL.HEAD_HIDDEN_DIMS": (
-            [2048],
-            _WIDTHS,
-            "widths of the hidden layers of the projection head; [] means a linear head (MoCo v1)",
-        ),
+        "MODEL.HEAD_HIDDEN_DIMS": ([2048], _WIDTHS, "widths of the head's hidden layers; []: a linear head (MoCo v1)"),
         "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
         "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "embedding dimension D"),
         "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1, "K, negatives in the queue"),
@@ -117,18 +113,10 @@ def list_keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.GAMMA": (0.1, AT_LEAST_0, "factor of step decay"),
         "LINEAR.MOMENTUM": (0.9, FRACTION, "momentum of SGD"),
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "weight decay of the classifier"),
-        "LINEAR.AUGMENT": (
-            "crop_flip",
-            augmentations,
-            "augmentation; none uses evaluation views and computes each feature once",
-        ),
+        "LINEAR.AUGMENT": ("crop_flip", augmentations, "augmentation; none: evaluation views, each computed once"),
         "LINEAR.LRS": ([], AT_LEAST_0, _LRS_MEANING),
         "OUTPUT_DIR": ("", None, "the run folder"),
-        "IMPORTED": (
-            "",
-            None,
-            "digest of your own modules, if METHOD.NAME or a view comes from them; set automatically",
-        ),
+        "IMPORTED": ("", None, "digest of your modules, if METHOD.NAME or a view comes from them; set automatically"),
         # seed * 1_000_003 + step must fit in 64 bits
         "SEED": (0, Range(high=(1 << 32) - 1), "seed of weights, order and augmentation"),
         "FLOAT32_PRECISION": ("", FLOAT32_PRECISION, _FLOAT32_MEANING),

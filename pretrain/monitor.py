@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .common import distributed
 from .common.async_copy import AsyncHostCopy
-from .common.errors import UserError
+from .common.errors import UserError, shorten_list
 from .common.run.skipped_steps import SkippedSteps
 
 _COLLAPSED = 0.05  # feature spread; healthy runs log 0.6 to 1.0
@@ -44,11 +44,7 @@ class TrainingMonitor:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        scaler: torch.amp.GradScaler,
-        image_name: Callable[[int], str],
-        skipped_steps: int = 0,
+        self, device: torch.device, scaler: torch.amp.GradScaler, image_name: Callable[[int], str], skipped_steps: int
     ) -> None:
         self._scaler = scaler
         self._image_name = image_name
@@ -82,9 +78,7 @@ class TrainingMonitor:
         self._sent = None
         bad_here, bad_anywhere, next_scale = report.read().tolist()
         if bad_anywhere > 0:
-            names = ", ".join(map(self._image_name, index_n[:8].tolist()))
-            if len(index_n) > 8:
-                names += ", ..."
+            names = shorten_list([self._image_name(index) for index in index_n.tolist()])
             names_of_ranks = distributed.gather_objects(names if bad_here > 0 else "")
             rank, images = next((rank, images) for rank, images in enumerate(names_of_ranks) if images)
             where = f" on rank {rank}" if distributed.world_size() > 1 else ""

@@ -34,9 +34,7 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
 
 def check_modules_unchanged(cfg: CfgNode) -> None:
     """Raise UserError if the user's own modules are not those with which a job was submitted."""
-    if not cfg.IMPORTED:
-        return
-    digest = extensions.digest()
+    digest = extensions.digest() if cfg.IMPORTED else ""
     if digest != cfg.IMPORTED:
         what = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
         raise UserError(f"{what}; restore them, or submit the job again")

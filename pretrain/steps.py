@@ -45,21 +45,17 @@ def training_step(state: TrainState, batch: Batch, step: int) -> tuple[Tensor, d
         This rank's mean loss, detached, and named metrics.
     """
     if isinstance(state.objective, QueueObjective):
-        return queue_step(state.objective, state.optimizer, state.scaler, batch.views_VnCHW, step)
-    return in_batch_step(state.objective, state.optimizer, state.scaler, batch, step)
+        return queue_step(state.objective, state, batch.views_VnCHW, step)
+    return in_batch_step(state.objective, state, batch, step)
 
 
 def queue_step(
-    objective: QueueObjective,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    views_VnCHW: Tensor,
-    step: int,
+    objective: QueueObjective, state: TrainState, views_VnCHW: Tensor, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train queries against the momentum encoder's keys and a queue of negatives (MoCo, JCL, SCE, ReSSL)."""
     outputs: list[LossOutput] = []
     queries: list[Tensor] = []
-    optimizer.zero_grad(set_to_none=True)
+    state.optimizer.zero_grad(set_to_none=True)
     if objective.ema_before_keys:
         objective.update_key_encoder(step)  # He et al., Eq. (2)
     keys_MnD, dense_keys = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
@@ -71,12 +67,12 @@ def queue_step(
             if dense_queries is not None and dense_keys is not None:
                 dense_keys_Mp = dense_keys.select(micro_batch)
                 output = objective.add_dense_loss(output, dense_queries, dense_keys_Mp, step)
-            scaler.scale(output.loss / objective.accumulate).backward()
+            state.scaler.scale(output.loss / objective.accumulate).backward()
         outputs.append(output)
         queries.append(q_pD.detach())
 
-    scaler.step(optimizer)
-    scaler.update()
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
     if not objective.ema_before_keys:
         objective.update_key_encoder(step)  # SCE's pseudo-code
     objective.enqueue(torch.cat([cast(Tensor, output.enqueue_ND) for output in outputs]), dense_keys)
@@ -85,14 +81,14 @@ def queue_step(
 
 
 def in_batch_step(
-    objective: InBatchObjective, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batch: Batch, step: int
+    objective: InBatchObjective, state: TrainState, batch: Batch, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train every view against the other views of the global batch: one encoder, no queue (SimCLR, SupCon, TCL)."""
     num_views, n = batch.views_VnCHW.shape[:2]
     slices = list(micro_batches(n, objective.accumulate))
     # Order by image, not by view, so that each BN group has all views of its images, as a rank does.
     images_nVCHW = batch.views_VnCHW.transpose(0, 1)
-    optimizer.zero_grad(set_to_none=True)
+    state.optimizer.zero_grad(set_to_none=True)
     embeddings: list[Tensor] = []
     with torch.set_grad_enabled(len(slices) == 1):
         for micro_batch, _ in slices:
@@ -108,7 +104,7 @@ def in_batch_step(
     self_index_A = torch.arange(first, first + len(labels_A), device=anchors_AD.device)
     labels_B = distributed.gather(labels_A)
     output = objective.loss(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=step)
-    scaler.scale(output.loss).backward()
+    state.scaler.scale(output.loss).backward()
 
     if len(slices) > 1:  # backward has reached only the embeddings so far
         gradients = cast(Tensor, anchors_AD.grad).chunk(len(slices))
@@ -116,8 +112,8 @@ def in_batch_step(
             with average_gradients(objective.ddp_encoder, when=is_last):
                 embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[micro_batch].flatten(0, 1))
                 embedding_aD.backward(gradient_aD)
-    scaler.step(optimizer)
-    scaler.update()
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
     average_bn_statistics(objective.model)
     return mean_metrics([output], anchors_AD)
 

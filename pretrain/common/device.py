@@ -34,10 +34,9 @@ def can_use_gpus(key: str) -> bool:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # the former where torch was built without CUDA
         reason = first_line(error).partition(". ")[0]
-        raise UserError(
-            f"{name}={values[name]} gives this process GPUs that torch {torch.__version__} cannot use ({reason}); "
-            f"check the driver (nvidia-smi) and the container's --nv or --gpus all, or set {key} cpu"
-        ) from error
+        what = f"{name}={values[name]} gives this process GPUs that torch {torch.__version__} cannot use ({reason})"
+        remedy = f"check the driver (nvidia-smi) and the container's --nv or --gpus all, or set {key} cpu"
+        raise UserError(f"{what}; {remedy}") from error
     return True
 
 

@@ -70,11 +70,9 @@ def _rendezvous() -> dict[str, Any]:
         store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
         return {"store": store, "rank": rank, "world_size": size}
     except (OSError, dist.DistError) as error:
-        raise UserError(
-            f"the processes of this run cannot connect to each other at {address} ({first_line(error)}); export a "
-            "MASTER_ADDR at which every machine can reach the first one, and a MASTER_PORT that is free there (on "
-            "SLURM, in setup of the site file)"
-        ) from error
+        what = f"the processes of this run cannot connect to each other at {address} ({first_line(error)})"
+        remedy = "export a MASTER_ADDR that all machines reach and a free MASTER_PORT (SLURM: in the site file's setup)"
+        raise UserError(f"{what}; {remedy}") from error
 
 
 def rank() -> int:
@@ -169,9 +167,8 @@ def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
         return module
     with warnings.catch_warnings():  # not every supported torch has the argument's new name
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-        return DistributedDataParallel(
-            module, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
-        )
+        device_ids = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
 
 
 def average_gradients(module: nn.Module, when: bool) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -54,17 +53,16 @@ def check_name(path: str, option: str) -> None:
     if "://" in path:
         raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
     if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
-        what = f"{option} is {path!r}, of which a part is longer than {_NAME_BYTES} bytes"
-        raise UserError(f"{what}; choose a shorter name")
+        raise UserError(f"{option} is {path!r}; choose names no longer than {_NAME_BYTES} bytes")
     variable = re.search(r"^.*?\$[{\w][^/]*", path)
     if variable and not os.path.isdir(variable[0]):
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 
-def describe_empty_or_text(path: Path) -> str:
-    """Describe a file that is empty or text; see `describe_text`."""
+def read_start(path: str | Path) -> bytes:
+    """Return the first 512 bytes of a file."""
     with open(path, "rb") as file:
-        return describe_text(file.read(512))
+        return file.read(512)
 
 
 def describe_text(content: bytes) -> str:
@@ -82,11 +80,9 @@ def check_not_sharded(folder: str | Path) -> None:
     folder = Path(folder)
     patterns = ("*.distcp", "*/*.distcp", "*mp_rank_*", "*/*mp_rank_*")
     if any(any(folder.glob(pattern)) for pattern in patterns):
-        raise UserError(
-            f"{folder} contains the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
-            f"format_utils dcp_to_torch {folder} weights.pth; for DeepSpeed, run its zero_to_fp32.py) and pass the "
-            "merged file"
-        )
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pth"
+        remedy = f"merge them ({command}; for DeepSpeed: its zero_to_fp32.py) and pass the merged file"
+        raise UserError(f"{folder} contains the shards of a checkpoint; {remedy}")
 
 
 def sha256(path: str | Path) -> str:
@@ -190,11 +186,9 @@ def build_write_error(path: str | Path, error: OSError, resume: bool = False) ->
     Args:
         resume: the run has started, so it should resume in this folder instead of starting in another one.
     """
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if resume:
-        remedy = f"{'free space' if is_full else 'make the folder writable'} and run again to resume"
-    else:
-        remedy = f"{'free space or ' if is_full else ''}choose another folder"
+    remedy = "make the folder writable, with free space, and run again to resume"
+    if not resume:
+        remedy = "choose a folder that is writable and has free space"
     return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
 
 

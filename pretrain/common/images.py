@@ -41,10 +41,6 @@ class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
 
 
-class _DiskError(UserError):
-    """A disk error that may not recur on a second read."""
-
-
 def read_file(path: str) -> bytes:
     """Read a file; after an error of the disk or the file server, such as EIO or ESTALE, retry once.
 
@@ -55,22 +51,18 @@ def read_file(path: str) -> bytes:
     return retry(Path(path).read_bytes, path)
 
 
-def retry(read: Callable[[], bytes], name: str) -> bytes:
+def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
     """Call ``read``, which reads the image ``name``, again after an error of the disk (see `read_file`)."""
-    with contextlib.suppress(_DiskError):
-        return _read_once(read, name)
-    time.sleep(_RETRY_AFTER_S)
-    return _read_once(read, name)
-
-
-def _read_once(read: Callable[[], bytes], name: str) -> bytes:
     try:
         return read()
     except OSError as error:
         reason = f"cannot read image {name}: {error.strerror or error}"
         if error.errno in _ABOUT_THE_FILE:
             raise CorruptImage(f"{reason}; replace it") from error
-        raise _DiskError(f"{reason} (tried twice); check the disk or the file server") from error
+        if attempts == 1:
+            raise UserError(f"{reason} (tried twice); check the disk or the file server") from error
+    time.sleep(_RETRY_AFTER_S)
+    return retry(read, name, attempts - 1)
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:

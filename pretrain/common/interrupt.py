@@ -94,9 +94,6 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
     for number in _IGNORED_IN_WORKERS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if not hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
     threading.Thread(target=_end_with_parent, args=(parent.pid,), daemon=True).start()
 

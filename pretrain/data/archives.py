@@ -12,7 +12,7 @@ from ..common.errors import UserError, one_line
 from ..common.files import hold_lock
 from .folders import load_classes
 from .image_data import ImageData
-from .sources import Array, Concatenated, Files
+from .sources import Array, Files
 
 _TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
@@ -77,24 +77,24 @@ def _find_class(name: str) -> Any:
 def _read_with_torchvision(name: str, split: str, folder: Path) -> ImageData:
     data = _find_class(name)(str(folder.parent), train=split == "train")
     images = np.asarray(data.data, dtype=np.uint8)
-    return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
+    return ImageData(Array({f"{name}/{split}": images}), np.asarray(data.targets, dtype=np.int64), list(data.classes))
 
 
 def _read_stl10(name: str, split: str, folder: Path) -> ImageData:
     """Read memory-mapped files: torchvision's reader would hold 2.7 GB in every process."""
     classes = (folder / "class_names.txt").read_text().split()
-    sources = []
+    parts = {}
     labels = []
     for part in ("train", "unlabeled") if split == "train" else ("test",):
         images = np.memmap(folder / f"{part}_X.bin", np.uint8, "r").reshape(-1, 3, 96, 96)
-        sources.append(Array(images, f"{name}/{part}", transposed=True))
+        parts[f"{name}/{part}"] = images
         if part == "unlabeled":
             labels.append(np.full(len(images), -1, np.int64))
         else:
             labels.append(np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1)
         if len(labels[-1]) != len(images):
             raise ValueError("it has different numbers of images and labels")
-    return ImageData(Concatenated(sources), np.concatenate(labels), classes)
+    return ImageData(Array(parts, transposed=True), np.concatenate(labels), classes)
 
 
 def _read_tiny_imagenet(name: str, split: str, folder: Path) -> ImageData:

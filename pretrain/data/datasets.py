@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..common.errors import UserError, did_you_mean
 from ..common.files import expand
@@ -43,39 +44,40 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
-    folder = Path(expand(root))
-    if name in LOADERS:
-        return LOADERS[name](split, folder)
-    if name.startswith("folder:"):
-        return folders.load_folder(_parse_path(name), split)
-    if name.startswith(tars.PREFIX):
-        return tars.load_tars(name.removeprefix(tars.PREFIX))
-    if name in ("imagenet", "imagenet100"):
-        is_packed = tars.imagenet_tar("train", folder) and not folders.find_imagenet(name, folder)
-        return (tars if is_packed else folders).load_imagenet(name, split, folder)
-    if name in FOLDERS:
-        return archives.load(name, split, folder, download)
-    known = (*FOLDERS, *LOADERS)
-    if os.path.isdir(os.path.expanduser(name)):
-        raise UserError(f"{name!r} is a folder; write folder:{name}")
-    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
-    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
+    return _find(name, root, download)[1](split)
 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
     """Raise UserError for an unknown name or a missing folder, without listing the images, which would take long."""
-    if name in LOADERS:  # registered loaders locate their own images
-        return
-    if name.startswith("folder:"):
-        is_there = os.path.isdir(_parse_path(name))
-    elif name.startswith(tars.PREFIX):
-        is_there = tars.find_tars(name.removeprefix(tars.PREFIX))
-    elif name in ("imagenet", "imagenet100"):
-        is_there = tars.imagenet_tar("train", Path(expand(root))) or folders.find_imagenet(name, Path(expand(root)))
-    else:
-        is_there = name in FOLDERS and (download or os.path.isdir(Path(expand(root)) / FOLDERS[name]))
+    is_there, load_split = _find(name, root, download)
     if not is_there:
-        load(name, "train", root)  # raises the error that shows the layout expected
+        load_split("train")  # raises the error that shows the layout expected
+
+
+def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[str], ImageData]]:
+    """Return whether a data set exists or may be fetched, and the function that loads a split of it."""
+    folder = Path(expand(root))
+    if name in LOADERS:  # registered loaders locate their own images
+        return True, lambda split: LOADERS[name](split, folder)
+    if name.startswith("folder:"):
+        path = _parse_path(name)
+        return os.path.isdir(path), lambda split: folders.load_folder(path, split)
+    if name.startswith(tars.PREFIX):
+        pattern = name.removeprefix(tars.PREFIX)
+        return tars.find_tars(pattern), lambda _split: tars.load_tars(pattern)
+    if name in ("imagenet", "imagenet100"):
+        unpacked = folders.find_imagenet(name, folder)
+        tar = tars.imagenet_tar("train", folder)
+        reader = tars if tar and not unpacked else folders
+        return unpacked or tar, lambda split: reader.load_imagenet(name, split, folder)
+    if name in FOLDERS:
+        is_there = download or os.path.isdir(folder / FOLDERS[name])
+        return is_there, lambda split: archives.load(name, split, folder, download)
+    if os.path.isdir(os.path.expanduser(name)):
+        raise UserError(f"{name!r} is a folder; write folder:{name}")
+    known = (*FOLDERS, *LOADERS)
+    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
+    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
 
 
 def _parse_path(name: str) -> Path:

@@ -48,9 +48,8 @@ def load_folder(folder: Path, split: str) -> ImageData:
         return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
     class_folders = [f for f in folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
-        what = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/, so {splits[0]}/ may be a split or a class"
-        remedy = f"for a split, write folder:{folder}/{splits[0]}; for a class, move all of them into {folder}/train/"
-        raise UserError(f"{what}; {remedy}")
+        what = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/, so it may be a split or a class"
+        raise UserError(f"{what}; write folder:{folder}/{splits[0]}, or move all classes into {folder}/train/")
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
         usual = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
@@ -182,12 +181,10 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
 def _check_no_masks(folder: Path, names: list[str]) -> None:
     """Raise UserError if masks lie in a folder next to that of their images: they would be trained on."""
     folders: dict[re.Pattern[str], dict[str, str]] = {_IMAGES: {}, _MASKS: {}}  # kind -> parent -> name of a folder
-    for path in sorted(_list_parents(names)):
-        parts = path.split("/")
-        for depth, part in enumerate(parts):
-            for kind in folders:
-                if kind.fullmatch(part):
-                    folders[kind].setdefault("/".join(parts[:depth]), part)
+    for parent, name in _list_folders(sorted(_list_parents(names))):
+        for kind in folders:
+            if kind.fullmatch(name):
+                folders[kind].setdefault(parent, name)
     for parent in sorted(folders[_IMAGES].keys() & folders[_MASKS].keys()):
         images = posixpath.join(parent, folders[_IMAGES][parent])
         masks = posixpath.join(parent, folders[_MASKS][parent])
@@ -215,16 +212,21 @@ def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
     If all were read as one data set, test images would be trained on.
     """
     splits: dict[str, dict[str, str]] = {}
-    for path in paths:
-        parts = path.split("/")
-        for depth, part in enumerate(parts):
-            word = _SPLIT_WORD.search(part)
-            if word:
-                splits.setdefault("/".join(parts[:depth]), {})[(word[1] or word[4]).lower()] = part
+    for parent, name in _list_folders(paths):
+        word = _SPLIT_WORD.search(name)
+        if word:
+            splits.setdefault(parent, {})[(word[1] or word[4]).lower()] = name
     for parent, by_split in sorted(splits.items()):
         if len(by_split) > 1:
             return parent, sorted(by_split.values(), key=lambda part: (part != by_split.get("train"), part))
     return None
+
+
+def _list_folders(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the parent and the name of every folder on ``paths``."""
+    for path in paths:
+        parts = path.split("/")
+        yield from (("/".join(parts[:depth]), part) for depth, part in enumerate(parts))
 
 
 def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:

@@ -129,13 +129,7 @@ class Loader:
 
 
 def build_loader(
-    cfg: CfgNode,
-    data: ImageData,
-    augmentations: Sequence[Augmentation],
-    device: torch.device,
-    *,
-    size: int,
-    batch_size: int,
+    cfg: CfgNode, data: ImageData, augmentations: list[Augmentation], device: torch.device, size: int, batch_size: int
 ) -> Loader:
     """Build the `Loader` of this rank for ``device``."""
     ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}

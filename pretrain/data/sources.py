@@ -1,10 +1,10 @@
-"""Sources of images by number: files, arrays, and combinations of other sources."""
+"""Sources of images by number: files, arrays, and subsets of other sources."""
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,54 +76,39 @@ class Files:
 
 
 class Array:
-    """Decoded images in memory or in a memory-mapped file.
+    """Decoded images in memory or in memory-mapped files.
 
     Args:
-        images: (N, H, W) or (N, H, W, 3) uint8, or (N, 3, W, H) with ``transposed`` (STL10 is stored column by column).
-        origin: their name in messages.
+        parts: their name in messages -> (N, H, W) or (N, H, W, 3) uint8, or (N, 3, W, H) with ``transposed`` (STL10 is
+            stored column by column); the parts follow one another.
     """
 
-    def __init__(self, images: np.ndarray, origin: str, transposed: bool = False) -> None:
-        self.images = images
-        self.origin = origin
+    def __init__(self, parts: Mapping[str, np.ndarray], transposed: bool = False) -> None:
+        self.parts = parts
         self.transposed = transposed
 
     def __len__(self) -> int:
-        return len(self.images)
+        return sum(map(len, self.parts.values()))
+
+    def _locate(self, index: int) -> tuple[str, int]:
+        for origin, part in self.parts.items():
+            if index < len(part):
+                return origin, index
+            index -= len(part)
+        raise IndexError(index)
 
     def name(self, index: int) -> str:
-        return f"{self.origin}[{index}]"
+        origin, position = self._locate(index)
+        return f"{origin}[{position}]"
 
     def read(self, index: int) -> np.ndarray:
-        image = np.asarray(self.images[index])
+        origin, position = self._locate(index)
+        image = np.asarray(self.parts[origin][position])
         if self.transposed:
             image = image.transpose(2, 1, 0)
         elif image.ndim == 2:
             image = np.repeat(image[:, :, None], 3, axis=2)
         return np.ascontiguousarray(image)
-
-
-class Concatenated:
-    """Several sources, one after the other."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = list(sources)
-        self._ends = np.cumsum([len(source) for source in sources])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def _locate(self, index: int) -> tuple[Source, int]:
-        part = int(np.searchsorted(self._ends, index, side="right"))
-        return self.sources[part], index - int(self._ends[part] - len(self.sources[part]))
-
-    def read(self, index: int) -> np.ndarray:
-        source, position = self._locate(index)
-        return source.read(position)
-
-    def name(self, index: int) -> str:
-        source, position = self._locate(index)
-        return source.name(position)
 
 
 class Subset:

@@ -28,8 +28,7 @@ def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate:
 
     check_multiple("SOLVER.IMS_PER_BATCH", batch_size, parts, divisor)
     if groups == 1 and accumulate > 1:
-        what = f"MODEL.BN_GROUPS is 1: one group of statistics, which SOLVER.ACCUMULATE {accumulate} cannot split"
-        raise UserError(f"{what}; set BN_GROUPS 0 (one group per process and micro-batch)")
+        raise UserError(f"MODEL.BN_GROUPS is 1, which SOLVER.ACCUMULATE {accumulate} cannot split; set BN_GROUPS 0")
     if groups == 1:
         return 1
     if groups == 0 and processes == 1 and has_keys:
@@ -66,6 +65,6 @@ def _choose_groups(batch_size: int, accumulate: int) -> int:
     multiples = range(accumulate, batch_size // 2 + 1, accumulate)
     candidates = [groups for groups in multiples if groups > 1 and batch_size % groups == 0]
     if not candidates:
-        what = f"SOLVER.IMS_PER_BATCH {batch_size} does not divide into the equal BN groups of a single process"
-        raise UserError(f"{what}; set {batch_size - 1} or {batch_size + 1}")
+        sizes = f"{batch_size - 1} or {batch_size + 1}"
+        raise UserError(f"SOLVER.IMS_PER_BATCH {batch_size} does not divide into equal BN groups; set {sizes}")
     return min(candidates, key=lambda groups: (groups < target, abs(groups - target)))

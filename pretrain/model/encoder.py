@@ -67,14 +67,7 @@ def build_head(
 
 
 def build_encoder(
-    arch: str,
-    stem: str,
-    *,
-    hidden_dims: Sequence[int],
-    head_bn: bool,
-    dim: int,
-    bn_groups: int = 1,
-    dense: bool = False,
+    arch: str, stem: str, *, hidden_dims: list[int], head_bn: bool, dim: int, bn_groups: int = 1, dense: bool = False
 ) -> torchvision.models.ResNet:
     """Build backbone and head as one module: (N, 3, H, W) -> (N, dim), not normalized.
 
@@ -152,9 +145,8 @@ def embed(
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        what = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
-        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
-        raise UserError(f"{what}; {remedy}") from error
+        what = f"batch norm needs more than one value per channel, and this rank has {len(images)} image(s)"
+        raise UserError(f"{what}; raise SOLVER.IMS_PER_BATCH or lower MODEL.BN_GROUPS") from error
     if isinstance(output, Tensor):
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output

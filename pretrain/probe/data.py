@@ -43,15 +43,12 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
     _check_labels(train_name, opened)  # before a missing val split, which unlabeled images do not need
     train = opened
     if train.class_count() == 1:
-        what = f"{train_name} has only one class, so there is nothing to score"
-        raise MissingLabels(f"{what}; make one folder per class")
+        raise MissingLabels(f"{train_name} has only one class, so nothing to score; make one folder per class")
     val = datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     _check_labels(val_name, val)
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
-            raise UserError(
-                f"DATA.VAL {val_name} contains the training images of {train_name}; set DATA.VAL to other images"
-            )
+            raise UserError(f"DATA.VAL {val_name} has the training images of {train_name}; set it to other images")
         remedy = "set DATA.VAL to labeled images, or make train/ and val/ folders"
         raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
     if train.classes[: len(val.classes)] != val.classes:  # val may lack the last ones

@@ -21,10 +21,10 @@ from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop
 from ..common.errors import UserError, figure_text
-from ..data import datasets, views
+from ..data import datasets
 from ..data.augmentations import AUGMENTATIONS
 from ..data.loader import build_loader
-from .features import load_frozen
+from .features import compute_features, load_frozen
 from .run import probe_run
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,9 @@ def _compute_points(
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
         stop.raise_if_requested()
-        x = views.normalize(batch.views_VnCHW.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-        features = backbone(x.flatten(0, 1)).unflatten(0, (augmentations, -1))
-        rows.append(torch.stack(measure_similarity_and_variance(features.transpose(0, 1)), dim=1).cpu())
+        features = compute_features(backbone, batch.views_VnCHW.flatten(0, 1), cfg, device)
+        features_BAF = features.unflatten(0, (augmentations, -1)).transpose(0, 1)
+        rows.append(torch.stack(measure_similarity_and_variance(features_BAF), dim=1).cpu())
     return torch.cat(rows)[:count].double().numpy()
 
 

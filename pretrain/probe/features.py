@@ -15,7 +15,8 @@ from ..common import distributed
 from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
 from ..common.weights.backbone import read_backbone
-from ..data import datasets, loader, views
+from ..data import loader, views
+from ..data.datasets import ImageData
 from ..model.encoder import build_backbone, feature_dim, pooled_features
 from .protocol import evaluation_size
 
@@ -53,14 +54,16 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
     return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
 
 
+def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
+    """Return the features (n, F) of uint8 images (n, 3, S, S), in the precision of SOLVER.AMP."""
+    pixels = views.normalize(images.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+    with autocast(cfg.SOLVER.AMP, device.type):
+        return pooled_features(backbone, pixels)
+
+
 @torch.no_grad()
 def extract(
-    backbone: ResNet,
-    data: datasets.ImageData,
-    cfg: CfgNode,
-    device: torch.device,
-    max_images: int = 0,
-    gather: bool = True,
+    backbone: ResNet, data: ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0, gather: bool = True
 ) -> Features:
     """Compute the features of all labeled images, divided among the ranks.
 
@@ -79,11 +82,9 @@ def extract(
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
-            pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-            with autocast(cfg.SOLVER.AMP, device.type):
-                features_NF[start : start + len(pixels)] = pooled_features(backbone, pixels)
             index_N.append(batch[1])
-            start += len(pixels)
+            features_NF[start : start + len(batch[0])] = compute_features(backbone, batch[0], cfg, device)
+            start += len(batch[0])
         stop.raise_if_requested()
     labels_N = torch.from_numpy(data.labels).to(device)[torch.cat(index_N).to(device)]
     features_NF = features_NF[:start]
@@ -93,7 +94,7 @@ def extract(
     return Features(features_NF, labels_N, len(data.classes))
 
 
-def _select_positions(data: datasets.ImageData, max_images: int) -> np.ndarray:
+def _select_positions(data: ImageData, max_images: int) -> np.ndarray:
     """Return the positions of this rank's labeled images, of at most ``max_images`` on all ranks (0 means all)."""
     assert data.labels is not None
     labeled = np.flatnonzero(data.labels >= 0)

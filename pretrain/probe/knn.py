@@ -65,8 +65,8 @@ def _load_if_labeled(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | Non
     except (MissingLabels, datasets.MissingSplit) as reason:
         if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
             raise
-        is_split = isinstance(reason, datasets.MissingSplit)  # labels are often missing on purpose
-        level = logging.WARNING if is_split else logging.INFO
+        # Labels are often missing on purpose.
+        level = logging.WARNING if isinstance(reason, datasets.MissingSplit) else logging.INFO
         log.log(level, f"kNN evaluation is disabled; training is unaffected: {reason}")
         return None
 

@@ -15,20 +15,19 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
-from ..common.device import autocast
 from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import read_record
 from ..common.weights import checkpoint
-from ..data import augmentations, views
+from ..data import augmentations
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
-from ..model.encoder import feature_dim, pooled_features
+from ..model.encoder import feature_dim
 from ..preflight import check_divisible
 from .data import ProbeData
-from .features import extract, load_frozen
+from .features import compute_features, extract, load_frozen
 from .heads import Heads
 from .protocol import build_protocol, check_same_probe, evaluation_size, linear_settings
 from .run import ProbeRun, probe_run
@@ -164,11 +163,8 @@ class _Augmented:
         return (batch for _, batch in self._loader.batches(first_step, total_steps))
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
-        cfg = self._run.cfg
         device = self._run.device
-        images = views.normalize(batch.views_VnCHW[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-        with autocast(cfg.SOLVER.AMP, device.type):
-            features = pooled_features(self._backbone, images).float()
+        features = compute_features(self._backbone, batch.views_VnCHW[0], self._run.cfg, device).float()
         return features, batch.label_n.to(device, non_blocking=True)
 
 

@@ -17,7 +17,7 @@ import yaml
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, describe_empty_or_text, sha256
+from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
@@ -173,7 +173,7 @@ class StageSpec:
                 if self.stage == "transfer":
                     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
-            problem = describe_empty_or_text(Path(path)) if Path(path).is_file() else ""
+            problem = describe_text(read_start(path)) if Path(path).is_file() else ""
             if problem:
                 raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
 

@@ -46,8 +46,8 @@ def stage_of(output_dir: str | Path) -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use; macOS does not limit it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def write_environment(output_dir: str | Path) -> None:

@@ -26,9 +26,8 @@ class SkippedSteps:
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if self._in_a_row >= MAX_IN_A_ROW:
-            what = f"fp16: the {MAX_IN_A_ROW} steps up to step {step - 1} were all skipped"
-            reason = f"their gradients overflow even at a loss scale of {self.scale:.3g}"
-            raise UserError(f"{what}: {reason}; {self._remedy}, or lower SOLVER.BASE_LR")
+            what = f"fp16: {MAX_IN_A_ROW} steps up to step {step - 1} were skipped, at a loss scale of {self.scale:.3g}"
+            raise UserError(f"{what}; {self._remedy}, or lower SOLVER.BASE_LR")
         self.scale = scale
 
     def total_after(self, scale: float) -> int:

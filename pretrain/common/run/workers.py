@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import Any
@@ -21,23 +20,19 @@ from .folder import usable_cores
 _START_METHODS = ("fork", "forkserver", "spawn")
 
 
-def choose_start_method() -> str | None:
+def choose_start_method() -> str:
     """Return how to start workers: P2T_START_METHOD if it is set, or else fork where that is safe.
 
     Forked workers share the data set's memory and are born with signals blocked. InfiniBand's libraries may deadlock in
     a forked process (see torch's DistributedDataParallel), so a run on several machines uses a fork server, where each
-    worker has its own copy of the data set: 55 MiB (measured) for the names and labels of ImageNet-1K. On macOS,
-    forking is not safe.
+    worker has its own copy of the data set: 55 MiB (measured) for the names and labels of ImageNet-1K.
     """
-    method = os.environ.get("P2T_START_METHOD")
-    if method:
-        if method not in _START_METHODS:
-            raise UserError(f"P2T_START_METHOD is {method}; set one of {', '.join(_START_METHODS)}")
-        return method
-    if sys.platform != "linux":
-        return None
     processes = distributed.world_size()
-    return "forkserver" if processes > int(os.environ.get("LOCAL_WORLD_SIZE", processes)) else "fork"
+    is_one_machine = processes <= int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    method = os.environ.get("P2T_START_METHOD") or ("fork" if is_one_machine else "forkserver")
+    if method not in _START_METHODS:
+        raise UserError(f"P2T_START_METHOD is {method}; set one of {', '.join(_START_METHODS)}")
+    return method
 
 
 def describe_bottleneck(fraction: float) -> str:

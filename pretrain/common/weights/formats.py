@@ -15,27 +15,10 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from ..files import describe_empty_or_text
+from ..files import describe_text, read_start
 
-_ARCHIVE = "an archive; unpack it and pass the file in it"
-_SIGNATURES = {  # the start of a file that is not PyTorch's -> what it is, and what to do
-    b"version https://git-lfs": "a Git LFS pointer; run git lfs pull",
-    b"<": "a web page; download the file itself",
-    b"\x93NUMPY": "an array file of NumPy; convert weights of JAX to PyTorch first",
-    b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
-    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"(\xb5/\xfd", b"Rar!"), _ARCHIVE),
-}
+_OTHER = "it may be an archive (unpack it) or of JAX, Keras, NumPy, ONNX or TensorFlow (convert its weights to PyTorch)"
 _LEGACY = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # near the start of a file of torch before 1.6
-_FRAMEWORKS = {  # suffixes of files that are not PyTorch's -> whose they are
-    (".onnx",): "ONNX",
-    (".npz", ".npy"): "NumPy",
-    (".h5", ".hdf5", ".keras"): "Keras",
-    (".pb", ".tflite", ".index", ".data-00000-of-00001"): "TensorFlow",
-    (".msgpack",): "Flax",
-    (".params",): "MXNet",
-    (".gguf",): "GGML",
-    (".pt2",): "torch.export",
-}
 _REBUILD = {  # NumPy's functions for an array in protocols 0 to 4, a scalar, and an array in protocol 5
     "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
     "multiarray.scalar": np.float32(1).__reduce__()[0],
@@ -61,7 +44,7 @@ def read_content(path: Path, unsafe: bool) -> Any:
         pickle.UnpicklingError: without ``unsafe``, it contains more than tensors, arrays and plain types.
         Exception: it is damaged, or of none of the formats.
     """
-    start = _read_start(path)
+    start = read_start(path)
     if not (zipfile.is_zipfile(path) or _LEGACY in start[:32]):
         if start[8:10] == b'{"':
             return _read_safetensors(path)
@@ -77,28 +60,19 @@ def read_content(path: Path, unsafe: bool) -> Any:
 
 def describe_other(path: Path) -> str:
     """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
-    start = _read_start(path)
-    for signature, description in _SIGNATURES.items():
-        if start.lstrip().startswith(signature):
-            return f"{describe_empty_or_text(path)}; it is {description}".removeprefix("; ")
-    if start[257:262] == b"ustar":  # a tar file, which is_zipfile takes for the zip file in it
-        return f"it is {_ARCHIVE}"
+    start = read_start(path)
+    text = describe_text(start)
+    if text:
+        return f"{text}; download the file itself (with git lfs pull if this is a Git LFS pointer)"
     names: list[str] = []
     with contextlib.suppress(zipfile.BadZipFile):  # no zip file, or its list of names is damaged
         names = zipfile.ZipFile(path).namelist()
     if any(name.endswith("/constants.pkl") for name in names):
         return f"it is a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
-    if any(name.endswith("/data.pkl") for name in names) or _LEGACY in start[:32] or start.startswith(pickle.PROTO):
+    is_weights = start.startswith((b"PK", pickle.PROTO)) or _LEGACY in start[:32] or start[8:10] == b'{"'
+    if is_weights and (not names or any(name.endswith("/data.pkl") for name in names)):
         return ""
-    framework = next((name for suffixes, name in _FRAMEWORKS.items() if path.name.lower().endswith(suffixes)), "")
-    if framework:
-        return f"it is a file of {framework}; convert its weights to a state dict of PyTorch first"
-    return f"it is {_ARCHIVE}" if names else describe_empty_or_text(path)
-
-
-def _read_start(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(512)
+    return _OTHER
 
 
 def load_torch(path: Path, mmap: bool = False) -> Any:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # command lines import this module, which must not import tor
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
 PREFIX = "backbone.bottom_up."  # the prefix of the ResNet in a Detectron2 detector with FPN
-_C4 = "backbone."  # the prefix of stem and res2 to res4 in one with a C4 backbone, whose res5 is in the head
-_C4_HEAD = "roi_heads.res5."
 
 
 def is_bottleneck(arch: str) -> bool:
@@ -65,8 +63,7 @@ def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replace Detectron2's names in ``state`` with torchvision's; keep other names for the reader to refuse."""
-    inverse = _invert_names()
-    return {inverse.get(name, name): value for name, value in state.items()}
+    return {invert_names().get(name, name): value for name, value in state.items()}
 
 
 def to_transformers(name: str) -> str:
@@ -84,22 +81,16 @@ def to_transformers(name: str) -> str:
 
 
 def from_c4(state: Mapping[str, T]) -> dict[str, T]:
-    """Rename the ResNet of a C4 detector to the names that it has in a detector with FPN.
+    """Rename the ResNet of a C4 detector, whose res5 is in its head, to the names that it has in a detector with FPN.
 
     The norm that MoCo's head adds to res5 is not part of the ResNet, and keeps its name.
     """
-    if not any(name.startswith(f"{_C4}stem.") for name in state):
+    if not any(name.startswith("backbone.stem.") for name in state):
         return dict(state)
-    renamed = {}
-    for name, value in state.items():
-        if name.startswith(_C4_HEAD) and not name.startswith(f"{_C4_HEAD}norm."):
-            name = f"{PREFIX}res5.{name.removeprefix(_C4_HEAD)}"
-        elif name.startswith(_C4):
-            name = PREFIX + name.removeprefix(_C4)
-        renamed[name] = value
-    return renamed
+    return {re.sub(r"^(backbone\.|roi_heads\.(?=res5\.(?!norm\.)))", PREFIX, name): state[name] for name in state}
 
 
 @cache
-def _invert_names() -> dict[str, str]:
+def invert_names() -> dict[str, str]:
+    """Map Detectron2's name of every tensor of every backbone to torchvision's."""
     return {detectron2: name for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import shorten_list
 from .file import WRAPPERS
-from .resnet_names import DEPTHS, build_name_table, to_transformers
+from .resnet_names import invert_names, to_transformers
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 # Words in a prefix -> which of a method's two encoders it is. VISSL's key encoders are in its losses; t is a teacher.
@@ -27,9 +27,8 @@ _BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|re
 _KINDS = {
     r"lora_|adapter": "adapters such as LoRA; merge them into the weights and save these",
     r"flat_param": "a shard of FSDP; gather the full state dict and save it",
-    r"/~/|(^|\.)(kernel|w)$": "weights of JAX or TensorFlow; convert them to PyTorch first",
+    r"/~/|(^|\.)(kernel|w|_mean)$": "weights of JAX, PaddlePaddle or TensorFlow; convert them to PyTorch first",
     r"(^|\.)conv1_w$": "a ResNet in Caffe2's names; convert it with tools/convert_to_d2.py",
-    r"\._mean$": "weights of PaddlePaddle; convert them to PyTorch first",
     r"^stem\.bn1\.": "a ResNet of maskrcnn-benchmark, whose stride and channels the file does not record",
     r"\.IN\.weight$": "an IBN-Net, which is not read",
     r"attn\.|attention|cls_token": "a transformer; only ResNets are read",
@@ -121,17 +120,12 @@ def describe_kind(tensors: Iterable[str]) -> str:
 def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen: Network) -> str:
     """List the modules and other networks in a file that are not part of the ``chosen`` one, in short."""
     prefixes = [other.prefix for other in networks if other.prefix not in ("", chosen.prefix)]
-    modules: dict[str, list[str]] = {}
+    unread: dict[str, None] = {}
     for name in tensors:
         if name not in chosen.names:
-            parents = chosen.prefix.split(".")[:-1]
-            while parents and not name.startswith(".".join(parents) + "."):
-                parents.pop()
-            short = name.removeprefix("".join(f"{parent}." for parent in parents))
-            module = ".".join(short.split(".")[:-1][:2]) or short
-            other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)
-            modules.setdefault(other, []).append(short)
-    return shorten_list([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
+            module = ".".join(name.split(".")[:3])
+            unread[next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)] = None
+    return shorten_list(list(unread))
 
 
 def _move_into_resnet(name: str) -> str:
@@ -144,16 +138,17 @@ def _move_into_resnet(name: str) -> str:
 @cache
 def _build_tables() -> list[dict[str, str]]:
     """Return for each project a table of its name of every tensor -> torchvision's."""
-    to_detectron2 = {name: detectron2 for arch in DEPTHS for name, detectron2 in build_name_table(arch).items()}
+    from_detectron2 = invert_names()
+    names = from_detectron2.values()
     # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
-    plain = {name.replace("downsample", part): name for part in ("downsample", "shortcut") for name in to_detectron2}
+    plain = {name.replace("downsample", part): name for part in ("downsample", "shortcut") for name in names}
     return [
         plain,
-        {detectron2: name for name, detectron2 in to_detectron2.items()},
-        {to_transformers(detectron2): name for name, detectron2 in to_detectron2.items()},
-        {_rename_to_simclr_v2(name): name for name in to_detectron2},
+        from_detectron2,
+        {to_transformers(detectron2): name for detectron2, name in from_detectron2.items()},
+        {_rename_to_simclr_v2(name): name for name in names},
         *({_rename_to_sequential(alias, first): name for alias, name in plain.items()} for first in (4, 3, 2)),
-        {_rename_to_obow(name): name for name in to_detectron2},
+        {_rename_to_obow(name): name for name in names},
     ]
 
 

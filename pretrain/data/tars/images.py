@@ -38,27 +38,19 @@ class TarImages:
         self.entries = entries
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.tar_N)
 
     def name(self, index: int) -> str:
         return os.path.join(self.tars[self.tar_N[index]], self.entries.names[index])
 
     def read(self, index: int) -> np.ndarray:
         name = self.name(index)
-        encoded = retry(lambda: self._read_bytes(index), name)
-        if len(encoded) < self.entries.sizes[index]:
+        number = self.tar_N[index]
+        offset, size, _ = self.entries.members[index].item()
+        encoded = retry(lambda: _read_bytes(self.tars[number], self.versions[number], offset, size), name)
+        if len(encoded) < size:
             raise CorruptImage(f"cannot read image {name}: the tar ends before it; copy the tar again")
         return decode(encoded, name)
-
-    def _read_bytes(self, index: int) -> bytes:
-        number = int(self.tar_N[index])
-        tar = self.tars[number]
-        file = _open_tar(tar, self.versions[number])
-        try:
-            return os.pread(file.fileno(), int(self.entries.sizes[index]), int(self.entries.offsets[index]))
-        except OSError:
-            _open_tar.cache_clear()  # a stale handle; the next attempt opens it again
-            raise
 
 
 def find_tars(pattern: str) -> list[str]:
@@ -75,9 +67,7 @@ def find_tars(pattern: str) -> list[str]:
     if missing and len(paths) > 1:
         raise UserError(f"{PREFIX}{pattern}: {len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}")
     if not tars:
-        raise UserError(
-            f"no file matches {PREFIX}{pattern}; write {PREFIX}/data/*.tar or {PREFIX}/data/{{000..146}}.tar"
-        )
+        raise UserError(f"no file matches {PREFIX}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
     return list(dict.fromkeys(tars))
 
 
@@ -116,8 +106,8 @@ def load_tars(pattern: str) -> ImageData:
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None
     classes: list[str] = []
-    if (entries.labels >= 0).any():
-        labels = entries.labels
+    if (entries.members["labels"] >= 0).any():
+        labels = entries.members["labels"]
         classes = [str(label) for label in range(int(labels.max()) + 1)]
     elif common not in name_folders:
         prefix_length = len(common) + 1 if common else 0
@@ -158,8 +148,7 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
         is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
         image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
     if not names or not is_known:
-        what = f"{tar} is not ImageNet's {split} tar, or was modified"
-        raise UserError(f"{what}; download it again from image-net.org")
+        raise UserError(f"{tar} is not ImageNet's {split} tar, or was modified; get it again from image-net.org")
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))
     if missing:
@@ -176,8 +165,7 @@ def _read_val_classes(devkit: Path) -> list[str]:
     from torchvision.datasets import imagenet  # slow to import
 
     if not devkit.is_file():
-        what = f"{devkit} is missing; it has the labels of ImageNet's val split"
-        raise MissingSplit(f"{what}: download it from image-net.org")
+        raise MissingSplit(f"{devkit}, which has the labels of val, is missing; download it from image-net.org")
     try:
         with tempfile.TemporaryDirectory() as folder:
             imagenet.parse_devkit_archive(folder, str(devkit.absolute()))
@@ -193,12 +181,18 @@ def _number(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
 
 def _join(parts: Sequence[Entries]) -> tuple[np.ndarray, Entries]:
     """Concatenate the entries of several tars; also return the number of each entry's tar."""
-    tar_N = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
+    tar_N = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part.members) for part in parts])
     names = PackedNames.pack(name for part in parts for name in part.names)
-    offsets = np.concatenate([part.offsets for part in parts])
-    sizes = np.concatenate([part.sizes for part in parts])
-    labels = np.concatenate([part.labels for part in parts])
-    return tar_N, Entries(names, offsets, sizes, labels)
+    return tar_N, Entries(names, np.concatenate([part.members for part in parts]))
+
+
+def _read_bytes(tar: str, version: tuple[int, int], offset: int, size: int) -> bytes:
+    file = _open_tar(tar, version)
+    try:
+        return os.pread(file.fileno(), size, offset)
+    except OSError:
+        _open_tar.cache_clear()  # a stale handle; the next attempt opens it again
+        raise
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ time has changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -29,11 +30,12 @@ from ..sources import PackedNames
 
 log = logging.getLogger(__name__)
 INDEX_SUFFIX = ".index.npz"
-_ARRAYS = ("offsets", "sizes", "labels")  # of `Entries`
+# Byte offset of an image in its tar, its size in bytes, and the class in the sample's .cls member (-1: there is none).
+_MEMBER = np.dtype([("offsets", np.int64), ("sizes", np.int64), ("labels", np.int64)])
 _FORMAT = 1  # version of the index files; an index of another version is rebuilt
 _LOG_PERIOD_S = 60.0  # where there is no terminal
 _MAX_PADDING = 1 << 20  # bytes after the end mark
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # starts of gzip, bzip2, xz and zstd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,24 +44,16 @@ class Entries:
 
     Attributes:
         names: their names; members of a tar in the tar are named ``INNER/MEMBER``.
-        offsets: (M,) int64, the byte offset of each member's content in the tar.
-        sizes: (M,) int64, the size of each member in bytes.
-        labels: (M,) int64, the class in the sample's .cls member, -1 if there is none.
+        members: (M,) their places and labels, with the fields ``offsets``, ``sizes`` and ``labels``.
     """
 
     names: PackedNames
-    offsets: np.ndarray
-    sizes: np.ndarray
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.names)
+    members: np.ndarray
 
     def take(self, positions: np.ndarray) -> Entries:
         """Return the entries at ``positions``, in that order."""
         names = list(self.names)
-        packed_names = PackedNames.pack(names[index] for index in positions.tolist())
-        return Entries(packed_names, self.offsets[positions], self.sizes[positions], self.labels[positions])
+        return Entries(PackedNames.pack(names[index] for index in positions.tolist()), self.members[positions])
 
 
 def open_index(tar: str) -> Entries:
@@ -72,11 +66,10 @@ def open_index(tar: str) -> Entries:
     version = np.array((_FORMAT, len(SUFFIXES), size, time), np.int64)
     paths = [Path(f"{tar}{INDEX_SUFFIX}"), _cache_file(tar)]
     entries = _find_index(paths, version)
-    if entries is not None:
+    if entries:
         return entries
-    with hold_lock(paths[1].with_suffix(".lock")):
-        entries = _find_index(paths, version)  # another process of this machine may have built it meanwhile
-        return _write_index(tar, size, version, paths) if entries is None else entries
+    with hold_lock(paths[1].with_suffix(".lock")):  # another process of this machine may be building it
+        return _find_index(paths, version) or _write_index(tar, size, version, paths)
 
 
 def read_version(tar: str | int) -> tuple[int, int]:
@@ -91,16 +84,13 @@ def read_version(tar: str | int) -> tuple[int, int]:
 def _write_index(tar: str, size: int, version: np.ndarray, paths: Sequence[Path]) -> Entries:
     entries = _build_index(tar, size)
     file = io.BytesIO()
-    arrays = {name: getattr(entries, name) for name in _ARRAYS}
-    np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **arrays)
+    fields = {name: entries.members[name] for name in _MEMBER.names}
+    np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **fields)
     for path in paths:
-        try:
+        with contextlib.suppress(UserError):
             atomic_write(path, file.getvalue())
-        except UserError as error:
-            log.debug(f"{error}; trying the next file")
-            continue
-        log.info(f"{tar}: {len(entries)} images; index in {path}")
-        return entries
+            log.info(f"{tar}: {len(entries.members)} images; index in {path}")
+            return entries
     log.warning(f"{tar}: the index cannot be written to {paths[0]} or {paths[1]}, so the next run rebuilds it")
     return entries
 
@@ -112,11 +102,7 @@ def _cache_file(tar: str) -> Path:
 
 
 def _find_index(paths: Sequence[Path], version: np.ndarray) -> Entries | None:
-    for path in paths:
-        entries = _read_index(path, version)
-        if entries is not None:
-            return entries
-    return None
+    return next(filter(None, (_read_index(path, version) for path in paths)), None)
 
 
 def _read_index(path: Path, version: np.ndarray) -> Entries | None:
@@ -125,7 +111,8 @@ def _read_index(path: Path, version: np.ndarray) -> Entries | None:
         with np.load(path, allow_pickle=False) as file:
             if not np.array_equal(file["version"], version):
                 return None
-            return Entries(PackedNames(file["names"], file["ends"]), *(file[name] for name in _ARRAYS))
+            members = np.rec.fromarrays([file[name] for name in _MEMBER.names], _MEMBER)
+            return Entries(PackedNames(file["names"], file["ends"]), members)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -156,14 +143,9 @@ def _build_index(tar: str, size: int) -> Entries:
             elif not COMPANION.fullmatch(suffix):
                 unread.append(suffix or "without a suffix")
     warn_of_unread(unread, Path(tar))
-    images = [(name, *position) for name, position in positions.items()]
-    images.sort(key=lambda image: sort_key(image[0]))
-    return Entries(
-        PackedNames.pack(name for name, _, _ in images),
-        np.array([offset for _, offset, _ in images], np.int64),
-        np.array([size for _, _, size in images], np.int64),
-        np.array([labels.get(_get_sample_key(name), -1) for name, _, _ in images], np.int64),
-    )
+    names = sorted(positions, key=sort_key)
+    members = [(*positions[name], labels.get(_get_sample_key(name), -1)) for name in names]
+    return Entries(PackedNames.pack(names), np.array(members, _MEMBER))
 
 
 def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterator[tuple[str, tarfile.TarInfo]]:
@@ -173,10 +155,8 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
         UserError: it is not a tar, or is compressed, damaged or truncated.
     """
     file.seek(start)
-    signature = file.read(6)
-    kind = next((name for magic, name in _COMPRESSED.items() if signature.startswith(magic)), "")
-    if kind:
-        raise UserError(f"{tar} is compressed ({kind}), so its images cannot be read in place; decompress it first")
+    if file.read(6).startswith(_COMPRESSED):
+        raise UserError(f"{tar} is compressed, so its images cannot be read in place; decompress it first")
     file.seek(start)
     try:
         with tarfile.TarFile(fileobj=file, mode="r") as archive:

@@ -119,7 +119,7 @@ def test_damaged_tars_are_refused(tmp_path: Path):
         (tmp_path / "y.tar").write_bytes(changed)
         load(f"tar:{tmp_path}/y.tar", "train")
 
-    refused(lambda: load_changed(gzip.compress(content)), "y.tar", "compressed (gzip)")
+    refused(lambda: load_changed(gzip.compress(content)), "y.tar", "is compressed")
     refused(lambda: load_changed(content[: third + 600]), "truncated in n01/d.png")
     refused(lambda: load_changed(content[:third]), "y.tar", "damaged or truncated")
     refused(lambda: load_changed(content[:third] + b"?" * 9 + content[third + 9 :]), "y.tar", "damaged")

@@ -22,7 +22,7 @@ def mixed(monkeypatch):
         labels = np.array([0, 1] * (12 if split == "train" else 4) + [-1] * (8 if split == "train" else 0))
         colors = np.array([(200, 60, 60), (60, 60, 200)])[labels]
         pixels = rng.normal(colors[:, None, None], 25, (len(labels), 20, 20, 3)).clip(0, 255).astype(np.uint8)
-        return ImageData(Array(pixels, split), labels, ["red", "blue"])
+        return ImageData(Array({split: pixels}), labels, ["red", "blue"])
 
     monkeypatch.setitem(LOADERS, "mixed", read)
 
@@ -44,7 +44,6 @@ def test_the_linear_probe_leaves_out_images_without_a_label(mixed, tmp_path, aug
 def test_probes_run_in_the_precision_of_the_run(mixed, tmp_path, amp, dtype, monkeypatch):
     """fp16 is chosen where a GPU has no bf16."""
     seen = []
-    for module in (features, linear):
-        monkeypatch.setattr(module, "pooled_features", lambda *a: seen.append(pooled_features(*a)) or seen[-1])
+    monkeypatch.setattr(features, "pooled_features", lambda *a: seen.append(pooled_features(*a)) or seen[-1])
     linear.main(_config(tmp_path, "SOLVER.AMP", amp, "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1"), "random")
     assert [len(x) for x in seen] == [8, 8, 8, 8] and {x.dtype for x in seen} == {dtype}

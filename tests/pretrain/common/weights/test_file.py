@@ -198,12 +198,12 @@ def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
         archive.add(tmp_path / "w.pth", "w.pth")
     remedies = {
         "jax.npy": "JAX",
-        "page.pth": "web page; download",
+        "page.pth": "<!DOCTYPE html><html>'; download",
         "keras.h5": "Keras",
         "script.pt": "torch.jit.load",
-        "bit.npz": "NumPy; convert",
-        "w.onnx": "ONNX; convert",
-        "model.ckpt.index": "TensorFlow; convert",
+        "bit.npz": "NumPy",
+        "w.onnx": "ONNX",
+        "model.ckpt.index": "TensorFlow",
         **dict.fromkeys(["w.pth.gz", "w.zip", "w.pth.tar"], "unpack it"),
     }
     for name, word in remedies.items():

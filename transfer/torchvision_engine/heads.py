@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from fvcore.nn import weight_init
 from pycocotools import mask as coco_mask
 from torch import Tensor, nn
+from torchvision.models.detection._utils import encode_boxes
 from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from .boxes import DeltaWeights, RoIPooler, Sample, decode, encode
+from .boxes import DeltaWeights, RoIPooler, Sample, decode
 from .layers import Norm, head_convs
 
 
@@ -93,7 +94,7 @@ class BoxPredictor(nn.Module):
         label_F = torch.cat([sample.labels for sample in foreground])
         predicted = deltas_FK4[torch.arange(len(label_F), device=label_F.device), label_F]
         gt_boxes = torch.cat([sample.target["boxes"][sample.matched] for sample in foreground])
-        target = encode(gt_boxes, torch.cat([sample.boxes for sample in foreground]), self.box_weights)
+        target = encode_boxes(gt_boxes, torch.cat([sample.boxes for sample in foreground]), self.box_weights)
         regression = F.smooth_l1_loss(predicted.float(), target, beta=self.beta, reduction="sum")
         return {
             "loss_cls": F.cross_entropy(logits, label_R) if len(label_R) else logits.sum() * 0.0,

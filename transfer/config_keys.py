@@ -56,12 +56,14 @@ def _check_lists(cfg: CfgNode) -> None:
     for key in _FIXED_LENGTH if is_usual else ():
         if len(get(cfg, key)) != len(HONORED[key]):
             raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
-    thresholds = list(cfg.MODEL.RPN.IOU_THRESHOLDS)
-    count = len(cfg.MODEL.RPN.IOU_LABELS) - 1
-    if len(thresholds) != count:
-        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; it must be {count} numbers, between the IOU_LABELS")
-    if thresholds != sorted(thresholds):
-        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; give the lower one first")
+    for section in ("RPN", "ROI_HEADS"):
+        thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
+        count = len(cfg.MODEL[section].IOU_LABELS) - 1
+        if len(thresholds) != count or thresholds != sorted(thresholds):
+            raise UserError(
+                f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; its length must be {count}, one less than that of "
+                "IOU_LABELS, with the lower one first"
+            )
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
     for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
@@ -72,8 +74,6 @@ def _check_lists(cfg: CfgNode) -> None:
     for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
         if not all(isinstance(name, str) for name in get(cfg, key)):
             raise UserError(f"{key} is {get(cfg, key)}; it must be a list of names, in quotes")
-    if not cfg.INPUT.MIN_SIZE_TRAIN:
-        raise UserError("INPUT.MIN_SIZE_TRAIN is empty; give at least one size")
 
 
 def _list_numbers(value: Any) -> list[Any]:
@@ -85,8 +85,8 @@ def check_training(cfg: CfgNode) -> None:
     """Check what only training reads, in a config that has passed `check_ranges`.
 
     Raises:
-        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, the sampler is unknown,
-            FROZEN_BN_ITER is set although no norm is frozen, or another key does not suit the detector.
+        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, FROZEN_BN_ITER is set although no
+            norm is frozen, or another key does not suit the detector.
     """
     solver = cfg.SOLVER
     steps = list(solver.STEPS)
@@ -106,14 +106,12 @@ def check_training(cfg: CfgNode) -> None:
             f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no batch norm of the ResNet is frozen; set "
             "MODEL.BACKBONE.FREEZE_AT (5 freezes all), or FROZEN_BN_ITER 0"
         )
-    sampler = cfg.DATALOADER.SAMPLER_TRAIN
-    if sampler not in ("TrainingSampler", "RepeatFactorTrainingSampler"):
-        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose TrainingSampler or RepeatFactorTrainingSampler")
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
-    if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(cfg.INPUT.MIN_SIZE_TRAIN) != 2:
+    sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
+    if not sizes or (cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2):
         raise UserError(
-            f"INPUT.MIN_SIZE_TRAIN is {cfg.INPUT.MIN_SIZE_TRAIN}; INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values"
+            f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one size, and two for MIN_SIZE_TRAIN_SAMPLING range"
         )
 
 

@@ -55,11 +55,9 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not exist, a small data set has bad records, or a data set's evaluator is unknown.
     """
-    names = data_names(cfg, eval_only)
-    for name in sorted(names, key=data.in_catalog):
-        data.find_data_set(name)
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
+    names = sorted(data_names(cfg, eval_only), key=data.in_catalog)  # the catalog's last: they import Detectron2
     data.check_data_sets_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)

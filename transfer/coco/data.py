@@ -17,6 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,14 @@ def folder_name(name: str) -> str:
     return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None) -> list[str]:
+def prepare_data_sets(
+    cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None, *, early: bool = False
+) -> list[str]:
     """Check data sets before the first iteration, and write the copies that `resolve_data_set` returns.
 
     Args:
         recorded: what `preflight.read_recorded_classes` returns.
+        early: check only the sets that are read in about a second, without decoding images, and write nothing.
 
     Returns:
         The names of the detector's classes, in the order of its labels.
@@ -155,46 +159,40 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
     images: dict[str, set[str]] = {}
     for name in dict.fromkeys(names):
         data_set = find_data_set(name)
+        size = data_set.annotations.stat().st_size if data_set else 0
+        if early and (data_set is None or size >= _LARGE_BYTES):
+            continue
         if data_set is None:
             is_scored_by_coco = catalog.read_metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
             copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
             classes[name] = catalog.prepare(name, copy)
-        elif data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
+        elif size == _RELEASED_BYTES.get(data_set.annotations.name):
             classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else read_coco_names()
         else:
-            content = _prepare_records(data_set, cfg)
+            content = _read_good_records(data_set, cfg, decode=not early and name in cfg.DATASETS.TEST)
             classes[name] = category_names(content)
             keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
             folder = os.path.realpath(data_set.images)
             images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
+            if not early:
+                _write_copy(data_set, cfg, content)
     check_classes(cfg, classes, keypoints)
     train, test = (
         set().union(*(images.get(name, {name}) for name in split if name in names))
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     )
-    if train & test:
+    if train & test and not early:
         shared = shorten_list(sorted(train & test))
         log.warning(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
     return list(next(iter(classes.values()), ()))
 
 
-def check_data_sets_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
-    """Check the small data sets before a job is started or queued; arguments and errors of `prepare_data_sets`."""
-    classes = dict(recorded or {})
-    keypoints: dict[str, list[str]] = {}
-    for name in names:
-        data_set = find_data_set(name)
-        if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content = _read_good_records(data_set, cfg, decode=False)
-            classes[name] = category_names(content)
-            keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
-    check_classes(cfg, classes, keypoints)
+check_data_sets_early = partial(prepare_data_sets, early=True)  # before a job is started or queued
 
 
-def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
-    """Check a data set's records, write its copy, and log what the user should know; return the good records."""
+def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> None:
+    """Write the copy of a data set's good records, and log what the user should know about them."""
     name = data_set.name
-    content = _read_good_records(data_set, cfg, decode=name in cfg.DATASETS.TEST)
     copy = checked_copy(name, cfg.OUTPUT_DIR)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files
         atomic_write(copy, json.dumps(content))
@@ -207,7 +205,6 @@ def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
     repeated = [f"{box[2:]} of image {box[0]!r}" for box, count in Counter(boxes).items() if count > 1]
     if repeated:
         log.info(f"{name}: {len(repeated)} boxes occur more than once, and count as often: {shorten_list(repeated)}")
-    return content
 
 
 def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict[str, Any]:

@@ -125,13 +125,6 @@ class GeneralizedRCNN(nn.Module):
 def build_model(cfg: CfgNode, device: torch.device) -> GeneralizedRCNN:
     """Build the detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
     model = cfg.MODEL
-    backbone = _build_backbone(model, device)
-    roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
-    rpn = _build_rpn(model)
-    return GeneralizedRCNN(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
-
-
-def _build_backbone(model: CfgNode, device: torch.device) -> FPN:
     resnet = model.RESNETS
     bottom_up = BottomUp(
         f"resnet{resnet.DEPTH}",
@@ -139,7 +132,10 @@ def _build_backbone(model: CfgNode, device: torch.device) -> FPN:
         stride_in_1x1=resnet.STRIDE_IN_1X1,
         freeze_at=model.BACKBONE.FREEZE_AT,
     )
-    return FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
+    backbone = FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
+    roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
+    rpn = _build_rpn(model)
+    return GeneralizedRCNN(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
 
 
 def _build_rpn(model: CfgNode) -> RPN:

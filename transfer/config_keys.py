@@ -33,12 +33,17 @@ def check_ranges(cfg: CfgNode) -> None:
             sigma per keypoint.
     """
     _check_lists(cfg)
-    is_own_mapper = bool(get(cfg, "INPUT.MAPPER"))  # its images may have other channels and values
+    mapper = get(cfg, "INPUT.MAPPER")
+    is_usual = not mapper and cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
     for key, limits in LIMITS.items():
-        if is_own_mapper and key.startswith("MODEL.PIXEL_"):
+        value = get(cfg, key)
+        has_fixed_length = key in _FIXED_LENGTH
+        if has_fixed_length and not is_usual:  # of another number of channels, or of rotated boxes
             continue
-        for value in _list_numbers(get(cfg, key)):
-            limits.check(key, value)
+        if has_fixed_length and len(value) != len(HONORED[key]):
+            raise UserError(f"{key} is {list(value)}; it must be {len(HONORED[key])} numbers")
+        for number in _list_numbers(value):
+            limits.check(key, number)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
@@ -50,12 +55,6 @@ def check_ranges(cfg: CfgNode) -> None:
 
 def _check_lists(cfg: CfgNode) -> None:
     """Raise UserError for a list whose length, nesting or elements do not suit a detector."""
-    is_usual = (
-        cfg.INPUT.FORMAT != "L" and not get(cfg, "INPUT.MAPPER") and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
-    )
-    for key in _FIXED_LENGTH if is_usual else ():
-        if len(get(cfg, key)) != len(HONORED[key]):
-            raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
     for section in ("RPN", "ROI_HEADS"):
         thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
         count = len(cfg.MODEL[section].IOU_LABELS) - 1

@@ -143,7 +143,7 @@ def _build_rpn(model: CfgNode) -> RPN:
     anchors = Anchors(model.ANCHOR_GENERATOR.SIZES, model.ANCHOR_GENERATOR.ASPECT_RATIOS, _STRIDES)
     return RPN(
         anchors,
-        RPNHead(model.FPN.OUT_CHANNELS, anchors.per_cell),
+        RPNHead(model.FPN.OUT_CHANNELS, anchors.num_anchors_per_location()[0]),
         box_weights=rpn.BBOX_REG_WEIGHTS,
         iou_thresholds=rpn.IOU_THRESHOLDS,
         batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,

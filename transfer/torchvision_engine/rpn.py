@@ -6,19 +6,21 @@ Shapes: N images, A anchors over all levels, R proposals of an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection._utils import encode_boxes
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from .boxes import DeltaWeights, decode, match, subsample
 from .mapper import Target
 
 
-class Anchors(nn.Module):
-    """Boxes of fixed sizes and shapes around every cell of every level.
+class Anchors(AnchorGenerator):
+    """Boxes of fixed sizes and shapes around every cell of every level, which are not rounded as torchvision's are.
 
     Args:
         sizes: square roots of areas in pixels, one list for all levels, or one list per level.
@@ -29,27 +31,21 @@ class Anchors(nn.Module):
     def __init__(
         self, sizes: Sequence[Sequence[float]], aspect_ratios: Sequence[Sequence[float]], strides: Sequence[int]
     ) -> None:
-        super().__init__()
-        self.strides = strides
-        sizes = list(sizes) * len(strides) if len(sizes) == 1 else sizes
-        aspect_ratios = list(aspect_ratios) * len(strides) if len(aspect_ratios) == 1 else aspect_ratios
-        for level, (level_sizes, ratios) in enumerate(zip(sizes, aspect_ratios, strict=True)):
-            widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in level_sizes for ratio in ratios]
-            cell = torch.tensor([[-w / 2.0, -ratio * w / 2.0, w / 2.0, ratio * w / 2.0] for w, ratio in widths])
-            self.register_buffer(f"cell{level}", cell, persistent=False)
-        self.per_cell = len(sizes[0]) * len(aspect_ratios[0])
+        sizes, aspect_ratios = (
+            list(lists) * (len(strides) if len(lists) == 1 else 1) for lists in (sizes, aspect_ratios)
+        )
+        super().__init__(sizes, aspect_ratios)
+        self.strides: list[Any] = [(stride, stride) for stride in strides]
+
+    def generate_anchors(self, scales: Sequence[float], aspect_ratios: Sequence[float], *_: Any) -> Tensor:
+        """Return the anchors (sizes x ratios, 4) around 0."""
+        widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in scales for ratio in aspect_ratios]
+        return torch.tensor([[-w / 2.0, -ratio * w / 2.0, w / 2.0, ratio * w / 2.0] for w, ratio in widths])
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Return one image's anchors (H * W * anchors per cell, 4) per level; float32 under mixed precision, too."""
-        anchors = []
-        for feature, stride, cell in zip(features, self.strides, self.buffers(), strict=True):
-            height, width = feature.shape[-2:]
-            y = torch.arange(0, height * stride, stride, dtype=torch.float32, device=feature.device)
-            x = torch.arange(0, width * stride, stride, dtype=torch.float32, device=feature.device)
-            y, x = torch.meshgrid(y, x, indexing="ij")
-            shifts = torch.stack((x, y, x, y), dim=2).reshape(-1, 4)
-            anchors.append((shifts[:, None] + cell[None]).reshape(-1, 4))
-        return anchors
+        self.set_cell_anchors(torch.float32, features[0].device)
+        return self.grid_anchors([list(feature.shape[-2:]) for feature in features], self.strides)
 
 
 class RPNHead(nn.Module):

@@ -47,10 +47,8 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     earlier = current | OWN | dict(flatten(yaml.safe_load(recorded.read_text())))
     changed = changed_values(earlier, current, FREE_ON_RESUME)
     if changed:
-        raise UserError(
-            f"{recorded.parent} contains a training run with a different config ({'; '.join(changed)}); choose another "
-            "OUTPUT_DIR"
-        )
+        text = "; ".join(changed)
+        raise UserError(f"{recorded.parent} contains a run with a different config ({text}); choose another OUTPUT_DIR")
 
 
 def default_config() -> CfgNode:
@@ -118,10 +116,8 @@ def check_supported(cfg: CfgNode) -> None:
         if values[key] not in choices
     ]
     if wrong:
-        raise UserError(
-            f"the torchvision engine does not support this config: {'; '.join(wrong)}; set supported values, or use "
-            "Detectron2 (`make detectron2`, --engine detectron2)"
-        )
+        remedy = "set supported values, or use Detectron2 (`make detectron2`, --engine detectron2)"
+        raise UserError(f"the torchvision engine does not support this config: {'; '.join(wrong)}; {remedy}")
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:

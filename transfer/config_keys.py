@@ -59,10 +59,8 @@ def _check_lists(cfg: CfgNode) -> None:
         thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
         count = len(cfg.MODEL[section].IOU_LABELS) - 1
         if len(thresholds) != count or thresholds != sorted(thresholds):
-            raise UserError(
-                f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; its length must be {count}, one less than that of "
-                "IOU_LABELS, with the lower one first"
-            )
+            form = f"{count} increasing numbers, between the IOU_LABELS"
+            raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
     for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
@@ -109,9 +107,7 @@ def check_training(cfg: CfgNode) -> None:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
     if not sizes or (cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2):
-        raise UserError(
-            f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one size, and two for MIN_SIZE_TRAIN_SAMPLING range"
-        )
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one, or two for MIN_SIZE_TRAIN_SAMPLING range")
 
 
 def check_batch_division(cfg: CfgNode, world: int) -> None:

@@ -109,13 +109,9 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     has_results = (folder / "results.json").exists()
     is_started = has_checkpoint(folder)
     if resume and has_results and not is_started:
-        raise UserError(
-            f"OUTPUT_DIR {folder} contains the results of an earlier run, but no checkpoint to continue from; delete "
-            "results.json to start again, or choose another folder"
-        )
+        remedy = "delete results.json to start again, or choose another folder"
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run's results, but no checkpoint; {remedy}")
     if resume:
         check_same_training(cfg, folder / "config.yaml")
     elif is_started or has_results or (metrics.exists() and metrics.stat().st_size > 0):
-        raise UserError(
-            f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue it, or choose another folder"
-        )
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue, or choose another")

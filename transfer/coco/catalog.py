@@ -53,10 +53,7 @@ def find_files(name: str) -> tuple[Path, Path] | None:
         raise UserError(f"{name} needs lvis; run: pip install --no-deps lvis (its dependencies bring another OpenCV)")
     needed = data_set.get("json_file") or data_set.get("dirname")  # LVIS has the former, Pascal VOC the latter
     if needed and not os.path.exists(needed):
-        raise UserError(
-            f"no {needed} of {name}; Detectron2's data sets belong in datasets/, or in the folder that "
-            "DETECTRON2_DATASETS names"
-        )
+        raise UserError(f"no {needed} of {name}; set DETECTRON2_DATASETS to the folder of its data (default: datasets)")
     return None
 
 

@@ -227,10 +227,8 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
         bad_images = [problem.text for problem in problems if problem.section == "images"]
         if bad_images and len(bad_images) == len(content["images"]):
             raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
-        raise UserError(
-            f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}. Fix them, or add :skip_bad to "
-            "coco:ANNOTATIONS:IMAGES to skip them"
-        )
+        remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
+        raise UserError(f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}; {remedy}")
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")

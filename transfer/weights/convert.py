@@ -111,19 +111,15 @@ def convert(
         raise UserError(f"OUTPUT {output} is the source itself; choose another file")
     is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
     if is_in_run and output.name.startswith(("checkpoint_", "model_")):
-        raise UserError(
-            f"OUTPUT {output} is a run's checkpoint, which the conversion would overwrite; choose another file"
-        )
+        raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and to_torchvision:
-        raise UserError(
-            f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, so these "
-            "weights would compute wrong features in it; convert it to Detectron2's names, without --to-torchvision"
-        )
+        what = "with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
+        raise UserError(f"{path} was trained {what}; convert it to Detectron2's names, without --to-torchvision")
     state = backbone.state_dict
     tensors = state
     if not to_torchvision:
@@ -167,10 +163,8 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     if newest:
         return newest[1]
     check_not_sharded(source)
-    raise UserError(
-        f"{source} contains no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
-        "training, or choose another folder or file"
-    )
+    remedy = "resume its training, or choose another folder or file"
+    raise UserError(f"{source} contains no checkpoint (checkpoint_*.pth or, of a detector, model_*.pth); {remedy}")
 
 
 def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
@@ -215,9 +209,7 @@ def _check_pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], 
     if known:
         raise UserError(f"the source records {', '.join(known)}; omit --pixel-mean and --pixel-std")
     if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in statistics.values()) or 0 in std:
-        raise UserError(
-            f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be three numbers from 0 to 255, std above 0"
-        )
+        raise UserError(f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be 3 numbers from 0 to 255, std above 0")
     return statistics
 
 

@@ -155,7 +155,7 @@ def check_config(weights: Weights, cfg: CfgNode) -> None:
             continue
         if not _is_close(value, expected):
             raise UserError(
-                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set {key} to {expected}"
+                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set it to {expected}"
             )
 
 

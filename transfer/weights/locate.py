@@ -59,9 +59,8 @@ def download(weights: str) -> str:
         return paths.get_local_path(url, cache_dir=folder)
     except (OSError, http.client.HTTPException) as error:
         reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
-        raise UserError(
-            f"cannot download MODEL.WEIGHTS {weights}: {reason}; try again, or download it elsewhere and pass the file"
-        ) from error
+        remedy = "try again, or download it elsewhere and pass the file"
+        raise UserError(f"cannot download MODEL.WEIGHTS {weights}: {reason}; {remedy}") from error
     finally:
         socket.setdefaulttimeout(earlier)
 

@@ -85,13 +85,9 @@ class ImageMapper:
         flip = HFlipTransform(size[1]) if flipped else NoOpTransform()
         transforms = TransformList([Resize((height, width), size), flip])
         pixels = transforms.apply_image(pixels).transpose(2, 0, 1)
-        image: Any = {
-            "file_name": record["file_name"],
-            "height": height,
-            "width": width,
-            "image_id": record["image_id"],
-            "image": torch.from_numpy(np.ascontiguousarray(pixels)),
-        }
+        name = record["file_name"]
+        image: Any = {"file_name": name, "image_id": record["image_id"], "height": height, "width": width}
+        image["image"] = torch.from_numpy(np.ascontiguousarray(pixels))
         if self.is_train:
             image["target"] = self.target(record, transforms, size, flipped)
         return image

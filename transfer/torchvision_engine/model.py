@@ -126,12 +126,9 @@ def build_model(cfg: CfgNode, device: torch.device) -> GeneralizedRCNN:
     """Build the detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
     model = cfg.MODEL
     resnet = model.RESNETS
-    bottom_up = BottomUp(
-        f"resnet{resnet.DEPTH}",
-        norm_layer(resnet.NORM, device),
-        stride_in_1x1=resnet.STRIDE_IN_1X1,
-        freeze_at=model.BACKBONE.FREEZE_AT,
-    )
+    norm = norm_layer(resnet.NORM, device)
+    freeze_at = model.BACKBONE.FREEZE_AT
+    bottom_up = BottomUp(f"resnet{resnet.DEPTH}", norm, stride_in_1x1=resnet.STRIDE_IN_1X1, freeze_at=freeze_at)
     backbone = FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
     roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
     rpn = _build_rpn(model)
@@ -160,13 +157,9 @@ def _build_roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
     heads = cfg.MODEL.ROI_HEADS
     box = cfg.MODEL.ROI_BOX_HEAD
     channels = cfg.MODEL.FPN.OUT_CHANNELS
-    box_head = BoxHead(
-        _build_pooler(box),
-        channels,
-        conv_dims=[box.CONV_DIM] * box.NUM_CONV,
-        fc_dims=[box.FC_DIM] * box.NUM_FC,
-        norm=norm_layer(box.NORM, device),
-    )
+    conv_dims = [box.CONV_DIM] * box.NUM_CONV
+    fc_dims = [box.FC_DIM] * box.NUM_FC
+    box_head = BoxHead(_build_pooler(box), channels, conv_dims, fc_dims, norm_layer(box.NORM, device))
     box_predictor = BoxPredictor(
         box_head.out_features,
         heads.NUM_CLASSES,
@@ -179,13 +172,9 @@ def _build_roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
     mask_head = keypoint_head = None
     if cfg.MODEL.MASK_ON:
         mask = cfg.MODEL.ROI_MASK_HEAD
+        norm = norm_layer(mask.NORM, device)
         mask_head = MaskHead(
-            _build_pooler(mask),
-            channels,
-            heads.NUM_CLASSES,
-            num_convs=mask.NUM_CONV,
-            width=mask.CONV_DIM,
-            norm=norm_layer(mask.NORM, device),
+            _build_pooler(mask), channels, heads.NUM_CLASSES, num_convs=mask.NUM_CONV, width=mask.CONV_DIM, norm=norm
         )
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = cfg.MODEL.ROI_KEYPOINT_HEAD

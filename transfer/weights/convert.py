@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_writer, build_write_error, check_not_sharded, existing_file, remove, write_json
+from pretrain.common.files import atomic_writer, check_not_sharded, convert_write_errors, existing_file, write_json
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -109,8 +109,7 @@ def convert(
     path = file.path
     if os.path.exists(output) and os.path.samefile(output, path):
         raise UserError(f"OUTPUT {output} is the source itself; choose another file")
-    is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
-    if is_in_run and output.name.startswith(("checkpoint_", "model_")):
+    if output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer"):
         raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
@@ -120,27 +119,21 @@ def convert(
     if stride_in_1x1 and to_torchvision:
         what = "with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
         raise UserError(f"{path} was trained {what}; convert it to Detectron2's names, without --to-torchvision")
-    state = backbone.state_dict
-    tensors = state
+    tensors = backbone.state_dict
     if not to_torchvision:
-        tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(state, backbone.arch).items()}
+        tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
-    with claim(output.parent, "a conversion", of=output.name):
-        try:
-            if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
-                raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
-            with atomic_writer(output) as stream:
-                stream.write(encoded)
-                stream.flush()
-                written = read_weights_file(stream.name)
-                written_tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-                differences = verify(
-                    written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1
-                )
-                remove(record)  # it describes the earlier output
-        except OSError as error:
-            raise build_write_error(output, error) from error
+    with claim(output.parent, "a conversion", of=output.name), convert_write_errors(output):
+        if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
+            raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
+        with atomic_writer(output) as stream:
+            stream.write(encoded)
+            stream.flush()
+            written = read_weights_file(stream.name)
+            state = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
+            differences = verify(state, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
+            record.unlink(missing_ok=True)  # it describes the earlier output
         write_json(record, {**provenance, "file_sha256": written.sha256})
     return Conversion(output, provenance, differences, backbone.unread)
 
@@ -192,8 +185,8 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     }
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
-        pixels = {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-        detector_keys |= pixels
+        for key in ("MEAN", "STD"):
+            detector_keys[f"MODEL.PIXEL_{key}"] = [round(255 * value, 6) for value in views[key]]
     if "fine_tuned_on" in recorded:  # method, epoch and config are those of pretraining, not of fine-tuning
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
         origin["earlier_source"] = recorded.get("source")

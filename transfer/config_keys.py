@@ -47,10 +47,8 @@ def check_ranges(cfg: CfgNode) -> None:
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
-        raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set "
-            "one per keypoint"
-        )
+        what = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}"
+        raise UserError(f"{what}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set one per keypoint")
 
 
 def _check_lists(cfg: CfgNode) -> None:
@@ -99,10 +97,8 @@ def check_training(cfg: CfgNode) -> None:
     norm = cfg.MODEL.RESNETS.NORM
     has_frozen_norms = norm == "FrozenBN" or (cfg.MODEL.BACKBONE.FREEZE_AT > 0 and "BN" in norm)
     if solver.FROZEN_BN_ITER and not has_frozen_norms:
-        raise UserError(
-            f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no batch norm of the ResNet is frozen; set "
-            "MODEL.BACKBONE.FREEZE_AT (5 freezes all), or FROZEN_BN_ITER 0"
-        )
+        remedy = "set MODEL.BACKBONE.FREEZE_AT (5 freezes all), or SOLVER.FROZEN_BN_ITER 0"
+        raise UserError(f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no norm is frozen; {remedy}")
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
@@ -118,10 +114,8 @@ def check_batch_division(cfg: CfgNode, world: int) -> None:
     if batch % divisor:
         below = batch // divisor * divisor
         sizes = f"{below} or {below + divisor}" if below else str(divisor)
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH is {batch}; it must be a multiple of {divisor} ({world} processes x "
-            f"SOLVER.ACCUMULATE {accumulate}), such as {sizes}"
-        )
+        form = f"a multiple of {divisor} ({world} processes x SOLVER.ACCUMULATE {accumulate}), such as {sizes}"
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}; it must be {form}")
 
 
 def describe_keys() -> list[Key]:

@@ -69,10 +69,8 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
 def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any]) -> None:
     for name in names:
         if name not in registry:
-            raise UserError(
-                f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}; --import "
-                f"the module that registers it{did_you_mean(name, registry)}"
-            )
+            what = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
+            raise UserError(f"{what}; --import the module that registers it{did_you_mean(name, registry)}")
 
 
 def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:

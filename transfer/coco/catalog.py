@@ -61,9 +61,9 @@ def check_evaluator(name: str) -> None:
     """Raise UserError for a data set whose metrics the Detectron2 engine does not compute."""
     kind = read_metadata(name).get("evaluator_type", "")
     if kind not in ("coco", *OTHER_EVALUATORS):
+        known = ", ".join(("coco", *OTHER_EVALUATORS))
         raise UserError(
-            f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
-            f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
+            f"the evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})"
         )
 
 

@@ -203,10 +203,8 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
     outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
     if sum(outside) > len(boxes) / 2 and all(corners):
-        return (
-            f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1], and "
-            "COCO's are [x, y, width, height]: subtract x0 and y0"
-        )
+        what = f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1]"
+        return f"{what}, and COCO's are [x, y, width, height]: subtract x0 and y0"
     return ""
 
 

@@ -89,8 +89,7 @@ def find_data_set(name: str) -> CocoSet | None:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        annotations, images = (Path(expand(field)) for field in fields[1:3])
-        data_set = CocoSet(name, annotations, images, skip_bad=len(fields) == 4)
+        data_set = CocoSet(name, Path(expand(fields[1])), Path(expand(fields[2])), skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
@@ -257,10 +256,8 @@ def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNod
         return
     flips = cfg.INPUT.RANDOM_FLIP == "horizontal" and data_set.name in cfg.DATASETS.TRAIN
     if cfg.MODEL.KEYPOINT_ON and flips and not is_flippable(content):
-        raise UserError(
-            f"{path}: its keypoint names do not distinguish left from right, or differ between categories; give each "
-            'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
-        )
+        remedy = 'give each category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
+        raise UserError(f"{path}: its keypoints have no left and right names, or different ones by category; {remedy}")
 
 
 def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Mapping[str, Any]], cfg: CfgNode) -> None:

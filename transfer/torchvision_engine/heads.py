@@ -135,9 +135,8 @@ class BoxPredictor(nn.Module):
         rows, labels = torch.where((scores > self.score_threshold) & finite[:, None])
         boxes = clip_boxes_to_image(boxes[rows, labels], size)
         scores = scores[rows, labels]
-        keep = batched_nms(boxes, scores, labels, self.nms_threshold)
-        if self.detections_per_image >= 0:
-            keep = keep[: self.detections_per_image]
+        limit = self.detections_per_image if self.detections_per_image >= 0 else None
+        keep = batched_nms(boxes, scores, labels, self.nms_threshold)[:limit]
         return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
 
 

@@ -17,12 +17,7 @@ from pretrain.common.errors import UserError
 
 from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
 
-_FIXED_LENGTH = (
-    "MODEL.PIXEL_MEAN",
-    "MODEL.PIXEL_STD",
-    "MODEL.RPN.BBOX_REG_WEIGHTS",
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
-)
+_FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
 
 
 def check_ranges(cfg: CfgNode) -> None:
@@ -37,7 +32,7 @@ def check_ranges(cfg: CfgNode) -> None:
     is_usual = not mapper and cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
     for key, limits in LIMITS.items():
         value = get(cfg, key)
-        has_fixed_length = key in _FIXED_LENGTH
+        has_fixed_length = key.endswith(_FIXED_LENGTH)
         if has_fixed_length and not is_usual:  # of another number of channels, or of rotated boxes
             continue
         if has_fixed_length and len(value) != len(HONORED[key]):

@@ -38,10 +38,7 @@ FORMATS = (".pth", ".pkl", ".safetensors")
 log = logging.getLogger(__name__)
 
 
-_STATISTICS_HINT = (
-    "the source does not record the mean and std of its images; if you know them, convert again with --pixel-mean and "
-    "--pixel-std"
-)
+_STATISTICS_HINT = "the source does not record the mean and std of images; if known, pass --pixel-mean and --pixel-std"
 
 
 @dataclass(frozen=True)

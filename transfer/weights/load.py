@@ -36,9 +36,7 @@ _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torc
 # Not loaded, since they follow from the config. Model-zoo files contain the anchors; the torchvision engine saves none.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
-_NAME_A_DETECTOR = (
-    "pass a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
-)
+_NAME_A_DETECTOR = "pass a fine-tuned detector (--eval-only --resume evaluates the newest model_*.pth in OUTPUT_DIR)"
 log = logging.getLogger(__name__)
 
 

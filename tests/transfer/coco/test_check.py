@@ -61,20 +61,12 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
         ("annotations", {"segmentation": [[-9, -9, -2, -9, -2, -2]]}, "-9 to -2 in x, have no area in its box"),
         ("annotations", {"segmentation": [[0.3, 0.1, 0.5, 0.1, 0.5, 0.4]]}, "0.3 to 0.5 in x, have no area in its box"),
-        (
-            "annotations",
-            {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]},
-            "its polygons, 15 to 15 in x, have no",
-        ),
+        ("annotations", {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]}, "its polygons, 15 to 15 in x, have"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
-        (
-            "annotations",
-            {"keypoints": None},
-            "None are not numbers (if no object has any, set MODEL.",
-        ),
+        ("annotations", {"keypoints": None}, "None are not numbers (if no object has any, set MODEL."),
     ],
 )
 def test_a_bad_record_is_named_once_and_can_be_skipped(

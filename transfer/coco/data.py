@@ -71,10 +71,9 @@ def in_catalog(name: str) -> bool:
 def check_not_in_catalog(names: Iterable[str]) -> None:
     """Raise UserError for a name that the torchvision engine does not know."""
     for name in filter(in_catalog, names):
-        raise UserError(
-            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
-            f"{did_you_mean(name, _SPLITS)}; other names of Detectron2's DatasetCatalog need --engine detectron2"
-        )
+        what = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
+        remedy = "other names of Detectron2's DatasetCatalog need --engine detectron2"
+        raise UserError(f"{what}{did_you_mean(name, _SPLITS)}; {remedy}")
 
 
 def find_data_set(name: str) -> CocoSet | None:

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["HOOKS", "MAPPERS", "convert", "fine_tune", "load_detector"]
 MAPPERS: dict[str, Callable[[CfgNode, bool], Callable[[dict[str, Any]], dict[str, Any]]]] = {}
 HOOKS: dict[str, Callable[[CfgNode], Any]] = {}
-_MODULES = {  # imported when they are used first, since command lines import this package first
-    "convert": "transfer.weights.convert",
-    "fine_tune": "transfer.train_net",
-    "load_detector": "transfer.predict",
-}
+# They are imported when they are used first, since command lines import this package first.
+_MODULES = {"convert": "weights.convert", "fine_tune": "train_net", "load_detector": "predict"}
 
 # fvcore scripts two losses when it is imported; this package does not use them.
 warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)
@@ -47,4 +44,4 @@ def __getattr__(name: str) -> Any:
     """Import a function of the Python interface when it is used first."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(importlib.import_module(f"transfer.{_MODULES[name]}"), name)

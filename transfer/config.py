@@ -47,10 +47,8 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     earlier = current | OWN | dict(flatten(yaml.safe_load(recorded.read_text())))
     changed = changed_values(earlier, current, FREE_ON_RESUME)
     if changed:
-        raise UserError(
-            f"{recorded.parent} contains a training run with a different config ({'; '.join(changed)}); choose another "
-            "OUTPUT_DIR"
-        )
+        text = "; ".join(changed)
+        raise UserError(f"{recorded.parent} contains a run with a different config ({text}); choose another OUTPUT_DIR")
 
 
 def default_config() -> CfgNode:
@@ -109,29 +107,17 @@ def check_supported(cfg: CfgNode) -> None:
         UserError: names every key that it cannot honor, its value and what the engine supports.
     """
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
+    supported = {key: [default] for key, default in REJECTED.items()} | ALLOWED
+    supported["INPUT.MAPPER"] = [""]
+    supported["MODEL.RESNETS.RES2_OUT_CHANNELS"] = [64 if cfg.MODEL.RESNETS.DEPTH in (18, 34) else 256]
     wrong = [
-        f"{key} is {values[key]!r} (only {default!r} is supported)"
-        for key, default in {**REJECTED, "INPUT.MAPPER": ""}.items()
-        if values[key] != default
+        f"{key} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
+        for key, choices in supported.items()
+        if values[key] not in choices
     ]
-    wrong += [
-        f"{key} is {values[key]!r} (supported: {', '.join(map(repr, allowed))})"
-        for key, allowed in ALLOWED.items()
-        if values[key] not in allowed
-    ]
-    depth = cfg.MODEL.RESNETS.DEPTH
-    channels = cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
-    expected = 64 if depth in (18, 34) else 256
-    if channels != expected:
-        wrong.append(f"MODEL.RESNETS.RES2_OUT_CHANNELS is {channels} (a ResNet-{depth} has {expected})")
-    thresholds = cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS
-    if len(thresholds) != 1:
-        wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {thresholds} (only one threshold is supported)")
     if wrong:
-        raise UserError(
-            f"the torchvision engine does not support this config: {'; '.join(wrong)}; set supported values, or use "
-            "Detectron2 (`make detectron2`, --engine detectron2)"
-        )
+        remedy = "set supported values, or use Detectron2 (`make detectron2`, --engine detectron2)"
+        raise UserError(f"the torchvision engine does not support this config: {'; '.join(wrong)}; {remedy}")
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:

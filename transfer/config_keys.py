@@ -17,12 +17,7 @@ from pretrain.common.errors import UserError
 
 from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
 
-_FIXED_LENGTH = (
-    "MODEL.PIXEL_MEAN",
-    "MODEL.PIXEL_STD",
-    "MODEL.RPN.BBOX_REG_WEIGHTS",
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
-)
+_FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
 
 
 def check_ranges(cfg: CfgNode) -> None:
@@ -33,35 +28,32 @@ def check_ranges(cfg: CfgNode) -> None:
             sigma per keypoint.
     """
     _check_lists(cfg)
-    is_own_mapper = bool(get(cfg, "INPUT.MAPPER"))  # its images may have other channels and values
+    mapper = get(cfg, "INPUT.MAPPER")
+    is_usual = not mapper and cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
     for key, limits in LIMITS.items():
-        if is_own_mapper and key.startswith("MODEL.PIXEL_"):
+        value = get(cfg, key)
+        has_fixed_length = key.endswith(_FIXED_LENGTH)
+        if has_fixed_length and not is_usual:  # of another number of channels, or of rotated boxes
             continue
-        for value in _list_numbers(get(cfg, key)):
-            limits.check(key, value)
+        if has_fixed_length and len(value) != len(HONORED[key]):
+            raise UserError(f"{key} is {list(value)}; it must be {len(HONORED[key])} numbers")
+        for number in _list_numbers(value):
+            limits.check(key, number)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
-        raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set "
-            "one per keypoint"
-        )
+        what = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}"
+        raise UserError(f"{what}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set one per keypoint")
 
 
 def _check_lists(cfg: CfgNode) -> None:
     """Raise UserError for a list whose length, nesting or elements do not suit a detector."""
-    is_usual = (
-        cfg.INPUT.FORMAT != "L" and not get(cfg, "INPUT.MAPPER") and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
-    )
-    for key in _FIXED_LENGTH if is_usual else ():
-        if len(get(cfg, key)) != len(HONORED[key]):
-            raise UserError(f"{key} is {list(get(cfg, key))}; it must be {len(HONORED[key])} numbers")
-    thresholds = list(cfg.MODEL.RPN.IOU_THRESHOLDS)
-    count = len(cfg.MODEL.RPN.IOU_LABELS) - 1
-    if len(thresholds) != count:
-        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; it must be {count} numbers, between the IOU_LABELS")
-    if thresholds != sorted(thresholds):
-        raise UserError(f"MODEL.RPN.IOU_THRESHOLDS is {thresholds}; give the lower one first")
+    for section in ("RPN", "ROI_HEADS"):
+        thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
+        count = len(cfg.MODEL[section].IOU_LABELS) - 1
+        if len(thresholds) != count or thresholds != sorted(thresholds):
+            form = f"{count} increasing numbers, between the IOU_LABELS"
+            raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
     for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
@@ -72,8 +64,6 @@ def _check_lists(cfg: CfgNode) -> None:
     for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
         if not all(isinstance(name, str) for name in get(cfg, key)):
             raise UserError(f"{key} is {get(cfg, key)}; it must be a list of names, in quotes")
-    if not cfg.INPUT.MIN_SIZE_TRAIN:
-        raise UserError("INPUT.MIN_SIZE_TRAIN is empty; give at least one size")
 
 
 def _list_numbers(value: Any) -> list[Any]:
@@ -85,8 +75,8 @@ def check_training(cfg: CfgNode) -> None:
     """Check what only training reads, in a config that has passed `check_ranges`.
 
     Raises:
-        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, the sampler is unknown,
-            FROZEN_BN_ITER is set although no norm is frozen, or another key does not suit the detector.
+        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, FROZEN_BN_ITER is set although no
+            norm is frozen, or another key does not suit the detector.
     """
     solver = cfg.SOLVER
     steps = list(solver.STEPS)
@@ -102,19 +92,13 @@ def check_training(cfg: CfgNode) -> None:
     norm = cfg.MODEL.RESNETS.NORM
     has_frozen_norms = norm == "FrozenBN" or (cfg.MODEL.BACKBONE.FREEZE_AT > 0 and "BN" in norm)
     if solver.FROZEN_BN_ITER and not has_frozen_norms:
-        raise UserError(
-            f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no batch norm of the ResNet is frozen; set "
-            "MODEL.BACKBONE.FREEZE_AT (5 freezes all), or FROZEN_BN_ITER 0"
-        )
-    sampler = cfg.DATALOADER.SAMPLER_TRAIN
-    if sampler not in ("TrainingSampler", "RepeatFactorTrainingSampler"):
-        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose TrainingSampler or RepeatFactorTrainingSampler")
+        remedy = "set MODEL.BACKBONE.FREEZE_AT (5 freezes all), or SOLVER.FROZEN_BN_ITER 0"
+        raise UserError(f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no norm is frozen; {remedy}")
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
-    if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(cfg.INPUT.MIN_SIZE_TRAIN) != 2:
-        raise UserError(
-            f"INPUT.MIN_SIZE_TRAIN is {cfg.INPUT.MIN_SIZE_TRAIN}; INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values"
-        )
+    sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
+    if not sizes or (cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2):
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one, or two for MIN_SIZE_TRAIN_SAMPLING range")
 
 
 def check_batch_division(cfg: CfgNode, world: int) -> None:
@@ -125,10 +109,8 @@ def check_batch_division(cfg: CfgNode, world: int) -> None:
     if batch % divisor:
         below = batch // divisor * divisor
         sizes = f"{below} or {below + divisor}" if below else str(divisor)
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH is {batch}; it must be a multiple of {divisor} ({world} processes x "
-            f"SOLVER.ACCUMULATE {accumulate}), such as {sizes}"
-        )
+        form = f"a multiple of {divisor} ({world} processes x SOLVER.ACCUMULATE {accumulate}), such as {sizes}"
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}; it must be {form}")
 
 
 def describe_keys() -> list[Key]:

@@ -108,7 +108,6 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     """
     source = Path(source)
     config_file = source
-    opts = list(opts)
     if source.is_dir():
         config_file = source / "config.yaml"
         if not config_file.is_file() or stage_of(source) != "transfer":

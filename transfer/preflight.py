@@ -40,8 +40,6 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     architecture = model.META_ARCHITECTURE
     if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):
         raise UserError(f"MODEL.META_ARCHITECTURE is {architecture}, not a detector; set GeneralizedRCNN or RetinaNet")
-    if model.LOAD_PROPOSALS:
-        raise UserError("MODEL.LOAD_PROPOSALS is True, but proposal files are not supported; set it False")
     if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or architecture != "GeneralizedRCNN"):
         raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN without keypoints; set it False")
     if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
@@ -57,11 +55,9 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not exist, a small data set has bad records, or a data set's evaluator is unknown.
     """
-    names = data_names(cfg, eval_only)
-    for name in sorted(names, key=data.in_catalog):
-        data.find_data_set(name)
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
+    names = sorted(data_names(cfg, eval_only), key=data.in_catalog)  # the catalog's last: they import Detectron2
     data.check_data_sets_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
@@ -73,10 +69,8 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
 def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any]) -> None:
     for name in names:
         if name not in registry:
-            raise UserError(
-                f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}; --import "
-                f"the module that registers it{did_you_mean(name, registry)}"
-            )
+            what = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
+            raise UserError(f"{what}; --import the module that registers it{did_you_mean(name, registry)}")
 
 
 def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
@@ -113,13 +107,9 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     has_results = (folder / "results.json").exists()
     is_started = has_checkpoint(folder)
     if resume and has_results and not is_started:
-        raise UserError(
-            f"OUTPUT_DIR {folder} contains the results of an earlier run, but no checkpoint to continue from; delete "
-            "results.json to start again, or choose another folder"
-        )
+        remedy = "delete results.json to start again, or choose another folder"
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run's results, but no checkpoint; {remedy}")
     if resume:
         check_same_training(cfg, folder / "config.yaml")
     elif is_started or has_results or (metrics.exists() and metrics.stat().st_size > 0):
-        raise UserError(
-            f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue it, or choose another folder"
-        )
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue, or choose another")

@@ -21,23 +21,24 @@ from pretrain.common.errors import UserError
 from pretrain.common.run.workers import SignalSafeDataLoader
 
 
-class Record(TypedDict):
-    """An image of a data set; the form of its annotations is the engine's."""
+class ImageFile(TypedDict):
+    """An image of a data set; height and width are those of the file."""
 
     file_name: str
     image_id: int
     height: int
     width: int
+
+
+class Record(ImageFile):
+    """An image with its annotations, whose form is the engine's."""
+
     annotations: list[dict[str, Any]]
 
 
-class ModelInput(TypedDict):
-    """An image as a model takes it; height and width are those of the file."""
+class ModelInput(ImageFile):
+    """An image as a model takes it."""
 
-    file_name: str
-    image_id: int
-    height: int
-    width: int
     image: Tensor  # (3, H, W) uint8, resized
     target: Any  # only in the torchvision engine's training (`mapper.Target`); Detectron2 has `instances`
 

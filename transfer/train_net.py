@@ -49,10 +49,7 @@ if TYPE_CHECKING:
     from transfer.weights.load import Weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
-FALLBACK_NOTE = (
-    "Detectron2 is not installed, so fine-tuning uses the torchvision engine; run `make detectron2` to install it, or "
-    "pass --engine torchvision"
-)
+FALLBACK_NOTE = "fine-tuning uses the torchvision engine, since Detectron2 is not installed (run `make detectron2`)"
 log = logging.getLogger(__name__)
 
 

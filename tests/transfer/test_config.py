@@ -47,7 +47,6 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),
     ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
-    ("DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler", "TrainingSampler"),
     ("DATASETS.TRAIN", "[]", "empty"),
     ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),
     ("TEST.BEST", "segm/AP", "bbox/AP"),
@@ -60,8 +59,9 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("MODEL.ANCHOR_GENERATOR.SIZES", "[[32], [64]]", "one for each of the 5 feature maps"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[]]", "a list of lists"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[0.0]]", "above 0"),
-    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "it must be 2 numbers, between the IOU_LABELS"),
-    ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "lower one first"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "it must be 2 increasing numbers, between the IOU_LABELS"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "2 increasing"),
+    ("MODEL.ROI_HEADS.IOU_THRESHOLDS", "[0.5, 0.7]", "1 increasing"),
     ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", "[1, 1]", "4 numbers"),
     ("MODEL.ROI_BOX_HEAD.FC_DIM", "0", "at least 1"),
     ("MODEL.ROI_HEADS.POSITIVE_FRACTION", "2.0", "at most 1"),
@@ -84,7 +84,7 @@ def test_values_that_cannot_train_are_refused(key, value, named):
 
 def test_a_range_of_sizes_has_two_ends():
     cfg = config.load_config(tiny_coco.BASE, ["INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"])  # of six sizes
-    refused(lambda: config_keys.check_training(cfg), "INPUT.MIN_SIZE_TRAIN is [640,", "range needs two values")
+    refused(lambda: config_keys.check_training(cfg), "INPUT.MIN_SIZE_TRAIN is [640,", "TRAIN_SAMPLING range")
 
 
 def test_what_only_detectron2_can_train_is_not_refused():

@@ -32,10 +32,8 @@ def read_metadata(name: str) -> Any:
 
         known = DatasetCatalog.list()
     if name not in known:
-        raise UserError(
-            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER, and is not in Detectron2's DatasetCatalog; "
-            f"--import the module that registers it{did_you_mean(name, known)}"
-        )
+        what = f"data set {name!r} is neither coco:ANNOTATIONS.json:IMAGE_FOLDER nor in Detectron2's DatasetCatalog"
+        raise UserError(f"{what}; --import the module that registers it{did_you_mean(name, known)}")
     return MetadataCatalog.get(name)
 
 
@@ -53,10 +51,7 @@ def find_files(name: str) -> tuple[Path, Path] | None:
         raise UserError(f"{name} needs lvis; run: pip install --no-deps lvis (its dependencies bring another OpenCV)")
     needed = data_set.get("json_file") or data_set.get("dirname")  # LVIS has the former, Pascal VOC the latter
     if needed and not os.path.exists(needed):
-        raise UserError(
-            f"no {needed} of {name}; Detectron2's data sets belong in datasets/, or in the folder that "
-            "DETECTRON2_DATASETS names"
-        )
+        raise UserError(f"no {needed} of {name}; set DETECTRON2_DATASETS to the folder of its data (default: datasets)")
     return None
 
 
@@ -64,9 +59,9 @@ def check_evaluator(name: str) -> None:
     """Raise UserError for a data set whose metrics the Detectron2 engine does not compute."""
     kind = read_metadata(name).get("evaluator_type", "")
     if kind not in ("coco", *OTHER_EVALUATORS):
+        known = ", ".join(("coco", *OTHER_EVALUATORS))
         raise UserError(
-            f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
-            f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
+            f"the evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})"
         )
 
 

@@ -15,7 +15,7 @@ from pretrain.common.errors import one_line
 from pretrain.common.images import CorruptImage, open_upright
 
 from .image_sizes import read_upright_sizes
-from .masks import are_numbers, find_empty_outline, find_mask_problem, select_outlines
+from .masks import are_numbers, find_mask_problem, select_outlines
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 _SAMPLE = 10_000  # boxes that are enough to recognize their format
@@ -78,30 +78,28 @@ class _RecordChecker:
     def __init__(self, content: Mapping[str, Any], images: str | Path | None, rules: Rules) -> None:
         self.folder = images
         self.rules = rules
-        self.image_ids = _Ids(content["images"])
-        self.category_ids = _Ids(content["categories"])
-        self.sizes: dict[Any, tuple[int, int]] = {}  # sizes of the good images, by id
-        self.categories: set[Any] = set()  # the good ones
+        self.ids = {section: _Ids(content[section]) for section in ("images", "categories")}
+        self.good: dict[str, dict[Any, Any]] = {"images": {}, "categories": {}}  # records by id
         names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
         self.name_counts = Counter(names)
         paths = [] if images is None else [os.path.join(images, name) for name in names]
         self.files = read_upright_sizes(paths, rules.decode)
 
     def find_problem(self, section: str, record: Any) -> str:
-        if section == "images":
-            return self.image_ids.find_problem(record["id"]) or self._find_image_problem(record)
-        if section == "categories":
-            return self.category_ids.find_problem(record["id"]) or self._find_category_problem(record)
-        return self._find_annotation_problem(record)
+        if section == "annotations":
+            return self._find_annotation_problem(record)
+        find_own_problem = self._find_image_problem if section == "images" else self._find_category_problem
+        text = self.ids[section].find_problem(record["id"]) or find_own_problem(record)
+        if not text:
+            self.good[section][record["id"]] = record
+        return text
 
     def _find_image_problem(self, image: dict[str, Any]) -> str:
+        name = image["file_name"]
         width = image["width"]
         height = image["height"]
-        name = image["file_name"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
-        if not isinstance(name, str):
-            return f"file_name {short(name)} is not text"
         if self.rules.strict and self.name_counts[name] > 1:
             return f"{self.name_counts[name]} images have the file_name {name!r}; merge them, or give each its own file"
         if self.folder is not None:
@@ -112,7 +110,6 @@ class _RecordChecker:
                 return f"{error}{_explain_missing(path)}"
             if actual != (width, height):
                 return f"{path} has {actual[0]} x {actual[1]} pixels (after any EXIF rotation), not {width} x {height}"
-        self.sizes[image["id"]] = (int(width), int(height))
         return ""
 
     def _find_category_problem(self, category: dict[str, Any]) -> str:
@@ -121,24 +118,20 @@ class _RecordChecker:
             return "no name"
         if self.rules.keypoints and len(names) not in (0, self.rules.keypoints):
             return f"names {len(names)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {self.rules.keypoints}"
-        self.categories.add(category["id"])
         return ""
 
     def _find_annotation_problem(self, record: dict[str, Any]) -> str:
-        if record["image_id"] not in self.sizes:
-            return "unknown or bad image"
-        if record["category_id"] not in self.categories:
-            return f"unknown category {short(record['category_id'])}"
+        for kind, section in (("image", "images"), ("category", "categories")):
+            if record[f"{kind}_id"] not in self.good[section]:
+                return f"unknown or bad {kind} {short(record[f'{kind}_id'])}"
         for name in ("iscrowd", "ignore"):
             if record.get(name) not in (None, 0, 1):
                 return f"{name} {short(record[name])} is not 0 or 1"
-        width, height = self.sizes[record["image_id"]]
-        text = _find_box_problem(record, width, height, self.rules.strict)
+        image = self.good["images"][record["image_id"]]
+        size = (int(image["width"]), int(image["height"]))
+        text = _find_box_problem(record, *size, self.rules.strict)
         if self.rules.masks and not text:
-            mask = record.get("segmentation")
-            text = find_mask_problem(mask, width, height)
-            if not text and not record.get("iscrowd"):
-                text = find_empty_outline(mask, record["bbox"])
+            text = find_mask_problem(record.get("segmentation"), record["bbox"], *size)
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text
@@ -201,20 +194,17 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     records = content["annotations"][:_SAMPLE]
     boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
-    outlines = [polygon for record in records for polygon in select_outlines(record.get("segmentation") or ())]
     keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]
     points = [value for record in keypoints for i, value in enumerate(record) if i % 3 < 2]
-    for kind, values in (("boxes", [box[:4] for box in boxes]), ("polygons", outlines), ("keypoints", [points])):
-        if 0 < max(map(max, filter(None, values)), default=0) <= 1:
+    for kind, values in (("boxes", [value for box in boxes for value in box[:4]]), ("keypoints", points)):
+        if 0 < max(values, default=0) <= 1:
             remedy = "COCO's are in pixels; multiply them by the images' width and height"
             return f"its {kind} lie between 0 and 1, but {remedy}"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
     outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
     if sum(outside) > len(boxes) / 2 and all(corners):
-        return (
-            f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1], and "
-            "COCO's are [x, y, width, height]: subtract x0 and y0"
-        )
+        what = f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1]"
+        return f"{what}, and COCO's are [x, y, width, height]: subtract x0 and y0"
     return ""
 
 
@@ -222,7 +212,7 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
     box = record["bbox"]
     area = record.get("area", 0)
     if not are_numbers(box) or len(box) != 4:
-        return f"box {short(box)} is not [x, y, width, height]"
+        return f"bbox {short(box)} is not [x, y, width, height]"
     if not are_numbers([area]):
         return f"area {short(area)} is not a number"
     x, y, w, h = box
@@ -234,10 +224,8 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
 
 def _find_keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points = record.get("keypoints")
-    if points is None:
-        return "keypoints is missing (if none has any, set MODEL.KEYPOINT_ON False)"
     if not are_numbers(points):
-        return f"keypoints {short(points)} are not numbers"
+        return f"keypoints {short(points)} are not numbers (if no object has any, set MODEL.KEYPOINT_ON False)"
     if len(points) != 3 * count:
         return f"wrong keypoint count: {len(points) / 3:g}, not {count}"
     labeled = sum(visible > 0 for visible in points[2::3])

@@ -34,10 +34,7 @@ def check_same_categories(
     Args:
         normalize: removes what makes no difference between two names.
     """
-    if not classes:
-        return
-    (first, expected), *later_sets = classes.items()
-    for name, labels in later_sets:
+    for (first, expected), (name, labels) in itertools.pairwise(classes.items()):
         for number, (a, b) in enumerate(itertools.zip_longest(expected, labels), 1):
             if normalize(str(a)) != normalize(str(b)):
                 raise UserError(f"{item.format(number)} is {a!r} in {first}, but {b!r} in {name}; {remedy}")

@@ -17,6 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,9 @@ def in_catalog(name: str) -> bool:
 def check_not_in_catalog(names: Iterable[str]) -> None:
     """Raise UserError for a name that the torchvision engine does not know."""
     for name in filter(in_catalog, names):
-        raise UserError(
-            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
-            f"{did_you_mean(name, _SPLITS)}; other names of Detectron2's DatasetCatalog need --engine detectron2"
-        )
+        what = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
+        remedy = "other names of Detectron2's DatasetCatalog need --engine detectron2"
+        raise UserError(f"{what}{did_you_mean(name, _SPLITS)}; {remedy}")
 
 
 def find_data_set(name: str) -> CocoSet | None:
@@ -88,8 +88,7 @@ def find_data_set(name: str) -> CocoSet | None:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        annotations, images = (Path(expand(field)) for field in fields[1:3])
-        data_set = CocoSet(name, annotations, images, skip_bad=len(fields) == 4)
+        data_set = CocoSet(name, Path(expand(fields[1])), Path(expand(fields[2])), skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
@@ -138,11 +137,14 @@ def folder_name(name: str) -> str:
     return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | None = None) -> list[str]:
+def prepare_data_sets(
+    cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None, *, early: bool = False
+) -> list[str]:
     """Check data sets before the first iteration, and write the copies that `resolve_data_set` returns.
 
     Args:
         recorded: what `preflight.read_recorded_classes` returns.
+        early: check only the sets that are read in about a second, without decoding images, and write nothing.
 
     Returns:
         The names of the detector's classes, in the order of its labels.
@@ -155,46 +157,40 @@ def prepare_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Classes | No
     images: dict[str, set[str]] = {}
     for name in dict.fromkeys(names):
         data_set = find_data_set(name)
+        size = data_set.annotations.stat().st_size if data_set else 0
+        if early and (data_set is None or size >= _LARGE_BYTES):
+            continue
         if data_set is None:
             is_scored_by_coco = catalog.read_metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
             copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
             classes[name] = catalog.prepare(name, copy)
-        elif data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
+        elif size == _RELEASED_BYTES.get(data_set.annotations.name):
             classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else read_coco_names()
         else:
-            content = _prepare_records(data_set, cfg)
+            content = _read_good_records(data_set, cfg, decode=not early and name in cfg.DATASETS.TEST)
             classes[name] = category_names(content)
             keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
             folder = os.path.realpath(data_set.images)
             images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
+            if not early:
+                _write_copy(data_set, cfg, content)
     check_classes(cfg, classes, keypoints)
     train, test = (
         set().union(*(images.get(name, {name}) for name in split if name in names))
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     )
-    if train & test:
+    if train & test and not early:
         shared = shorten_list(sorted(train & test))
         log.warning(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
     return list(next(iter(classes.values()), ()))
 
 
-def check_data_sets_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
-    """Check the small data sets before a job is started or queued; arguments and errors of `prepare_data_sets`."""
-    classes = dict(recorded or {})
-    keypoints: dict[str, list[str]] = {}
-    for name in names:
-        data_set = find_data_set(name)
-        if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content = _read_good_records(data_set, cfg, decode=False)
-            classes[name] = category_names(content)
-            keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
-    check_classes(cfg, classes, keypoints)
+check_data_sets_early = partial(prepare_data_sets, early=True)  # before a job is started or queued
 
 
-def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
-    """Check a data set's records, write its copy, and log what the user should know; return the good records."""
+def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> None:
+    """Write the copy of a data set's good records, and log what the user should know about them."""
     name = data_set.name
-    content = _read_good_records(data_set, cfg, decode=name in cfg.DATASETS.TEST)
     copy = checked_copy(name, cfg.OUTPUT_DIR)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files
         atomic_write(copy, json.dumps(content))
@@ -207,7 +203,6 @@ def _prepare_records(data_set: CocoSet, cfg: CfgNode) -> dict[str, Any]:
     repeated = [f"{box[2:]} of image {box[0]!r}" for box, count in Counter(boxes).items() if count > 1]
     if repeated:
         log.info(f"{name}: {len(repeated)} boxes occur more than once, and count as often: {shorten_list(repeated)}")
-    return content
 
 
 def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict[str, Any]:
@@ -230,10 +225,8 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
         bad_images = [problem.text for problem in problems if problem.section == "images"]
         if bad_images and len(bad_images) == len(content["images"]):
             raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
-        raise UserError(
-            f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}. Fix them, or add :skip_bad to "
-            "coco:ANNOTATIONS:IMAGES to skip them"
-        )
+        remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
+        raise UserError(f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}; {remedy}")
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
@@ -262,10 +255,8 @@ def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNod
         return
     flips = cfg.INPUT.RANDOM_FLIP == "horizontal" and data_set.name in cfg.DATASETS.TRAIN
     if cfg.MODEL.KEYPOINT_ON and flips and not is_flippable(content):
-        raise UserError(
-            f"{path}: its keypoint names do not distinguish left from right, or differ between categories; give each "
-            'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
-        )
+        remedy = 'give each category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
+        raise UserError(f"{path}: its keypoints have no left and right names, or different ones by category; {remedy}")
 
 
 def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Mapping[str, Any]], cfg: CfgNode) -> None:

@@ -55,12 +55,10 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 def is_flippable(content: Mapping[str, Any]) -> bool:
     """Return whether the pairs are known, and are at the same positions in all categories that name their keypoints."""
     contents = [{**content, "categories": [c]} for c in content["categories"] if c.get("keypoints")] or [content]
-    orders = []
-    for single in contents:
-        pairs = flip_pairs(single)
-        if pairs is None:
-            return False
-        orders.append(flip_indices(keypoint_names(single), pairs))
+    pairs = [flip_pairs(single) for single in contents]
+    if None in pairs:
+        return False
+    orders = [flip_indices(keypoint_names(single), p or ()) for single, p in zip(contents, pairs, strict=True)]
     return all(order == orders[0] for order in orders)
 
 

@@ -22,10 +22,12 @@ def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]
     return [polygon for polygon in numbers if len(polygon) >= 6 and len(polygon) % 2 == 0]
 
 
-def find_mask_problem(mask: Any, width: int, height: int) -> str:
+def find_mask_problem(mask: Any, box: Sequence[float], width: int, height: int) -> str:
     """Say what is wrong with an object's ``segmentation``, or return an empty string.
 
-    pycocotools does not return from some invalid masks, so they are checked before it reads them.
+    pycocotools does not return from some invalid masks, so they are checked before it reads them. Polygons that cover
+    nothing of the box are a repeated point or lie elsewhere, as negative coordinates do: there is nothing to train on
+    or to find.
     """
     if isinstance(mask, dict):
         return _find_rle_problem(mask, width, height)
@@ -33,18 +35,12 @@ def find_mask_problem(mask: Any, width: int, height: int) -> str:
         return "no mask (if none has one, set MODEL.MASK_ON False)"
     if not isinstance(mask, list) or not all(map(are_numbers, mask)):
         return f"segmentation {short(mask)} is neither RLE nor a list of polygons [x, y, x, y, ...]"
-    return "" if select_outlines(mask) else f"segmentation {short(mask)} has no polygon of 3 points (6 numbers)"
-
-
-def find_empty_outline(mask: Any, box: Sequence[float]) -> str:
-    """Say that an object's polygons cover nothing of its box, or return an empty string.
-
-    They are a repeated point or lie elsewhere, as negative coordinates do: there is nothing to train on or to find.
-    """
-    outlines = [] if isinstance(mask, dict) else select_outlines(mask)
+    outlines = select_outlines(mask)
+    if not outlines:
+        return f"segmentation {short(mask)} has no polygon of 3 points (6 numbers)"
     for axis, (start, length) in enumerate(zip(box[:2], box[2:], strict=True)):
         values = [value for outline in outlines for value in outline[axis::2]]
-        if values and not max(min(values), start) < min(max(values), start + length):
+        if not max(min(values), start) < min(max(values), start + length):
             extent = f"{min(values):g} to {max(values):g} in {'xy'[axis]}"
             return f"its polygons, {extent}, have no area in its box {short(box)}"
     return ""

@@ -23,13 +23,10 @@ from .data import folder_name, read_annotations, resolve_data_set
 from .visualize import draw
 
 log = logging.getLogger(__name__)
-TASKS = ("bbox", "segm", "keypoints")
 _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "ARs": 9, "ARm": 10, "ARl": 11}
-_STATS = {  # name: position in COCOeval.stats
-    "bbox": _BOX,
-    "segm": _BOX,
-    "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9},
-}
+_KEYPOINTS = {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9}
+_STATS = {"bbox": _BOX, "segm": _BOX, "keypoints": _KEYPOINTS}  # task -> name -> position in COCOeval.stats
+TASKS = tuple(_STATS)
 Metrics = dict[str, dict[str, float | None]]  # task -> name -> value
 
 

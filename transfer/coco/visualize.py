@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
-from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
@@ -63,7 +63,7 @@ def draw_predictions(
         UserError: an image that cannot be read, or an output that cannot be written.
     """
     confident = [prediction for prediction in predictions if prediction["score"] >= threshold]
-    _write(output, _render(_load_image(image), confident, {c["id"]: c for c in categories}))
+    _write(output, _render(open_upright(str(image)).convert("RGB"), confident, {c["id"]: c for c in categories}))
 
 
 def picture_file(folder: str | Path, name: str) -> Path:
@@ -93,10 +93,6 @@ def compare(
     _write(Path(output), torch.cat(list(_render_rows(content, images, image_dir, columns, _CELL)), dim=1))
 
 
-def _load_image(path: str | Path) -> Image.Image:
-    return open_upright(str(path)).convert("RGB")
-
-
 def _select_confident(records: Records) -> Records:
     """Select the predictions on an image that score at least SCORE_THRESHOLD, and always the best one; best first."""
     ranked = sorted(records, key=lambda record: -record["score"])
@@ -116,7 +112,7 @@ def _render_rows(
     """Render each image once per column, whose title is its key: uint8 (3, H, W)."""
     categories = {c["id"]: c for c in content["categories"]}
     for image in images:
-        photo = _load_image(os.path.join(image_dir, image["file_name"]))
+        photo = open_upright(os.path.join(image_dir, image["file_name"])).convert("RGB")
         panels = []
         for title, records in columns.items():
             items = [record for record in records if record["image_id"] == image["id"]]
@@ -144,12 +140,14 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     canvas = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
+    coco: Any = COCO()  # which decodes polygons and run lengths
+    coco.imgs = {0: {"height": photo.height, "width": photo.width}}
     for item, color in zip(items, colors, strict=True):
         shape = item.get("segmentation")
         if isinstance(shape, list):
             shape = select_outlines(shape)
         if shape:
-            mask = Image.fromarray(_decode_mask(shape, photo.height, photo.width) > 0).resize(size)
+            mask = Image.fromarray(coco.annToMask({"image_id": 0, "segmentation": shape}) > 0).resize(size)
             canvas = draw_segmentation_masks(canvas, torch.from_numpy(np.array(mask)), alpha=0.45, colors=color)
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
@@ -178,12 +176,3 @@ def _format_label(item: Mapping[str, Any], categories: Categories) -> str:
     name = categories.get(item["category_id"], {}).get("name", str(item["category_id"]))
     score = f" {item['score']:.2f}" if "score" in item else ""
     return f"{name}{score}{' crowd' if item.get('iscrowd') else ''}"
-
-
-def _decode_mask(segmentation: Any, height: int, width: int) -> np.ndarray:
-    """Decode polygons or RLE to uint8 (H, W)."""
-    if isinstance(segmentation, list):
-        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    elif isinstance(segmentation["counts"], list):
-        segmentation = coco_mask.frPyObjects(segmentation, height, width)
-    return coco_mask.decode(segmentation)

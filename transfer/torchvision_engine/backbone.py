@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import torchvision
 from fvcore.nn import weight_init
 from torch import Tensor, nn
+from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from pretrain.common.weights.resnet_names import build_name_table
@@ -19,8 +20,10 @@ from .layers import Conv2d, Norm, freeze
 _STAGES = {"conv1": 1, "bn1": 1, "layer1": 2, "layer2": 3, "layer3": 4, "layer4": 5}  # as FREEZE_AT numbers them
 
 
-class BottomUp(nn.Module):
-    """A ResNet up to res5. Its modules are torchvision's; its state has the names of `resnet_names`.
+class BottomUp(IntermediateLayerGetter):
+    """A ResNet that maps images (N, 3, H, W) to res2 .. res5, of strides 4 .. 32, by name.
+
+    Its modules are torchvision's; its state has the names of `resnet_names`.
 
     Args:
         arch: torchvision's name of the ResNet.
@@ -29,31 +32,19 @@ class BottomUp(nn.Module):
     """
 
     def __init__(self, arch: str, norm: Norm | None, *, stride_in_1x1: bool, freeze_at: int) -> None:
-        super().__init__()
         resnet: ResNet = getattr(torchvision.models, arch)(norm_layer=norm)
+        super().__init__(resnet, {f"layer{i}": f"res{i + 1}" for i in range(1, 5)})
         for block in resnet.modules():
             if isinstance(block, Bottleneck) and stride_in_1x1:
                 block.conv1.stride = block.conv2.stride
                 block.conv2.stride = (1, 1)
         for name, stage in _STAGES.items():
-            module = getattr(resnet, name)
-            self.add_module(name, freeze(module) if stage <= freeze_at else module)
-        expansion = 4 if isinstance(resnet.layer1[0], Bottleneck) else 1
-        self.channels = [resnet.conv1.out_channels * 2**i * expansion for i in range(4)]
+            self[name] = freeze(self[name]) if stage <= freeze_at else self[name]
+        self.channels = [resnet.fc.in_features // 2**i for i in (3, 2, 1, 0)]
         to_detectron2 = build_name_table(arch)
         to_torchvision = {detectron2: torchvision for torchvision, detectron2 in to_detectron2.items()}
         self.register_state_dict_post_hook(partial(_rename, to_detectron2))
         self.register_load_state_dict_pre_hook(partial(_rename, to_torchvision))
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (N, 3, H, W) to the features of res2 .. res5, strides 4 .. 32."""
-        conv1, bn1, *stages = map(self.get_submodule, _STAGES)
-        x = F.max_pool2d(F.relu(bn1(conv1(images))), 3, stride=2, padding=1)
-        maps = []
-        for stage in stages:
-            x = stage(x)
-            maps.append(x)
-        return maps
 
 
 def _rename(table: Mapping[str, str], _: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
@@ -76,7 +67,7 @@ class FPN(nn.Module):
                 weight_init.c2_xavier_fill(conv)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        maps = [lateral(x) for lateral, x in zip(self.laterals, self.bottom_up(images), strict=True)]
+        maps = [lateral(x) for lateral, x in zip(self.laterals, self.bottom_up(images).values(), strict=True)]
         for stage in (2, 1, 0):
             maps[stage] = maps[stage] + F.interpolate(maps[stage + 1], scale_factor=2.0, mode="nearest")
         pyramid = [output(x) for output, x in zip(self.outputs, maps, strict=True)]

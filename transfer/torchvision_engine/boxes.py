@@ -1,4 +1,4 @@
-"""Operations on boxes for region proposals and heads: encode, match, sample, pool.
+"""Operations on boxes for region proposals and heads: decode, match, sample, pool.
 
 Boxes are x0, y0, x1, y1 in pixels of the resized image. Reading a value from the device is a host-device
 synchronization, which waits for all queued work, so there are as few as possible.
@@ -20,30 +20,17 @@ _MAX_LOG_SCALE = math.log(1000.0 / 16)  # decoded boxes grow by this factor at m
 DeltaWeights = tuple[float, float, float, float]  # factors of the deltas x, y, w, h
 
 
-def encode(boxes: Tensor, anchors: Tensor, weights: DeltaWeights) -> Tensor:
-    """Return the deltas (R, 4) that turn ``anchors`` into ``boxes``."""
-    x, y, w, h = _centers_and_sizes(boxes)
-    anchor_x, anchor_y, anchor_w, anchor_h = _centers_and_sizes(anchors)
-    wx, wy, ww, wh = weights
-    dx = wx * (x - anchor_x) / anchor_w
-    dy = wy * (y - anchor_y) / anchor_h
-    return torch.stack([dx, dy, ww * torch.log(w / anchor_w), wh * torch.log(h / anchor_h)], -1)
-
-
 def decode(deltas: Tensor, anchors: Tensor, weights: DeltaWeights) -> Tensor:
     """Apply ``deltas`` (..., 4) to ``anchors``, whose shape need only be broadcastable; return boxes (..., 4)."""
-    anchor_x, anchor_y, anchor_w, anchor_h = _centers_and_sizes(anchors)
+    x0, y0, x1, y1 = anchors.unbind(-1)
+    anchor_w = x1 - x0
+    anchor_h = y1 - y0
     dx, dy, dw, dh = (delta / weight for delta, weight in zip(deltas.unbind(-1), weights, strict=True))
-    x = dx * anchor_w + anchor_x
-    y = dy * anchor_h + anchor_y
+    x = dx * anchor_w + (x0 + 0.5 * anchor_w)
+    y = dy * anchor_h + (y0 + 0.5 * anchor_h)
     w = dw.clamp(max=_MAX_LOG_SCALE).exp() * anchor_w
     h = dh.clamp(max=_MAX_LOG_SCALE).exp() * anchor_h
     return torch.stack([x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h], -1)
-
-
-def _centers_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x0, y0, x1, y1 = boxes.unbind(-1)
-    return x0 + 0.5 * (x1 - x0), y0 + 0.5 * (y1 - y0), x1 - x0, y1 - y0
 
 
 def match(gt_boxes: Tensor, boxes: Tensor, low: float, high: float, keep_best: bool) -> tuple[Tensor, Tensor]:

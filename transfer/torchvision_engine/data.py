@@ -102,21 +102,18 @@ def _convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> d
 
 def load_training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
     """Load the records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image."""
-    is_used = partial(
-        _is_used,
-        drop_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-        min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-    )
-    data_sets = [load_coco(name, cfg.OUTPUT_DIR, is_used) for name in cfg.DATASETS.TRAIN]
+    data_sets = [load_coco(name, cfg.OUTPUT_DIR, partial(_is_used, cfg)) for name in cfg.DATASETS.TRAIN]
     records, _, mirror = data_sets[0]
     if len(data_sets) > 1:
         records = Records(itertools.chain.from_iterable(records for records, *_ in data_sets))
     return records, mirror
 
 
-def _is_used(record: Record, *, drop_empty: bool, min_keypoints: int) -> bool:
-    """Return whether an image has an object, and at least ``min_keypoints`` labeled keypoints."""
-    if drop_empty and all(annotation["crowd"] for annotation in record["annotations"]):
+def _is_used(cfg: CfgNode, record: Record) -> bool:
+    """Return whether an image has an object and enough labeled keypoints, where the config requires them."""
+    annotations = record["annotations"]
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and all(annotation["crowd"] for annotation in annotations):
         return False
-    keypoints = [annotation["keypoints"] for annotation in record["annotations"] if "keypoints" in annotation]
-    return sum(int((points[:, 2] > 0).sum()) for points in keypoints) >= min_keypoints
+    keypoints = [annotation["keypoints"] for annotation in annotations if "keypoints" in annotation]
+    num_labeled = sum(int((points[:, 2] > 0).sum()) for points in keypoints)
+    return not cfg.MODEL.KEYPOINT_ON or num_labeled >= cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE

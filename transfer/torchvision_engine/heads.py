@@ -6,6 +6,7 @@ keypoints, S the side of a heat map, D detections of an image.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,34 +16,52 @@ import torch.nn.functional as F
 from fvcore.nn import weight_init
 from pycocotools import mask as coco_mask
 from torch import Tensor, nn
+from torchvision.models.detection._utils import encode_boxes
 from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from .boxes import DeltaWeights, RoIPooler, Sample, decode, encode
-from .layers import Norm, head_convs
+from .boxes import DeltaWeights, RoIPooler, Sample, decode
+from .layers import Conv2d, Norm
 
 
-class BoxHead(nn.Module):
-    """Pools the RoIs and passes them through convolutions, then fully connected layers: (R, ``out_features``)."""
+class ConvHead(nn.Module):
+    """Pools the RoIs and passes them through 3x3 convolutions, which are called ``name`` and their number from 1 on."""
+
+    def __init__(
+        self, pooler: RoIPooler, name: str, channels: int, conv_dims: Sequence[int], norm: Norm | None = None
+    ) -> None:
+        super().__init__()
+        self.pooler = pooler
+        widths = [channels, *conv_dims]
+        self.convs = [Conv2d(*pair, 3, padding=1, norm=norm) for pair in itertools.pairwise(widths)]
+        for number, conv in enumerate(self.convs, start=1):
+            self.add_module(f"{name}{number}", conv)
+            weight_init.c2_msra_fill(conv)
+        self.channels = widths[-1]
+
+    def convolve(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        x = self.pooler(features, boxes)
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        return x
+
+
+class BoxHead(ConvHead):
+    """Convolutions, then fully connected layers: (R, ``out_features``)."""
 
     def __init__(
         self, pooler: RoIPooler, channels: int, conv_dims: Sequence[int], fc_dims: Sequence[int], norm: Norm | None
     ) -> None:
-        super().__init__()
-        self.pooler = pooler
-        self.convs = head_convs(self, "conv", channels, conv_dims, norm)
-        widths = [[channels, *conv_dims][-1] * pooler.resolution**2, *fc_dims]
-        self.fcs = [nn.Linear(before, width) for before, width in zip(widths, fc_dims, strict=False)]
+        super().__init__(pooler, "conv", channels, conv_dims, norm)
+        widths = [self.channels * pooler.resolution**2, *fc_dims]
+        self.fcs = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
         for number, layer in enumerate(self.fcs, start=1):
             self.add_module(f"fc{number}", layer)
             weight_init.c2_xavier_fill(layer)
         self.out_features = widths[-1]
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        x = self.pooler(features, boxes)
-        for conv in self.convs:
-            x = F.relu(conv(x))
-        x = x.flatten(1)
+        x = self.convolve(features, boxes).flatten(1)
         for layer in self.fcs:
             x = F.relu(layer(x))
         return x
@@ -93,7 +112,7 @@ class BoxPredictor(nn.Module):
         label_F = torch.cat([sample.labels for sample in foreground])
         predicted = deltas_FK4[torch.arange(len(label_F), device=label_F.device), label_F]
         gt_boxes = torch.cat([sample.target["boxes"][sample.matched] for sample in foreground])
-        target = encode(gt_boxes, torch.cat([sample.boxes for sample in foreground]), self.box_weights)
+        target = encode_boxes(gt_boxes, torch.cat([sample.boxes for sample in foreground]), self.box_weights)
         regression = F.smooth_l1_loss(predicted.float(), target, beta=self.beta, reduction="sum")
         return {
             "loss_cls": F.cross_entropy(logits, label_R) if len(label_R) else logits.sum() * 0.0,
@@ -116,22 +135,19 @@ class BoxPredictor(nn.Module):
         rows, labels = torch.where((scores > self.score_threshold) & finite[:, None])
         boxes = clip_boxes_to_image(boxes[rows, labels], size)
         scores = scores[rows, labels]
-        keep = batched_nms(boxes, scores, labels, self.nms_threshold)
-        if self.detections_per_image >= 0:
-            keep = keep[: self.detections_per_image]
+        limit = self.detections_per_image if self.detections_per_image >= 0 else None
+        keep = batched_nms(boxes, scores, labels, self.nms_threshold)[:limit]
         return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
 
 
-class MaskHead(nn.Module):
+class MaskHead(ConvHead):
     """Convolutions, then one mask of twice the pooler's resolution per class."""
 
     def __init__(
         self, pooler: RoIPooler, channels: int, num_classes: int, *, num_convs: int, width: int, norm: Norm | None
     ) -> None:
-        super().__init__()
-        self.pooler = pooler
-        self.convs = head_convs(self, "mask_fcn", channels, [width] * num_convs, norm)
-        self.deconv = nn.ConvTranspose2d(width if num_convs else channels, width, 2, stride=2)
+        super().__init__(pooler, "mask_fcn", channels, [width] * num_convs, norm)
+        self.deconv = nn.ConvTranspose2d(self.channels, width, 2, stride=2)
         self.predictor = nn.Conv2d(width, num_classes, 1)
         weight_init.c2_msra_fill(self.deconv)
         weight_init.c2_msra_fill(self.predictor)
@@ -139,10 +155,7 @@ class MaskHead(nn.Module):
 
     def forward(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> Tensor:
         """Return the mask logits (R, M, M) of the class ``labels`` (R,) of every RoI."""
-        x = self.pooler(features, boxes)
-        for conv in self.convs:
-            x = F.relu(conv(x))
-        logits_RKMM = self.predictor(F.relu(self.deconv(x)))
+        logits_RKMM = self.predictor(F.relu(self.deconv(self.convolve(features, boxes))))
         return logits_RKMM[torch.arange(len(labels), device=labels.device), labels]
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
@@ -196,22 +209,18 @@ def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndar
     return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(scaled, side, side))).astype(bool)
 
 
-class KeypointHead(nn.Module):
+class KeypointHead(ConvHead):
     """Convolutions, then one heat map of four times the pooler's resolution per keypoint."""
 
     def __init__(self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int]) -> None:
-        super().__init__()
-        self.pooler = pooler
-        self.convs = head_convs(self, "conv_fcn", channels, conv_dims, None)
-        self.score_lowres = nn.ConvTranspose2d([channels, *conv_dims][-1], num_keypoints, 4, stride=2, padding=1)
+        super().__init__(pooler, "conv_fcn", channels, conv_dims)
+        self.score_lowres = nn.ConvTranspose2d(self.channels, num_keypoints, 4, stride=2, padding=1)
         weight_init.c2_msra_fill(self.score_lowres)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Return the heat maps' logits (R, P, S, S)."""
-        x = self.pooler(features, boxes)
-        for conv in self.convs:
-            x = F.relu(conv(x))
-        return F.interpolate(self.score_lowres(x), scale_factor=2.0, mode="bilinear", align_corners=False)
+        x = self.score_lowres(self.convolve(features, boxes))
+        return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
 
     def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
         """Compute cross-entropy over the S x S cells of every visible keypoint inside its RoI."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fvcore.nn import weight_init
 from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -25,18 +24,6 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.norm(super().forward(input))
-
-
-def head_convs(head: nn.Module, name: str, channels: int, widths: Sequence[int], norm: Norm | None) -> list[Conv2d]:
-    """Build a head's 3x3 convolutions, registered in it as `name1`, `name2`, ..., and initialize them."""
-    convs = [
-        Conv2d(before, width, 3, padding=1, norm=norm)
-        for before, width in zip([channels, *widths], widths, strict=False)
-    ]
-    for number, conv in enumerate(convs, start=1):
-        head.add_module(f"{name}{number}", conv)
-        weight_init.c2_msra_fill(conv)
-    return convs
 
 
 class ProcessSyncBatchNorm(nn.BatchNorm2d):

@@ -85,13 +85,9 @@ class ImageMapper:
         flip = HFlipTransform(size[1]) if flipped else NoOpTransform()
         transforms = TransformList([Resize((height, width), size), flip])
         pixels = transforms.apply_image(pixels).transpose(2, 0, 1)
-        image: Any = {
-            "file_name": record["file_name"],
-            "height": height,
-            "width": width,
-            "image_id": record["image_id"],
-            "image": torch.from_numpy(np.ascontiguousarray(pixels)),
-        }
+        name = record["file_name"]
+        image: Any = {"file_name": name, "image_id": record["image_id"], "height": height, "width": width}
+        image["image"] = torch.from_numpy(np.ascontiguousarray(pixels))
         if self.is_train:
             image["target"] = self.target(record, transforms, size, flipped)
         return image
@@ -102,10 +98,8 @@ class ImageMapper:
         pixels = np.asarray(open_upright(name).convert("RGB"))
         height, width = pixels.shape[:2]
         if (height, width) != (record.get("height", height), record.get("width", width)):
-            raise UserError(
-                f"image {name} is {width} x {height}, but its annotations say {record['width']} x {record['height']}; "
-                "correct the annotation file"
-            )
+            annotated = f"{record['width']} x {record['height']}; correct the annotation file"
+            raise UserError(f"image {name} is {width} x {height}, but its annotations say {annotated}")
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self.image_format == "BGR" else pixels
 
     def output_size(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int]:
@@ -130,15 +124,13 @@ class ImageMapper:
         corners = transforms.apply_box(np.array([a["box"] for a in annotations]).reshape(-1, 4))
         boxes = torch.from_numpy(np.clip(corners, 0, [*size[::-1], *size[::-1]]).astype(np.float32))
         masks = [self.mask(a, transforms, size) for a in annotations] if self.masks else []
-        is_kept = ((boxes[:, 2:] - boxes[:, :2]) > 1e-5).all(1)
-        if self.masks == "bitmask":
-            is_kept &= torch.tensor([mask.any() for mask in masks], dtype=torch.bool)
-        kept_indices = torch.where(is_kept)[0].tolist()
+        is_bitmask = self.masks == "bitmask"
+        has_area = (boxes[:, 2:] - boxes[:, :2] > 1e-5).all(1).tolist()
+        kept_indices = [i for i, is_kept in enumerate(has_area) if is_kept and (not is_bitmask or masks[i].any())]
         labels = [annotations[i]["label"] for i in kept_indices]
         target: Any = {"boxes": boxes[kept_indices], "labels": torch.tensor(labels, dtype=torch.long)}
         if self.masks:
             masks = [masks[i] for i in kept_indices]
-            is_bitmask = self.masks == "bitmask"
             target["masks"] = torch.from_numpy(np.array(masks, bool).reshape(-1, *size)) if is_bitmask else masks
         if self.keypoints:
             keypoints = [annotations[i].get("keypoints") for i in kept_indices]

@@ -125,21 +125,14 @@ class GeneralizedRCNN(nn.Module):
 def build_model(cfg: CfgNode, device: torch.device) -> GeneralizedRCNN:
     """Build the detector of ``cfg`` (checked by config.check_supported), randomly initialized as in Detectron2."""
     model = cfg.MODEL
-    backbone = _build_backbone(model, device)
+    resnet = model.RESNETS
+    norm = norm_layer(resnet.NORM, device)
+    freeze_at = model.BACKBONE.FREEZE_AT
+    bottom_up = BottomUp(f"resnet{resnet.DEPTH}", norm, stride_in_1x1=resnet.STRIDE_IN_1X1, freeze_at=freeze_at)
+    backbone = FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
     roi_heads = _build_roi_heads(cfg, device)  # before the RPN: the order of the random draws
     rpn = _build_rpn(model)
     return GeneralizedRCNN(backbone, rpn, roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
-
-
-def _build_backbone(model: CfgNode, device: torch.device) -> FPN:
-    resnet = model.RESNETS
-    bottom_up = BottomUp(
-        f"resnet{resnet.DEPTH}",
-        norm_layer(resnet.NORM, device),
-        stride_in_1x1=resnet.STRIDE_IN_1X1,
-        freeze_at=model.BACKBONE.FREEZE_AT,
-    )
-    return FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
 
 
 def _build_rpn(model: CfgNode) -> RPN:
@@ -147,7 +140,7 @@ def _build_rpn(model: CfgNode) -> RPN:
     anchors = Anchors(model.ANCHOR_GENERATOR.SIZES, model.ANCHOR_GENERATOR.ASPECT_RATIOS, _STRIDES)
     return RPN(
         anchors,
-        RPNHead(model.FPN.OUT_CHANNELS, anchors.per_cell),
+        RPNHead(model.FPN.OUT_CHANNELS, anchors.num_anchors_per_location()[0]),
         box_weights=rpn.BBOX_REG_WEIGHTS,
         iou_thresholds=rpn.IOU_THRESHOLDS,
         batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
@@ -164,13 +157,9 @@ def _build_roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
     heads = cfg.MODEL.ROI_HEADS
     box = cfg.MODEL.ROI_BOX_HEAD
     channels = cfg.MODEL.FPN.OUT_CHANNELS
-    box_head = BoxHead(
-        _build_pooler(box),
-        channels,
-        conv_dims=[box.CONV_DIM] * box.NUM_CONV,
-        fc_dims=[box.FC_DIM] * box.NUM_FC,
-        norm=norm_layer(box.NORM, device),
-    )
+    conv_dims = [box.CONV_DIM] * box.NUM_CONV
+    fc_dims = [box.FC_DIM] * box.NUM_FC
+    box_head = BoxHead(_build_pooler(box), channels, conv_dims, fc_dims, norm_layer(box.NORM, device))
     box_predictor = BoxPredictor(
         box_head.out_features,
         heads.NUM_CLASSES,
@@ -183,13 +172,9 @@ def _build_roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
     mask_head = keypoint_head = None
     if cfg.MODEL.MASK_ON:
         mask = cfg.MODEL.ROI_MASK_HEAD
+        norm = norm_layer(mask.NORM, device)
         mask_head = MaskHead(
-            _build_pooler(mask),
-            channels,
-            heads.NUM_CLASSES,
-            num_convs=mask.NUM_CONV,
-            width=mask.CONV_DIM,
-            norm=norm_layer(mask.NORM, device),
+            _build_pooler(mask), channels, heads.NUM_CLASSES, num_convs=mask.NUM_CONV, width=mask.CONV_DIM, norm=norm
         )
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = cfg.MODEL.ROI_KEYPOINT_HEAD

@@ -6,18 +6,21 @@ Shapes: N images, A anchors over all levels, R proposals of an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection._utils import encode_boxes
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
-from .boxes import DeltaWeights, decode, encode, match, subsample
+from .boxes import DeltaWeights, decode, match, subsample
 from .mapper import Target
 
 
-class Anchors(nn.Module):
-    """Boxes of fixed sizes and shapes around every cell of every level.
+class Anchors(AnchorGenerator):
+    """Boxes of fixed sizes and shapes around every cell of every level, which are not rounded as torchvision's are.
 
     Args:
         sizes: square roots of areas in pixels, one list for all levels, or one list per level.
@@ -28,27 +31,21 @@ class Anchors(nn.Module):
     def __init__(
         self, sizes: Sequence[Sequence[float]], aspect_ratios: Sequence[Sequence[float]], strides: Sequence[int]
     ) -> None:
-        super().__init__()
-        self.strides = strides
-        sizes = list(sizes) * len(strides) if len(sizes) == 1 else sizes
-        aspect_ratios = list(aspect_ratios) * len(strides) if len(aspect_ratios) == 1 else aspect_ratios
-        for level, (level_sizes, ratios) in enumerate(zip(sizes, aspect_ratios, strict=True)):
-            widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in level_sizes for ratio in ratios]
-            cell = torch.tensor([[-w / 2.0, -ratio * w / 2.0, w / 2.0, ratio * w / 2.0] for w, ratio in widths])
-            self.register_buffer(f"cell{level}", cell, persistent=False)
-        self.per_cell = len(sizes[0]) * len(aspect_ratios[0])
+        sizes, aspect_ratios = (
+            list(lists) * (len(strides) if len(lists) == 1 else 1) for lists in (sizes, aspect_ratios)
+        )
+        super().__init__(sizes, aspect_ratios)
+        self.strides: list[Any] = [(stride, stride) for stride in strides]
+
+    def generate_anchors(self, scales: Sequence[float], aspect_ratios: Sequence[float], *_: Any) -> Tensor:
+        """Return the anchors (sizes x ratios, 4) around 0."""
+        widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in scales for ratio in aspect_ratios]
+        return torch.tensor([[-w / 2.0, -ratio * w / 2.0, w / 2.0, ratio * w / 2.0] for w, ratio in widths])
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Return one image's anchors (H * W * anchors per cell, 4) per level; float32 under mixed precision, too."""
-        anchors = []
-        for feature, stride, cell in zip(features, self.strides, self.buffers(), strict=True):
-            height, width = feature.shape[-2:]
-            y = torch.arange(0, height * stride, stride, dtype=torch.float32, device=feature.device)
-            x = torch.arange(0, width * stride, stride, dtype=torch.float32, device=feature.device)
-            y, x = torch.meshgrid(y, x, indexing="ij")
-            shifts = torch.stack((x, y, x, y), dim=2).reshape(-1, 4)
-            anchors.append((shifts[:, None] + cell[None]).reshape(-1, 4))
-        return anchors
+        self.set_cell_anchors(torch.float32, features[0].device)
+        return self.grid_anchors([list(feature.shape[-2:]) for feature in features], self.strides)
 
 
 class RPNHead(nn.Module):
@@ -128,23 +125,18 @@ class RPN(nn.Module):
         self, anchors: Tensor, logits_NA: Tensor, deltas_NA4: Tensor, targets: list[Target]
     ) -> dict[str, Tensor]:
         """Compute cross-entropy of foreground and background, and smooth L1 over the foreground's deltas."""
-        positives = []
-        negatives = []
-        matched_boxes = []
-        positive_anchors = []
+        samples = []
         for image, target in enumerate(targets):
             index, label = match(target["boxes"], anchors, *self.iou_thresholds, keep_best=True)
             positive, negative = subsample(label, self.batch_size_per_image, self.positive_fraction)
-            positives.append(positive + image * len(anchors))
-            negatives.append(negative + image * len(anchors))
-            matched_boxes.append(target["boxes"][index[positive]])
-            positive_anchors.append(anchors[positive])
-        positive = torch.cat(positives)
-        sampled = logits_NA.flatten()[torch.cat([positive, *negatives])]
+            pairs = target["boxes"][index[positive]], anchors[positive]
+            samples.append((positive + image * len(anchors), negative + image * len(anchors), *pairs))
+        positive, negative, matched_boxes, positive_anchors = map(torch.cat, zip(*samples, strict=True))
+        sampled = logits_NA.flatten()[torch.cat([positive, negative])]
         is_object = torch.zeros_like(sampled)
         is_object[: len(positive)] = 1.0
         cls = F.binary_cross_entropy_with_logits(sampled, is_object, reduction="sum")
-        target_deltas = encode(torch.cat(matched_boxes), torch.cat(positive_anchors), self.box_weights)
+        target_deltas = encode_boxes(matched_boxes, positive_anchors, self.box_weights)
         predicted = deltas_NA4.flatten(0, 1)[positive].float()
         loc = F.smooth_l1_loss(predicted, target_deltas, beta=self.beta, reduction="sum")
         normalizer = self.batch_size_per_image * len(targets)
@@ -160,25 +152,19 @@ class RPN(nn.Module):
         """
         pre_nms = self.pre_nms_top_n[not self.training]
         post_nms = self.post_nms_top_n[not self.training]
-        scores = []
-        best_deltas = []
-        best_anchors = []
-        levels = []
+        candidates = []
         for level, (anchor, logit, delta) in enumerate(zip(anchors, logits, deltas, strict=True)):
             best, index = logit.float().topk(min(pre_nms, logit.shape[1]), dim=1)
-            scores.append(best)
-            best_deltas.append(delta.gather(1, index[..., None].expand(-1, -1, 4)).float())
-            best_anchors.append(anchor[index])
-            levels.append(torch.full_like(index[0], level))
-        box_NR4 = decode(torch.cat(best_deltas, 1), torch.cat(best_anchors, 1), self.box_weights)
-        score_NR = torch.cat(scores, 1)
-        level_R = torch.cat(levels)
+            best_deltas = delta.gather(1, index[..., None].expand(-1, -1, 4)).float()
+            candidates.append((best, best_deltas, anchor[index], torch.full_like(index, level)))
+        score_NR, delta_NR4, anchor_NR4, level_NR = (torch.cat(part, 1) for part in zip(*candidates, strict=True))
+        box_NR4 = decode(delta_NR4, anchor_NR4, self.box_weights)
         finite_NR = torch.isfinite(box_NR4).all(2) & torch.isfinite(score_NR)
         proposals = []
-        for box, score, finite, size in zip(box_NR4, score_NR, finite_NR, image_sizes, strict=True):
+        for box, score, level, finite, size in zip(box_NR4, score_NR, level_NR, finite_NR, image_sizes, strict=True):
             box = clip_boxes_to_image(box, size)
             is_large = (box[:, 2] - box[:, 0] > self.min_size) & (box[:, 3] - box[:, 1] > self.min_size)
             index = torch.where(finite & is_large)[0]
             box = box[index]
-            proposals.append(box[batched_nms(box, score[index], level_R[index], self.nms_threshold)[:post_nms]])
+            proposals.append(box[batched_nms(box, score[index], level[index], self.nms_threshold)[:post_nms]])
         return proposals, finite_NR.all()

@@ -23,12 +23,7 @@ from pretrain.common.weights.file import COUNTER, MSRA_KEYS, WeightsFile
 from pretrain.common.weights.resnet_names import build_name_table
 
 _BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
-_NORM = {
-    "weight": ("gamma", "s"),
-    "bias": ("beta", "b"),
-    "running_mean": ("running_mean",),
-    "running_var": ("running_var",),
-}
+_NORM = {"weight": ("gamma", "s"), "bias": ("beta", "b")}
 
 
 def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
@@ -68,5 +63,5 @@ def _names() -> tuple[dict[str, str], set[str]]:
             dropped.add(f"{blob}_b")
         elif leaf != COUNTER:
             norm = "res_conv1_bn" if block == ["stem"] else f"{blob}_bn"
-            table.update({f"{norm}_{alias}": name for alias in _NORM[leaf]})
+            table.update({f"{norm}_{alias}": name for alias in _NORM.get(leaf, (leaf,))})
     return table, dropped

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_writer, build_write_error, check_not_sharded, existing_file, remove, write_json
+from pretrain.common.files import atomic_writer, check_not_sharded, convert_write_errors, existing_file, write_json
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -38,10 +38,7 @@ FORMATS = (".pth", ".pkl", ".safetensors")
 log = logging.getLogger(__name__)
 
 
-_STATISTICS_HINT = (
-    "the source does not record the mean and std of its images; if you know them, convert again with --pixel-mean and "
-    "--pixel-std"
-)
+_STATISTICS_HINT = "the source does not record the mean and std of images; if known, pass --pixel-mean and --pixel-std"
 
 
 @dataclass(frozen=True)
@@ -109,42 +106,31 @@ def convert(
     path = file.path
     if os.path.exists(output) and os.path.samefile(output, path):
         raise UserError(f"OUTPUT {output} is the source itself; choose another file")
-    is_in_run = stage_of(output.parent) in ("pretrain", "transfer")
-    if is_in_run and output.name.startswith(("checkpoint_", "model_")):
-        raise UserError(
-            f"OUTPUT {output} is a run's checkpoint, which the conversion would overwrite; choose another file"
-        )
+    if output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer"):
+        raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and to_torchvision:
-        raise UserError(
-            f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, so these "
-            "weights would compute wrong features in it; convert it to Detectron2's names, without --to-torchvision"
-        )
-    state = backbone.state_dict
-    tensors = state
+        what = "with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
+        raise UserError(f"{path} was trained {what}; convert it to Detectron2's names, without --to-torchvision")
+    tensors = backbone.state_dict
     if not to_torchvision:
-        tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(state, backbone.arch).items()}
+        tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
-    with claim(output.parent, "a conversion", of=output.name):
-        try:
-            if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
-                raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
-            with atomic_writer(output) as stream:
-                stream.write(encoded)
-                stream.flush()
-                written = read_weights_file(stream.name)
-                written_tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-                differences = verify(
-                    written_tensors, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1
-                )
-                remove(record)  # it describes the earlier output
-        except OSError as error:
-            raise build_write_error(output, error) from error
+    with claim(output.parent, "a conversion", of=output.name), convert_write_errors(output):
+        if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
+            raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
+        with atomic_writer(output) as stream:
+            stream.write(encoded)
+            stream.flush()
+            written = read_weights_file(stream.name)
+            state = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
+            differences = verify(state, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
+            record.unlink(missing_ok=True)  # it describes the earlier output
         write_json(record, {**provenance, "file_sha256": written.sha256})
     return Conversion(output, provenance, differences, backbone.unread)
 
@@ -167,10 +153,8 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     if newest:
         return newest[1]
     check_not_sharded(source)
-    raise UserError(
-        f"{source} contains no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
-        "training, or choose another folder or file"
-    )
+    remedy = "resume its training, or choose another folder or file"
+    raise UserError(f"{source} contains no checkpoint (checkpoint_*.pth or, of a detector, model_*.pth); {remedy}")
 
 
 def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
@@ -198,8 +182,8 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     }
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
-        pixels = {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-        detector_keys |= pixels
+        for key in ("MEAN", "STD"):
+            detector_keys[f"MODEL.PIXEL_{key}"] = [round(255 * value, 6) for value in views[key]]
     if "fine_tuned_on" in recorded:  # method, epoch and config are those of pretraining, not of fine-tuning
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
         origin["earlier_source"] = recorded.get("source")
@@ -215,9 +199,7 @@ def _check_pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], 
     if known:
         raise UserError(f"the source records {', '.join(known)}; omit --pixel-mean and --pixel-std")
     if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in statistics.values()) or 0 in std:
-        raise UserError(
-            f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be three numbers from 0 to 255, std above 0"
-        )
+        raise UserError(f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be 3 numbers from 0 to 255, std above 0")
     return statistics
 
 

@@ -36,9 +36,7 @@ _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torc
 # Not loaded, since they follow from the config. Model-zoo files contain the anchors; the torchvision engine saves none.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
-_NAME_A_DETECTOR = (
-    "pass a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
-)
+_NAME_A_DETECTOR = "pass a fine-tuned detector (--eval-only --resume evaluates the newest model_*.pth in OUTPUT_DIR)"
 log = logging.getLogger(__name__)
 
 
@@ -155,7 +153,7 @@ def check_config(weights: Weights, cfg: CfgNode) -> None:
             continue
         if not _is_close(value, expected):
             raise UserError(
-                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set {key} to {expected}"
+                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set it to {expected}"
             )
 
 
@@ -177,10 +175,8 @@ def check_same_weights(path: str, summary: Mapping[str, Any], output_dir: str) -
     if not path or (digest and (not os.path.isfile(path) or sha256(path) == digest)):
         return
     initial = f"{summary.get('path')!r} (SHA-256 {digest[:8]}...)" if digest else "random values"
-    raise UserError(
-        f"MODEL.WEIGHTS is {path!r}, but {output_dir} was started from {initial}, and --resume reads its checkpoint; "
-        "set MODEL.WEIGHTS '' to resume, or omit --resume to use that file"
-    )
+    remedy = "set MODEL.WEIGHTS '' to resume, or omit --resume to use that file"
+    raise UserError(f"MODEL.WEIGHTS is {path!r}, but {output_dir} was started from {initial}; {remedy}")
 
 
 def load_weights(

@@ -45,23 +45,18 @@ def download(weights: str) -> str:
     kind, _, name = weights.partition("://")
     if kind not in ("detectron2", "https", "http"):
         raise UserError(f"MODEL.WEIGHTS {weights} is neither a file nor a detectron2://, https:// or http:// URL")
-    if kind == "detectron2":
-        url = DETECTRON2 + name
-        folder = None
-    else:
-        url = weights
-        folder = os.path.join(get_cache_dir(), urlsplit(weights).netloc)  # paths of two hosts may be the same
+    url = DETECTRON2 + name if kind == "detectron2" else weights
+    host = urlsplit(weights).netloc if url == weights else ""  # paths of two hosts may be the same
     paths = PathManager()
     paths.register_handler(HTTPURLHandler())
     earlier = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SILENCE_S)  # iopath has no option for it
     try:
-        return paths.get_local_path(url, cache_dir=folder)
+        return paths.get_local_path(url, cache_dir=os.path.join(get_cache_dir(), host))
     except (OSError, http.client.HTTPException) as error:
         reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
-        raise UserError(
-            f"cannot download MODEL.WEIGHTS {weights}: {reason}; try again, or download it elsewhere and pass the file"
-        ) from error
+        remedy = "try again, or download it elsewhere and pass the file"
+        raise UserError(f"cannot download MODEL.WEIGHTS {weights}: {reason}; {remedy}") from error
     finally:
         socket.setdefaulttimeout(earlier)
 

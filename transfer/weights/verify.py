@@ -118,7 +118,6 @@ def compare(
         scale = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
         errors[name] = float((expected - target[name]).abs().max() / scale)
         if not errors[name] <= TOLERANCE:  # NaN fails, too
-            raise UserError(
-                f"{name} of {of} differs by {errors[name]:.1e} relative, above {TOLERANCE:.0e}; nothing was written"
-            )
+            text = f"{errors[name]:.1e} relative, above {TOLERANCE:.0e}"
+            raise UserError(f"{name} of {of} differs by {text}; nothing was written")
     return errors

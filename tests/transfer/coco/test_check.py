@@ -39,7 +39,7 @@ def people(images: Path) -> dict[str, Any]:
     ("section", "change", "message"),
     [
         ("images", {"file_name": "gone.png"}, "image 1: cannot read image"),
-        ("images", {"file_name": None}, "image 1: file_name None is not text"),
+        ("images", {"file_name": None}, "image 1: malformed"),
         ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
         ("images", {"width": 95.5}, "image 1: width 95.5 and height 64 are not whole numbers"),
@@ -54,22 +54,19 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"bbox": [20, 30, 0, 9]}, "has width 0 and height 9"),
         ("annotations", {"bbox": [96, 20, 9, 9]}, "box [96, 20, 9, 9] lies outside its image, 96 x 64"),
         ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
-        ("annotations", {"category_id": 99}, "unknown category 99"),
+        ("annotations", {"category_id": 99}, "unknown or bad category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
         ("annotations", {"segmentation": [[-9, -9, -2, -9, -2, -2]]}, "-9 to -2 in x, have no area in its box"),
-        (
-            "annotations",
-            {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]},
-            "its polygons, 15 to 15 in x, have no",
-        ),
+        ("annotations", {"segmentation": [[0.3, 0.1, 0.5, 0.1, 0.5, 0.4]]}, "0.3 to 0.5 in x, have no area in its box"),
+        ("annotations", {"bbox": [9, 9, 20, 20], "segmentation": [[15, 15] * 3]}, "its polygons, 15 to 15 in x, have"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
-        ("annotations", {"keypoints": None}, "keypoints is missing (if none has any, set MODEL.KEYPOINT_ON False)"),
+        ("annotations", {"keypoints": None}, "None are not numbers (if no object has any, set MODEL."),
     ],
 )
 def test_a_bad_record_is_named_once_and_can_be_skipped(
@@ -166,10 +163,8 @@ def test_boxes_in_another_format_are_named() -> None:
 
     assert "between 0 and 1" in problem([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5])
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
-    polygon = {"bbox": [30, 8, 20, 30], "segmentation": [[0.3, 0.1, 0.5, 0.1, 0.5, 0.4]]}
     points = {"bbox": [30, 8, 20, 30], "keypoints": [0.3, 0.1, 2, 0.5, 0.4, 1]}
-    for kind, record in (("polygons", polygon), ("keypoints", points)):
-        assert f"its {kind} lie between 0 and 1" in problem_of({"image_id": 1, **record})
+    assert "its keypoints lie between 0 and 1" in problem_of({"image_id": 1, **points})
     assert problem_of({"image_id": 1, **points, "keypoints": [0, 0, 0] * 2}) == "", "not labeled"
     over_the_border_and_without_area = problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0])
     assert over_the_border_and_without_area == ""
@@ -186,10 +181,10 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     counts = code["counts"].decode()
     runs = np.diff(np.flatnonzero(np.diff(pixels.ravel("F"), prepend=False, append=not pixels[-1, -1])), prepend=0)
     for good in (counts, runs.tolist()):
-        assert find_mask_problem({"size": size, "counts": good}, width, height) == ""
+        assert find_mask_problem({"size": size, "counts": good}, [], width, height) == ""
     shorter: Any = coco_mask.encode(np.asfortranarray(pixels[:-1], np.uint8))
     for bad in (shorter["counts"].decode(), runs[:-1].tolist(), [*runs.tolist()[:-1], 99999]):
-        text = find_mask_problem({"size": size, "counts": bad}, width, height)
+        text = find_mask_problem({"size": size, "counts": bad}, [], width, height)
         assert f"do not sum to {height * width}" in text
 
 
@@ -215,7 +210,7 @@ def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     ],
 )
 def test_an_invalid_mask_is_named(mask: Any, message: str) -> None:
-    assert message in find_mask_problem(mask, 6, 8)
+    assert message in find_mask_problem(mask, [], 6, 8)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "bmp"])

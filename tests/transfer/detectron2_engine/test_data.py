@@ -51,7 +51,7 @@ def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "a", OUTPUT_DIR="2024", MODEL__WEIGHTS="1e3")
     merged = detectron2_config(cfg)
-    assert (merged.OUTPUT_DIR, merged.MODEL.WEIGHTS, merged.DATASETS.TRAIN) == ("2024", "1e3", ("a",))
+    assert (merged.OUTPUT_DIR, merged.MODEL.WEIGHTS, merged.DATASETS.TRAIN) == ("2024", "1e3", ["a"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

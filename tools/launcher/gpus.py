@@ -18,6 +18,14 @@ def visible_gpus() -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
 
 
+def read_output(command: list[str]) -> str:
+    """Return what a program prints, or nothing if it is not installed, fails or does not answer in time."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=15, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 @functools.cache
 def _device_count() -> int:
     """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""

@@ -19,8 +19,6 @@ from pretrain.common.errors import run_command_line
 from pretrain.common.files import check_name
 from transfer.weights.convert import convert
 
-_OPTIONS = ("encoder", "prefix", "pixel_mean", "pixel_std", "to_torchvision", "unsafe_pickle", "overwrite")
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
@@ -48,8 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Convert as the options of `add_options` say, and print a summary."""
     check_name(args.output, "OUTPUT")
-    options = {name: getattr(args, name) for name in _OPTIONS}
-    print(convert(args.source, args.output, **options).summary())
+    print(convert(**vars(args)).summary())
 
 
 if __name__ == "__main__":

@@ -57,8 +57,7 @@ def _write_folder(folder: Path, digits: list[np.ndarray], count: int, size: int,
     for i in range(count):
         digit = i % 10
         turn = i // 10
-        image = render(place_digit(digits[digit], turn, size, rng), rng)
-        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", image)
+        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", render(place_digit(digits[digit], turn, size, rng), rng))
 
 
 def place_digit(digits: np.ndarray, turn: int, size: int, rng: np.random.Generator) -> np.ndarray:

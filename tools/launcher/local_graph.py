@@ -13,21 +13,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import update_state
 
 from .gpus import visible_gpus
+from .graph import Graph, Node
 from .jobs import describe_unrecorded_exit
 from .local_job import CANCEL, CANCEL_NOW, LocalJob
 from .options import Options
 from .rank_main import LOCAL_STOP_REASON, handle_signals
 from .records import read_outcome
-
-if TYPE_CHECKING:
-    from .graph import Graph, Node
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 # The command that usually follows a stage.

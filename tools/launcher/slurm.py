@@ -83,9 +83,7 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
         UserError: it is not.
     """
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "--cluster slurm needs sbatch, which is not installed on this machine; run this on a login node"
-        )
+        raise UserError("--cluster slurm needs sbatch, which this machine does not have; run this on a login node")
     for _ in range(_RETRIES + 1):
         asked = _run_sbatch(script, environment)
         accepted_id = _read_job_id(asked)

@@ -9,8 +9,6 @@ python tools/benchmark.py reading
 python tools/benchmark.py gpu --output docs/benchmarks/gpu_h100.json
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -6,8 +6,6 @@ python tools/convert_to_d2.py R-50.pkl weights/supervised_msra_R50_IN1k.pth
 python tools/convert_to_d2.py runs/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ python tools/export.py runs/jcl_R50_IN1k_200ep --format timm --output exports/jc
 python tools/export.py runs/jcl_R50_IN1k_200ep --format onnx --output exports/jcl.onnx
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

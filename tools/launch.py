@@ -14,8 +14,6 @@ KEY VALUE pairs override the config. A run folder that contains part of the same
 `launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -8,8 +8,6 @@ python tools/make_data.py split datasets/boxes/annotations.json --output dataset
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json --output datasets/coco_subsets
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

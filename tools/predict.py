@@ -10,8 +10,6 @@ Writes into OUTPUT:
                     COCO("images.json").loadRes("predictions.json") reads both
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

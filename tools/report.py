@@ -8,8 +8,6 @@ protocol of a detector consists of the config keys that change the result, and t
 file is one page that needs no other file; it adds curves, and the checkpoint, commit and machine of each run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

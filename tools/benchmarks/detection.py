@@ -1,7 +1,5 @@
 """Model and optimizer of the torchvision engine compared with Detectron2's, with equal weights, on noise."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools

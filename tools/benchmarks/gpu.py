@@ -1,7 +1,5 @@
 """Measures both stages on one GPU within a time limit: rows in order of decreasing value, each written at once."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import time

@@ -1,7 +1,5 @@
 """What `benchmark.py gpu` measures: pretraining steps, losses, detection iterations, and views from the loader."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import tempfile

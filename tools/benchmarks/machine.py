@@ -1,7 +1,5 @@
 """Environment of a measurement: processor, threads, commit and versions."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

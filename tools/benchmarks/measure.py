@@ -1,7 +1,5 @@
 """Time, memory, FLOPs and host-device synchronizations of computations, measured in one process."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import os

@@ -3,8 +3,6 @@
 The naive forms use the hyperparameters in `_VALUES`. Shape letters are those of pretrain/methods/ops.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable

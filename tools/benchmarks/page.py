@@ -1,7 +1,5 @@
 """Write the section of docs/benchmarks.md that shows measurements on GPUs: python -m tools.benchmarks.page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

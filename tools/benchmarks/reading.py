@@ -1,7 +1,5 @@
 """Reading images from a folder compared with reading the same images from a tar, with a cold and a warm page cache."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

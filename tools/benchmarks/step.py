@@ -1,7 +1,5 @@
 """Steps of the demo's JCL, from views to optimizer, compared with a plain loop written from the paper."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools

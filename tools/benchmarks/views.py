@@ -1,7 +1,5 @@
 """Views of a photograph compared with the same recipe in torchvision's transforms."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io

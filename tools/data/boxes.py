@@ -3,8 +3,6 @@
 An image and its label file have the same name and the same subfolder, below one folder or below a folder each.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -4,8 +4,6 @@ Every image has the same background level, ink and noise: images differ only in 
 so the background does not help a contrastive loss. Train and val contain different handwritten digits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

@@ -1,7 +1,5 @@
 """Split of a COCO file into train and val with equal proportions of the classes, and random subsets of its images."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence

@@ -10,8 +10,6 @@ of its pixels is in the training set, with or without labels. Three small plots 
 training set.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -4,8 +4,6 @@ timm's folder contains config.json, model.safetensors and a model card (README.m
 The ONNX graph contains the normalization: its input is pixels.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Refuses, before a job is submitted and without importing torch, what a stage would refuse at its start."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

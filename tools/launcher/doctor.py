@@ -1,7 +1,5 @@
 """Checks this machine: versions, GPUs, engines, SLURM, data sets, disk and shared memory, each with its remedy."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -1,7 +1,5 @@
 """The GPUs of this machine."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

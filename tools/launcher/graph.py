@@ -1,7 +1,5 @@
 """A graph of stages as plain data: its nodes, how it is built, and its record in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The jobs of run folders: whether they are active, their output, and how they are cancelled."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -4,8 +4,6 @@ Each stage starts after the ones that it builds on, several at the same time if 
 failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -28,8 +28,6 @@ POINTS:                                    # or settings whose values belong tog
 - {SOLVER.IMS_PER_BATCH: 128, SOLVER.BASE_LR: 0.1}
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -5,8 +5,6 @@ current step, writes its checkpoint on rank 0, and raises `Stopped` on every ran
 and any collective, does rank 0 send the job back to the queue, through submitit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Asks SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Builds the spec of each stage from a command line or a pipeline file, with its config resolved and checked."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Differences between two runs: config, engine, versions, machine, data, and the step at which their curves diverge."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

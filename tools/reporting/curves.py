@@ -1,7 +1,5 @@
 """Metrics that runs logged during training: one figure per stage, with a panel per metric and a line per run."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path

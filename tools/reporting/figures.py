@@ -1,7 +1,5 @@
 """Figures of a report: feature maps, the scores of pipelines over seeds, and predictions on the same images."""
 
-from __future__ import annotations
-
 import csv
 import io
 import textwrap

@@ -3,8 +3,6 @@
 A results.json or config.yaml that cannot be read is named in one line and never hides other runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

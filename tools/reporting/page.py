@@ -1,7 +1,5 @@
 """The report as one HTML page that needs no other file and no network: tables, curves, figures and provenance."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The grid of panels that the figures of a report share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Published results next to comparable runs, whose configs must be those of the recipes of a row."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

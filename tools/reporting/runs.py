@@ -3,8 +3,6 @@
 A protocol maps settings to values; two scores may share a column or a table only if their protocols are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

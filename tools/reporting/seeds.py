@@ -1,7 +1,5 @@
 """Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

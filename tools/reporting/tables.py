@@ -1,7 +1,5 @@
 """Tables of a report: all scores of a table were measured on the same data, those of a column with one protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

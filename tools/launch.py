@@ -40,7 +40,7 @@ from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
 
-Run = Callable[[argparse.Namespace], int | None]
+_Action = Callable[[argparse.Namespace], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,7 +163,7 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--now", action="store_true", help="kill the jobs immediately, without a checkpoint")
 
 
-def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: Run) -> argparse.ArgumentParser:
+def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: _Action) -> argparse.ArgumentParser:
     sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub

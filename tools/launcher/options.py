@@ -141,8 +141,8 @@ class Options:
         """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
-        options = self.sbatch.items()
-        sbatch = {key: value for key, value in options if key not in unfit and not slurm.asks_for_gpus(key, value)}
+        inherited = self.sbatch.items()
+        sbatch = {key: value for key, value in inherited if key not in unfit and not slurm.asks_for_gpus(key, value)}
         sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
         delay = min(self.signal_delay, minutes * 30)

@@ -9,8 +9,6 @@ python tools/benchmark.py reading
 python tools/benchmark.py gpu --output docs/benchmarks/gpu_h100.json
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys
@@ -41,15 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run a benchmark, which prints its numbers, and return them."""
+    """Run a benchmark, which prints its numbers, and return them with the environment."""
+    from tools.benchmarks.machine import describe_environment  # imports torch
+
     print(f"\n# {args.benchmark}", flush=True)
-    return importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
+    numbers = importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
+    return {**describe_environment(), **numbers}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="benchmark.py", description=(__doc__ or "").partition("\n")[0]
-    )
+    text = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="benchmark.py", description=text)
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
     _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
     sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")

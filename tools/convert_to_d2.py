@@ -6,8 +6,6 @@ python tools/convert_to_d2.py R-50.pkl weights/supervised_msra_R50_IN1k.pth
 python tools/convert_to_d2.py runs/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -18,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from pretrain.common.errors import run_command_line
 from pretrain.common.files import check_name
 from transfer.weights.convert import convert
-
-_OPTIONS = ("encoder", "prefix", "pixel_mean", "pixel_std", "to_torchvision", "unsafe_pickle", "overwrite")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,8 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Convert as the options of `add_options` say, and print a summary."""
     check_name(args.output, "OUTPUT")
-    options = {name: getattr(args, name) for name in _OPTIONS}
-    print(convert(args.source, args.output, **options).summary())
+    print(convert(**vars(args)).summary())
 
 
 if __name__ == "__main__":

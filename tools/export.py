@@ -4,8 +4,6 @@ python tools/export.py runs/jcl_R50_IN1k_200ep --format timm --output exports/jc
 python tools/export.py runs/jcl_R50_IN1k_200ep --format onnx --output exports/jcl.onnx
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -20,9 +18,8 @@ from pretrain.common.files import build_write_error, check_name, existing_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("--format", choices=("timm", "onnx"), required=True, help="output format")
     text = "new folder; for onnx, a new file that ends in .onnx"

@@ -14,8 +14,6 @@ KEY VALUE pairs override the config. A run folder that contains part of the same
 `launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -42,12 +40,7 @@ from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
 
-_GROUPS = {
-    "stages": "pretrain linear knn embedding distributions convert transfer",
-    "many runs": "pipeline paper",
-    "inspect": "status logs report compare recipes doctor",
-    "control": "resume cancel",
-}
+_Action = Callable[[argparse.Namespace], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,17 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    usage = "launch.py COMMAND ..."
-    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
     _add_stages(commands)
     _add_many_runs(commands)
     _add_inspection(commands)
     _add_control(commands)
-    lines = []
-    for title, names in _GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<15}{commands.choices[name].description}" for name in names.split()), ""]
-    parser.epilog = "\n".join(lines)
     return parser
 
 
@@ -142,12 +130,7 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("folder", nargs="?", type=Path, default="runs", help=text)
     sub.add_argument("--failed", action="store_true", help="show only stages that failed")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub = _add_command(
-        commands,
-        "logs",
-        "show the output of a job",
-        lambda args: jobs.print_logs(stage_to_show(args.folder), args.rank, args.follow),
-    )
+    sub = _add_command(commands, "logs", "show the output of a job", logs)
     text = "run folder (FOLDER/BRANCH/STAGE); of a pipeline, show the stage that is running or failed last"
     sub.add_argument("folder", type=Path, help=text)
     sub.add_argument("--rank", type=int, default=0, help="rank whose output to show (default: 0)")
@@ -180,10 +163,8 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--now", action="store_true", help="kill the jobs immediately, without a checkpoint")
 
 
-def _add_command(
-    commands: argparse._SubParsersAction, name: str, text: str, run: Callable[[argparse.Namespace], int | None]
-) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, description=text, allow_abbrev=False)
+def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: _Action) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub
 
@@ -237,10 +218,12 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def transfer(args: argparse.Namespace) -> int:
-    spec = stages.build_transfer(
-        args.config_file, args.overrides, engine=args.engine, eval_only=args.eval_only, visualize=args.visualize
-    )
-    return _start_stage(spec, args)
+    options = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
+    return _start_stage(stages.build_transfer(args.config_file, args.overrides, **options), args)
+
+
+def logs(args: argparse.Namespace) -> None:
+    jobs.print_logs(stage_to_show(args.folder), args.rank, args.follow)
 
 
 def pipeline(args: argparse.Namespace) -> int:
@@ -257,16 +240,12 @@ def resume(args: argparse.Namespace) -> int:
     """Resume the run or pipeline that the launch record in the folder describes."""
     record = find_record(args.folder)
     if record is None:
-        raise UserError(
-            f"no launcher jobs in {args.folder}; pass the folder of a stage or of a pipeline (a run of "
-            "transfer/train_net.py continues by its own command with --resume)"
-        )
+        other = "a run of transfer/train_net.py continues by its own command with --resume"
+        raise UserError(f"no launcher jobs in {args.folder}; pass the folder of a stage or of a pipeline ({other})")
     owner = record.stat().st_uid
     if owner != os.getuid():  # its setup lines and modules would run as this user
-        raise UserError(
-            f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
-            "the original command instead, in a folder that you can write to"
-        )
+        remedy = "rerun the original command in a folder that you can write to"
+        raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
     return _start(*read_graph(record, partition=args.partition, time=args.time), args)
 
 

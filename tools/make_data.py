@@ -8,8 +8,6 @@ python tools/make_data.py split datasets/boxes/annotations.json --output dataset
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json --output datasets/coco_subsets
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib
@@ -24,13 +22,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import build_write_error, existing_file, sha256
+from pretrain.common.files import convert_write_errors, existing_file, sha256
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
-from tools.data.split import print_counts, write_split
-from tools.data.subset import write_subsets
+from tools.data.split import print_counts, write_split, write_subsets
 from tools.data.trees import write_trees
 from transfer.coco.data import read_annotations
 
@@ -78,9 +75,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
         return lambda folder: write_split(folder, read_annotations(file), args.val, args.seed, args.images), digests
     positions = existing_file(args.list, "list of positions", "*.txt") if args.list else None
     digests["list"] = sha256(positions) if positions else None
-    return lambda folder: write_subsets(
-        folder, read_annotations(file), args.percent, args.folds, args.seed, positions
-    ), digests
+    draws = (args.percent, args.folds, args.seed, positions)
+    return lambda folder: write_subsets(folder, read_annotations(file), *draws), digests
 
 
 def _write_annotations(folder: Path, content: dict[str, Any]) -> None:
@@ -104,15 +100,14 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         return
     with claim(output.parent, "a data set being written", of=output.name):
         folder = output.parent / f".{output.name}.making"
+        shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
-            folder.mkdir()
-            (folder / _MANIFEST).write_text(json.dumps(arguments, sort_keys=True) + "\n")
-            write(folder)
-            os.sync()  # before the rename, which marks the data as complete: a power failure would leave empty files
-            folder.rename(output)
-        except OSError as error:
-            raise build_write_error(output, error) from error
+            with convert_write_errors(output):
+                folder.mkdir()
+                (folder / _MANIFEST).write_text(json.dumps(arguments, sort_keys=True) + "\n")
+                write(folder)
+                os.sync()  # before the rename, which marks the data as complete: a power failure would empty files
+                folder.rename(output)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"made {output}")
@@ -128,9 +123,8 @@ def _parse_fraction_or_number(text: str) -> int | float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     kinds = parser.add_subparsers(dest="kind", required=True)
     _add_drawn_kinds(kinds)
     _add_coco_kinds(kinds)

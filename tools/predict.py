@@ -10,8 +10,6 @@ Writes into OUTPUT:
                     COCO("images.json").loadRes("predictions.json") reads both
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -44,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="image files, or folders with images at any depth")
     detector = parser.add_mutually_exclusive_group(required=True)
     text = "run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)"

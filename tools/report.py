@@ -8,8 +8,6 @@ protocol of a detector consists of the config keys that change the result, and t
 file is one page that needs no other file; it adds curves, and the checkpoint, commit and machine of each run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -22,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
-from tools.reporting import comparison, cost, seeds
+from tools.reporting import cost, paper_tables, seeds
 from tools.reporting.document import Report, render_json, render_markdown
 from tools.reporting.figures import draw_figures, draw_maps
 from tools.reporting.files import find_runs, shorten_names
@@ -32,9 +30,8 @@ from tools.reporting.tables import build_detection_tables, build_probe_tables, b
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add_options(parser)
     return run(parser.parse_args(argv))
 
@@ -98,7 +95,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
         *map(seeds.build_table, scored),
         *build_probe_tables(rows, names),
         *build_detection_tables(detections, names),
-        *comparison.build_tables(scores),
+        *paper_tables.build_tables(scores),
         *cost.build_tables(collection.runs),
     ]
     if not output:

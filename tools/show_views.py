@@ -3,8 +3,6 @@
 python tools/show_views.py --augmentation moco_v2 --data folder:/path/to/images --output views.png
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"round {number}, {side}: {json.dumps(runs[side][-1])}", file=sys.stderr)
     setting = f"two MoCo v2 views of 224 pixels from {args.images} JPEGs of 500 x 375 pixels, one worker"
     print(f"{setting}; rounds: {args.rounds}, on one core\n\n{format_table(runs)}\n")
-    numbers = {"environment": describe_environment(["lightly"], 1), "loading": {"setting": setting, "runs": runs}}
+    environment = {**describe_environment("lightly"), "threads_per_process": 1}
+    numbers = {"environment": environment, "loading": {"setting": setting, "runs": runs}}
     write_json(args.output, numbers)
 
 

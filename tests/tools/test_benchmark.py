@@ -72,8 +72,8 @@ def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
     from tools.benchmarks import detection
 
     cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
-    for build in (detection.build_torchvision_step, detection.build_detectron2_step):
-        model, step = build(cfg, detection.draw_batch(1, 64, cfg))
+    for engine in detection.ENGINES:
+        model, step = detection.build_step(engine, cfg, detection.draw_batch(1, 64, cfg))
         before = [parameter.detach().clone() for parameter in model.parameters()]
         step()
         assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))

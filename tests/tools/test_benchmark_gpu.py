@@ -15,8 +15,8 @@ from pretrain.common.errors import UserError
 from tests import simulated_device, tiny
 from tools import benchmark
 from tools.benchmarks import gpu_rows, page
-from tools.benchmarks.counters import count_calls, count_convolution_flops, count_synchronizations, find_peak
 from tools.benchmarks.gpu_rows import Row
+from tools.benchmarks.measure import count_calls, count_convolution_flops, count_synchronizations, find_peak
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="make gpu runs the benchmark itself")
 
@@ -71,7 +71,7 @@ def test_a_row_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pyte
     rows = run(tmp_path / "gpu.json")["rows"]
     assert rows["large"]["failed"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
     assert rows["small"].items() >= rate.items()
-    assert "not measured: large (failed: OutOfMemoryError" in capsys.readouterr().out
+    assert "Not measured: large (failed: OutOfMemoryError" in capsys.readouterr().out
 
 
 def test_each_row_is_written_when_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +92,7 @@ def test_rows_that_do_not_fit_are_skipped_and_named(tmp_path: Path, monkeypatch:
     use_rows(monkeypatch, long=lambda: pytest.fail("takes longer"))
     rows = run(tmp_path / "gpu.json", "--seconds", "59")["rows"]
     assert rows["long"]["skipped"].startswith("it takes about 60 s; 5")
-    assert "not measured: long (skipped: it takes" in capsys.readouterr().out
+    assert "Not measured: long (skipped: it takes" in capsys.readouterr().out
 
 
 def test_rows_are_selected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -150,7 +150,7 @@ def test_the_page_shows_what_was_measured():
             "compiled": {"skipped": "no time"},
         },
     }
-    section = page.build_section({"gpu_x.json": numbers})
+    section = " ".join(page.build_section({"gpu_x.json": numbers}).split())
     assert "### NVIDIA X" in section and "driver 9.9, torch 9.9, cuda 9.9" in section
     assert "| JCL | 1,234 | 51.8 | 3,200 | 1.5 | 41% |" in section and "| jcl | 0.50 | 2.0 | 0.0 |" in section
     assert "Not measured: compiled (skipped: no time)." in section and "No GPU has been" not in section

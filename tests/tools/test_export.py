@@ -25,7 +25,7 @@ from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state
 from tools import export
-from tools.exporting import card, formats, source
+from tools.exporting import formats, source
 
 MEAN = [0.6, 0.5, 0.3]  # no library's default
 STD = [0.2, 0.25, 0.3]
@@ -159,10 +159,10 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_a_card_says_what_is_recorded_and_no_more(run: Path, tmp_path: Path) -> None:
     sha = sha256(run / "checkpoint_final.pth")
-    text = card.render_card(source.read_export_source(run), tmp_path / "out", 2e-7)
+    text = formats._render_card(source.read_export_source(run), tmp_path / "out", 2e-7)
     facts = ["pretrained on: cifar10", "epochs: 200", "seed: 3", f"checkpoint: checkpoint_final.pth, SHA-256 {sha}"]
     assert "# resnet18 pretrained by jcl" in text and {f"- {fact}" for fact in facts} < set(text.splitlines())
     torch.save(resnet_state("resnet18"), tmp_path / "plain.pth")
-    text = card.render_card(source.read_export_source(tmp_path / "plain.pth"), tmp_path / "out", 0.0)
+    text = formats._render_card(source.read_export_source(tmp_path / "plain.pth"), tmp_path / "out", 0.0)
     assert "pretrained by an unknown method" in text and "ImageNet's, not recorded" in text
     assert "epochs" not in text and "seed" not in text

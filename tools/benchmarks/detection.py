@@ -1,7 +1,5 @@
 """Model and optimizer of the torchvision engine compared with Detectron2's, with equal weights, on noise."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools
@@ -16,28 +14,28 @@ from tabulate import tabulate
 from torch import nn
 
 from pretrain.common import distributed
-from pretrain.common.errors import UserError
-from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
 from transfer.config import check_supported, load_config
-from transfer.torchvision_engine.model import build_model
-from transfer.torchvision_engine.solver import build_optimizer
+from transfer.engine import Engine
+from transfer.train import load_engine
+from transfer.train_net import pick_engine
+
+ENGINES = ("torchvision", "detectron2")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Print both engines' median milliseconds, the median of the rounds' ratios, and peak memory.
 
     Raises:
-        UserError: Detectron2 is not installed, or the torchvision engine does not support a key.
+        UserError: Detectron2 is not installed, or an engine does not support a key.
     """
     cfg = load_config(args.config_file, args.opts)
     device = distributed.init()
     cfg.MODEL.DEVICE = device.type
     batch = draw_batch(args.images, args.side, cfg)
-    model, step = build_torchvision_step(cfg, batch)
-    detectron2_model, detectron2_step = build_detectron2_step(cfg, batch)
-    detectron2_model.load_state_dict(model.state_dict())
-    steps = {"torchvision": step, "detectron2": detectron2_step}
+    built = {name: build_step(name, cfg, batch) for name in ENGINES}
+    built["detectron2"][0].load_state_dict(built["torchvision"][0].state_dict())
+    steps = {name: step for name, (_, step) in built.items()}
     for step in steps.values():  # fill caches and the momentum of the optimizers before the timed rounds
         step()
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
@@ -50,39 +48,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     peak_ratio = numbers["torchvision"]["peak_mib"] / numbers["detectron2"]["peak_mib"]
     numbers["ratio"] = {"ms": float(np.median(ratios)), "peak_mib": peak_ratio}
     print(tabulate([[name, *row.values()] for name, row in numbers.items()], ["", "ms", "peak MiB"], floatfmt=".3f"))
-    return {**describe_environment(["detectron2"], torch.get_num_threads()), **numbers}
+    return numbers
 
 
-def build_torchvision_step(cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
-    """Return the torchvision engine's model in training mode, and a step that trains it on ``batch``.
-
-    Raises:
-        UserError: the engine does not support a key.
-    """
-    check_supported(cfg)
-    torch.manual_seed(0)
-    model = build_model(cfg, torch.device(cfg.MODEL.DEVICE)).train()
-    return model, functools.partial(_step, model, build_optimizer(cfg, model), batch)
-
-
-def build_detectron2_step(cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
-    """Return the same of Detectron2.
+def build_step(engine_name: str, cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
+    """Return an engine's model in training mode, and a step that trains it on ``batch``.
 
     Raises:
-        UserError: Detectron2 is not installed.
+        UserError: the engine is not installed, or does not support a key.
     """
-    try:
-        from detectron2.modeling import build_model
-        from detectron2.solver import build_optimizer
-
-        from transfer.detectron2_engine.engine import detectron2_config
-    except ImportError as error:
-        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
-    detectron2_cfg = detectron2_config(cfg)
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.DATASETS.TEST = ()  # the images are noise
+    if pick_engine(engine_name) == "torchvision":
+        check_supported(cfg)
+    engine = load_engine(engine_name)(cfg)
     torch.manual_seed(0)
-    model = build_model(detectron2_cfg).train()
-    optimizer = build_optimizer(detectron2_cfg, model)
-    return model, functools.partial(_step_with_storage, model, optimizer, _convert_to_detectron2(batch))
+    model = engine.build_model(torch.device(cfg.MODEL.DEVICE)).train()
+    images = _convert_to_detectron2(batch) if engine_name == "detectron2" else batch
+    return model, functools.partial(_step, engine, model, engine.build_optimizer(model), images)
 
 
 def draw_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
@@ -120,19 +104,12 @@ def _convert_to_detectron2(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return converted
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> None:
+def _step(engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
-    losses = model(batch)
+    with engine.storage(0):  # that Detectron2's model logs to
+        losses = model(batch)
     optimizer.zero_grad()
     values = torch.stack(list(losses.values()))
     values.sum().backward()
     values.tolist()  # as a training loop reads them
     optimizer.step()
-
-
-def _step_with_storage(*arguments: Any) -> None:
-    """Run a step where Detectron2's model finds the storage that it logs to."""
-    from detectron2.utils.events import EventStorage
-
-    with EventStorage():
-        _step(*arguments)

@@ -1,7 +1,5 @@
 """Measures both stages on one GPU within a time limit: rows in order of decreasing value, each written at once."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import time
@@ -16,13 +14,7 @@ from tools.benchmarks import gpu_rows
 from tools.benchmarks.gpu_rows import Row
 from tools.benchmarks.machine import describe_environment, describe_gpu
 
-HEAD = {
-    "images_per_second": "images/s",
-    "milliseconds": "ms/step",
-    "peak_mib": "peak MiB",
-    "synchronizations": "syncs/step",
-    "convolution_share": "conv / peak",
-}
+_HEAD = ["", "images/s", "ms/step", "peak MiB", "syncs/step", "conv / peak"]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -36,16 +28,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     start = time.monotonic()
     if not torch.cuda.is_available() and not args.small:
         raise UserError("torch sees no CUDA device; check nvidia-smi, or add --small to try the command without one")
-    numbers: dict[str, Any] = {**describe_gpu(), **describe_environment([], torch.get_num_threads())}
+    numbers: dict[str, Any] = {**describe_gpu(), **describe_environment()}
     numbers |= {"small": args.small, "rows": {}}
-    rows = gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL)
-    for row in rows:
+    for row in gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL):
         if args.rows in row.name:
             numbers["rows"][row.name] = result = _measure(row, args.seconds - (time.monotonic() - start))
             print(f"{row.name}: {describe_result(result)}", flush=True)
             if args.output:
                 write_json(args.output, numbers)
-    _print(numbers["rows"])
+    print("\n\n".join(build_tables(numbers["rows"])))
     return numbers
 
 
@@ -73,8 +64,25 @@ def describe_result(result: dict[str, Any]) -> str:
     return f"{result['row_seconds']} s"
 
 
-def format_rate(result: dict[str, Any]) -> list[str]:
-    """Return the cells of `HEAD` of a row; a dash for what it does not measure."""
+def build_tables(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Return Markdown blocks: a table of the rates, one per row of losses, and why other rows were not measured."""
+    rates = [[name, *_format_rate(result)] for name, result in rows.items() if "images_per_second" in result]
+    blocks = [tabulate(rates, _HEAD, "github", disable_numparse=True)]
+    for name, result in rows.items():
+        if "objectives" in result:
+            head = ["loss", "ms", "times faster", "times smaller"]
+            losses = [
+                [loss, form["ms"], form["times_faster"], form["times_smaller"] or 0.0]
+                for loss, form in result["objectives"].items()
+            ]
+            blocks.append(f"{name.capitalize()}, compared with explicit logits ({result['sizes']}):")
+            blocks.append(tabulate(losses, head, "github", floatfmt=("", ".2f", ".1f", ".1f")))
+    missing = [f"{name} ({describe_result(row)})" for name, row in rows.items() if {"skipped", "failed"} & row.keys()]
+    return [*blocks, f"Not measured: {'; '.join(missing)}."] if missing else blocks
+
+
+def _format_rate(result: dict[str, Any]) -> list[str]:
+    """Return the cells of `_HEAD` of a row; a dash for what it does not measure."""
     waits = result.get("synchronizations")
     share = result.get("convolution_share")
     return [
@@ -84,16 +92,3 @@ def format_rate(result: dict[str, Any]) -> list[str]:
         f"{sum(waits.values()):g}" if waits else "-",
         f"{share:.0%}" if share else "-",
     ]
-
-
-def list_missing(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Return each row that was not measured, and why."""
-    return [f"{name} ({describe_result(row)})" for name, row in rows.items() if {"skipped", "failed"} & row.keys()]
-
-
-def _print(rows: dict[str, dict[str, Any]]) -> None:
-    rates = [[name, *format_rate(result)] for name, result in rows.items() if "images_per_second" in result]
-    print(tabulate(rates, ["", *HEAD.values()], disable_numparse=True))
-    missing = list_missing(rows)
-    if missing:
-        print("not measured: " + "; ".join(missing))

@@ -1,7 +1,5 @@
 """What `benchmark.py gpu` measures: pretraining steps, losses, detection iterations, and views from the loader."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import tempfile
@@ -26,7 +24,7 @@ from pretrain.state import build_train_state
 from pretrain.steps import TrainState, training_step
 from tools import ROOT
 from tools.benchmarks import detection, objectives
-from tools.benchmarks.counters import count_convolution_flops, count_synchronizations, find_peak
+from tools.benchmarks.measure import count_convolution_flops, count_synchronizations, find_peak
 from tools.benchmarks.reading import write_images
 from tools.benchmarks.views import encode_photo
 
@@ -38,12 +36,8 @@ _FORMS = {  # name -> (precision, which decides about TF32 and about the peak; o
     "float32": ("float32", ()),
     "TF32": ("tf32", ()),
     "bf16, channels_last": ("bf16", ("SOLVER.AMP", "bf16")),
-    "bf16, channels_last, compiled": (
-        "bf16",
-        ("SOLVER.AMP", "bf16", "SOLVER.COMPILE", "True"),
-    ),
+    "bf16, channels_last, compiled": ("bf16", ("SOLVER.AMP", "bf16", "SOLVER.COMPILE", "True")),
 }
-_ENGINES = {"torchvision": detection.build_torchvision_step, "Detectron2": detection.build_detectron2_step}
 
 
 @dataclass(frozen=True)
@@ -121,11 +115,11 @@ def list_rows(sizes: Sizes) -> list[Row]:
     return [
         *(_pretraining_row(method, form, sizes, 25) for form in (bf16, "TF32") for method in (jcl, moco)),
         Row("losses", 20, functools.partial(_measure_losses, sizes.losses)),
-        *(_detection_row(engine, "TF32", sizes) for engine in _ENGINES),
+        *(_detection_row(engine, "TF32", sizes) for engine in detection.ENGINES),
         *(_pretraining_row(method, "float32", sizes, 25) for method in (jcl, moco)),
         Row("six views from the loader", 20, functools.partial(_measure_loading, sizes)),
         *(_pretraining_row(method, bf16, sizes, 30, is_large=True) for method in (jcl, moco)),
-        *(_detection_row(engine, "bf16", sizes) for engine in _ENGINES),
+        *(_detection_row(engine, "bf16", sizes) for engine in detection.ENGINES),
         *(_pretraining_row(method, compiled, sizes, 110) for method in (jcl, moco)),
         Row("losses, a query per location", 20, functools.partial(_measure_losses, dense)),
     ]
@@ -190,15 +184,14 @@ def _measure_detection(engine: str, precision: str, sizes: Sizes) -> dict[str, A
     device = distributed.init().type
     words = ["MODEL.DEVICE", device, *sizes.detector]
     cfg = transfer.config.load_config(ROOT / "configs/coco_mask_R50_FPN_1x.yaml", words)
-    _, step = _ENGINES[engine](cfg, detection.draw_batch(sizes.detector_images, sizes.side, cfg))
+    _, step = detection.build_step(engine, cfg, detection.draw_batch(sizes.detector_images, sizes.side, cfg))
     with autocast("bf16" if precision == "bf16" else "none", device):
         return _measure_steps(step, sizes.detector_images, sizes.seconds)
 
 
 def _measure_losses(losses: dict[str, int]) -> dict[str, Any]:
     set_float32_precision("highest")  # the forms must agree
-    numbers = objectives.run(argparse.Namespace(**losses))
-    return {name: numbers[name] for name in ("sizes", "objectives")}
+    return objectives.run(argparse.Namespace(**losses))
 
 
 def _measure_loading(sizes: Sizes) -> dict[str, Any]:
@@ -209,11 +202,7 @@ def _measure_loading(sizes: Sizes) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), encode_photo(), sizes.files)
         data = datasets.load(f"folder:{folder}/images", "train")
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "num_workers": workers,
-            "pin_memory": device.type == "cuda",
-        }
+        options = {"batch_size": batch_size, "num_workers": workers, "pin_memory": device.type == "cuda"}
         loader = Loader(data, [AUGMENTATIONS["moco_v2"]] * _VIEWS, 224, seed=0, **options)
         batches = loader.batches(0, len(loader))
         next(batches)  # the workers have started

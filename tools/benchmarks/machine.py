@@ -1,11 +1,8 @@
 """Environment of a measurement: processor, threads, commit and versions."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,16 @@ import torch
 from torch.cuda import nccl
 
 from pretrain.common.run.folder import git_state
+from tools.launcher.gpus import read_output
 
 
-def describe_environment(packages: list[str], threads: int) -> dict[str, Any]:
+def describe_environment(*packages: str) -> dict[str, Any]:
     """Return processor, threads, commit and versions, including those of ``packages``, for the JSON of a benchmark."""
     versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "pillow", *packages)}
     return {
         "cpu": read_processor(),
         "cpus": os.cpu_count(),
-        "threads_per_process": threads,
+        "threads_per_process": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "git": git_state(),
@@ -35,24 +33,17 @@ def describe_gpu() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"gpu": None}
     properties = torch.cuda.get_device_properties(0)
+    driver = read_output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
     return {
         "gpu": properties.name,
         "gpus": torch.cuda.device_count(),
         "gpu_mib": properties.total_memory // 2**20,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": _read_driver(),
+        "driver": driver.strip() or "unknown",
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, nccl.version())),
     }
-
-
-def _read_driver() -> str:
-    """Return the version of NVIDIA's driver, which torch does not tell."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    return "unknown"
 
 
 def read_processor() -> str:

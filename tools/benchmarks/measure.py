@@ -1,20 +1,36 @@
-"""Time and memory of several forms of the same computation, measured in one process."""
+"""Time, memory, FLOPs and host-device synchronizations of computations, measured in one process."""
 
-from __future__ import annotations
-
+import collections
 import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler, which counts memory, prints to the terminal
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
 
 _MIB = 2**20
+_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # those that wait for the device
+_SPAN = "counted steps"
+# Dense TFLOP/s by name of the device (float32 without tensor cores, TF32, bfloat16), from NVIDIA's data sheets.
+# fmt: off
+PEAKS = {
+    "V100-SXM2": (15.7, None, None),
+    "A100": (19.5, 156.0, 312.0),
+    "L4": (30.3, 60.0, 121.0),
+    "L40S": (91.6, 183.0, 362.0),
+    "H100 PCIe": (51.0, 378.0, 756.0),
+    "H100 80GB HBM3": (67.0, 494.7, 989.4),
+    "H200": (67.0, 494.7, 989.4),
+}
+# fmt: on
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def time_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -50,3 +66,45 @@ def measure_peak_mib(form: Callable[[], object], device: torch.device) -> float:
     events = cast(Any, record.profiler).kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     return max(itertools.accumulate((size for _, size in changes), initial=0)) / _MIB
+
+
+def find_peak(device_name: str, precision: str) -> float | None:
+    """Return dense FLOP/s of a device, or None where its name, or the precision there, is not in the table."""
+    words = f" {device_name.replace('-', ' ')} "
+    matches = [name for name in PEAKS if f" {name.replace('-', ' ')} " in words]
+    if not matches:
+        return None
+    peak = PEAKS[max(matches, key=len)][PRECISIONS.index(precision)]
+    return peak and 1e12 * peak
+
+
+def count_convolution_flops(step: Callable[[], object]) -> int:
+    """Return floating-point operations of all convolutions in a step, forward and backward; 2 per multiply-add."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    counts = counter.get_flop_counts()["Global"]
+    return sum(count for operation, count in counts.items() if "convolution" in str(operation))
+
+
+def count_synchronizations(step: Callable[[], object], steps: int) -> dict[str, float]:
+    """Return how often the host waits for the device per step, by the CUDA function that waits."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record, record_function(_SPAN):
+        for _ in range(steps):
+            step()
+    on_host = [event for event in record.events() or () if event.device_type == DeviceType.CPU]
+    events = [(event.name, event.time_range.start, event.time_range.end) for event in on_host]
+    return {name: count / steps for name, count in count_calls(events).items()}
+
+
+def count_calls(events: Iterable[tuple[str, Any, Any]]) -> dict[str, int]:
+    """Count the waiting calls in the span of the steps: the profiler itself synchronizes when it starts and stops.
+
+    Args:
+        events: (name, start, end) of each event on the host.
+    """
+    events = list(events)
+    spans = [(start, end) for name, start, end in events if name == _SPAN]
+    first = min(start for start, _ in spans)
+    last = max(end for _, end in spans)
+    calls = collections.Counter(name for name, start, _ in events if name in _CALLS and first <= start <= last)
+    return {name: calls[name] for name in _CALLS}

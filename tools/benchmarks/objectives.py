@@ -3,8 +3,6 @@
 The naive forms use the hyperparameters in `_VALUES`. Shape letters are those of pretrain/methods/ops.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from pretrain.common import distributed
 from pretrain.methods import METHODS
-from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_milliseconds, measure_peak_mib
 
 _VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
@@ -106,7 +103,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]
     rows = [[name, *result.values()] for name, result in results.items()]
     print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f"), missingval="-"))
-    return {**describe_environment([], 1), "sizes": sizes, "objectives": results}
+    return {"sizes": sizes, "objectives": results}
 
 
 def _compute_loss(objective: Callable[..., Any], *tensors: Tensor, **hyper: Any) -> Tensor:
@@ -123,10 +120,8 @@ def _compare_forms(
     name: str, x: Tensor, fast: Callable[[], Tensor], naive: Callable[[], Tensor], rounds: int, device: torch.device
 ) -> dict[str, float | None]:
     """Measure both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
-    forms = {
-        "fast": functools.partial(_compute_gradient, fast, x),
-        "naive": functools.partial(_compute_gradient, naive, x),
-    }
+    losses = {"fast": fast, "naive": naive}
+    forms = {form: functools.partial(_compute_gradient, loss, x) for form, loss in losses.items()}
     for actual, expected in zip(forms["fast"](), forms["naive"](), strict=True):
         if not torch.allclose(actual, expected, rtol=1e-4, atol=1e-6):
             raise RuntimeError(f"{name}: the fast and the naive form differ by {(actual - expected).abs().max():.2g}")
@@ -142,9 +137,7 @@ def _compare_forms(
     }
 
 
-def _draw_vectors(
-    queries: int, keys: int, dims: int, negatives: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_vectors(queries: int, keys: int, dims: int, negatives: int, device: torch.device) -> tuple[Tensor, ...]:
     """Draw unit-norm queries (N, D) with gradient, keys (M', N, D) near them, and a queue (D, K)."""
     torch.manual_seed(0)
     q_ND = normalize(torch.randn(queries, dims, device=device), dim=1).requires_grad_()

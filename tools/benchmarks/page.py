@@ -1,13 +1,11 @@
 """Write the section of docs/benchmarks.md that shows measurements on GPUs: python -m tools.benchmarks.page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from pretrain.common.files import read_json
 from tools import ROOT
-from tools.benchmarks.gpu import HEAD, format_rate, list_missing
+from tools.benchmarks.gpu import build_tables
 
 PAGE = ROOT / "docs/benchmarks.md"
 _START, _END = "<!-- `make docs` writes this section -->", "<!-- end -->"
@@ -39,30 +37,9 @@ def read_measured() -> dict[str, dict[str, Any]]:
 
 
 def _build_part(file_name: str, numbers: dict[str, Any]) -> str:
-    rows = numbers["rows"]
     versions = ", ".join(f"{name} {numbers[name]}" for name in ("driver", "torch", "cuda", "cudnn", "nccl"))
     source = f"commit {numbers['git'][:7]} ([all numbers](benchmarks/{file_name}))"
-    rates = [[name, *format_rate(result)] for name, result in rows.items() if "images_per_second" in result]
-    lines = [f"### {numbers['gpu']}", "", f"{versions}, {source}.", "", *_build_table(["", *HEAD.values()], rates)]
-    for name, result in rows.items():
-        if "objectives" in result:
-            lines += ["", f"{name.capitalize()}, compared with explicit logits ({result['sizes']}):", ""]
-            lines += _build_table(["loss", "ms", "times faster", "times smaller"], _list_losses(result["objectives"]))
-    missing = list_missing(rows)
-    if missing:
-        lines += ["", f"Not measured: {'; '.join(missing)}."]
-    return "\n".join(lines)
-
-
-def _list_losses(objectives: dict[str, dict[str, float]]) -> list[list[str]]:
-    return [
-        [name, f"{result['ms']:.2f}", f"{result['times_faster']:.1f}", f"{result['times_smaller'] or 0:.1f}"]
-        for name, result in objectives.items()
-    ]
-
-
-def _build_table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n\n".join([f"### {numbers['gpu']}", f"{versions}, {source}.", *build_tables(numbers["rows"])])
 
 
 if __name__ == "__main__":

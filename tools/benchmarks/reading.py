@@ -1,7 +1,5 @@
 """Reading images from a folder compared with reading the same images from a tar, with a cold and a warm page cache."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os
@@ -14,6 +12,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
 from PIL import Image
 from tabulate import tabulate
 
@@ -21,7 +20,6 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import make_folder
 from pretrain.data import datasets
 from pretrain.data.image_data import ImageData
-from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.views import encode_photo
 
 _CACHES = ("cold", "warm")
@@ -42,6 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not hasattr(os, "posix_fadvise"):
         raise UserError("this system has no posix_fadvise, which empties the page cache; run the benchmark on Linux")
     cv2.setNumThreads(0)
+    torch.set_num_threads(1)
     make_folder(args.folder)
     contents = {"photographs": encode_photo(), "tiny pictures": _encode_commented()}
     results = {}
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [[name, cache, *results[name][cache].values()] for name in results for cache in _CACHES]
     head = ["images", "page cache", "folder, images/s", "tar, images/s", "tar / folder"]
     print(tabulate(rows, head, floatfmt=("", "", ".0f", ".0f", ".2f")))
-    return {**describe_environment([], 1), "images": args.images, "rounds": args.rounds, "reading": results}
+    return {"images": args.images, "rounds": args.rounds, "reading": results}
 
 
 def _measure(root: Path, jpeg: bytes, count: int, rounds: int) -> dict[str, dict[str, float]]:

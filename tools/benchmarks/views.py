@@ -1,7 +1,5 @@
 """Views of a photograph compared with the same recipe in torchvision's transforms."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io
@@ -22,7 +20,6 @@ from pretrain.common.images import decode
 from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import VIEW, random_stream
 from pretrain.data.views import make_views
-from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.measure import measure_milliseconds
 
 _PIL = "PIL (torchvision's transforms, Pillow's blur)"
@@ -46,8 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"{args.views} views of {args.size} x {args.size} pixels per image, one core")
     rows = [(name, value, value / milliseconds["ours"]) for name, value in milliseconds.items()]
     print(tabulate(rows, ["views", "ms per image", "ratio to ours"], floatfmt=".2f"))
-    sizes = {"views": args.views, "size": args.size}
-    return {**describe_environment([], 1), **sizes, "milliseconds": milliseconds}
+    return {"views": args.views, "size": args.size, "milliseconds": milliseconds}
 
 
 def encode_photo() -> bytes:

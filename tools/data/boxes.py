@@ -3,8 +3,6 @@
 An image and its label file have the same name and the same subfolder, below one folder or below a folder each.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -156,10 +154,9 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
             if label not in range(len(classes)) or not (is_box or is_outline) or not is_inside:
                 raise ValueError
         except ValueError:
-            raise UserError(
-                f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {len(classes)} and a box or an "
-                "outline relative to the image (x y width height, or x y x y x y ...); pose needs kpt_shape in --names"
-            ) from None
+            form = "a box or an outline relative to the image (x y width height, or x y x y x y ...)"
+            what = f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {len(classes)} and {form}"
+            raise UserError(f"{what}; pose needs kpt_shape in --names") from None
         xs = [x * width for x in values[::2]]
         ys = [y * height for y in values[1::2]]
         if is_box:

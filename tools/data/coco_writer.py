@@ -1,7 +1,5 @@
 """Writer of a COCO data set, image by image: images, boxes, polygons or run lengths, categories."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

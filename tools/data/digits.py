@@ -4,8 +4,6 @@ Every image has the same background level, ink and noise: images differ only in 
 so the background does not help a contrastive loss. Train and val contain different handwritten digits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2
@@ -57,8 +55,7 @@ def _write_folder(folder: Path, digits: list[np.ndarray], count: int, size: int,
     for i in range(count):
         digit = i % 10
         turn = i // 10
-        image = render(place_digit(digits[digit], turn, size, rng), rng)
-        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", image)
+        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", render(place_digit(digits[digit], turn, size, rng), rng))
 
 
 def place_digit(digits: np.ndarray, turn: int, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -10,8 +10,6 @@ of its pixels is in the training set, with or without labels. Three small plots 
 training set.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
@@ -68,8 +66,7 @@ def write_trees(folder: Path, test_region: int, wheel: Path | None) -> None:
                 continue
             for top, left in _list_corners(pixels, _WINDOW, _WINDOW):
                 image_id = writer.add_image(pixels[top : top + _WINDOW, left : left + _WINDOW])
-                corner = np.array([left, top, left, top])
-                clipped = (boxes - corner).clip(0, _WINDOW)
+                clipped = (boxes - (left, top, left, top)).clip(0, _WINDOW)
                 fractions = _compute_areas(clipped) / _compute_areas(boxes)
                 for box, fraction in zip(clipped, fractions, strict=True):
                     if fraction > 0:
@@ -111,9 +108,8 @@ def _read(archive: zipfile.ZipFile, name: str, labeled: bool = True) -> Region:
     if not labeled:
         return pixels, None
     tree = ElementTree.parse(io.BytesIO(archive.read(f"deepforest/data/{name}.xml")))
-    corners = [
-        [float(box.findtext(key) or "nan") for key in ("xmin", "ymin", "xmax", "ymax")] for box in tree.iter("bndbox")
-    ]
+    sides = ("xmin", "ymin", "xmax", "ymax")
+    corners = [[float(box.findtext(side) or "nan") for side in sides] for box in tree.iter("bndbox")]
     return pixels, np.array(corners) - (1, 1, 0, 0)  # VOC counts pixels from 1 and includes the last one
 
 

@@ -4,8 +4,6 @@ timm's folder contains config.json, model.safetensors and a model card (README.m
 The ONNX graph contains the normalization: its input is pixels.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -22,12 +20,30 @@ from torch import Tensor, nn
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, json_text
 from pretrain.model.encoder import feature_dim
+from tools.reporting.runs import read_origin
 from transfer.weights.verify import compare
 
-from .card import render_card
 from .source import ExportSource, draw_sample_image
 
 _OPSET = 18
+_CARD = """\
+---
+library_name: timm
+pipeline_tag: image-feature-extraction
+---
+# {arch} pretrained by {method}
+
+A backbone without classifier, exported by pretrain-to-transfer. The features of one image, computed by its source and
+by this folder, differ by at most {difference:.1e} (relative). Its owner states the license: add a `license:` field.
+
+{facts}
+
+```python
+import timm
+model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))  # takes a PIL image
+```
+"""
 
 
 def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
@@ -38,9 +54,8 @@ def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
         OSError: the disk is full, or the folder cannot be written.
     """
     if backbone.stem == "cifar":
-        raise UserError(
-            f"{backbone.path} has the CIFAR stem (3x3, no pooling), which timm's ResNet lacks; use --format onnx"
-        )
+        what = f"{backbone.path} has the CIFAR stem (3x3, no pooling), which timm's ResNet lacks"
+        raise UserError(f"{what}; use --format onnx")
     image = draw_sample_image(backbone)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
@@ -49,7 +64,7 @@ def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
         _write_timm(backbone, folder)
         expected = {"features": backbone.compute_features(backbone.crop(image))}
         differences = compare(expected, {"features": _compute_timm_features(folder, image)}, "the exported model")
-        card = render_card(backbone, output, differences["features"])
+        card = _render_card(backbone, output, differences["features"])
         (folder / "README.md").write_text(card, encoding="utf-8")
         folder.rename(output)
     return differences
@@ -77,6 +92,31 @@ def _write_timm(backbone: ExportSource, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(backbone.resnet.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors hides it from other users
+
+
+def _render_card(backbone: ExportSource, folder: Path, difference: float) -> str:
+    """Return README.md of the export in ``folder``.
+
+    Args:
+        difference: largest relative difference between the features of the source and of the export.
+    """
+    origin = read_origin(backbone.provenance)
+    facts = {
+        "pretrained on": origin.data,
+        "epochs": origin.epochs,
+        "seed": origin.seed,
+        "encoder": backbone.provenance.get("encoder"),
+        "other than the finished pretraining": origin.altered,
+        "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
+        "mean and standard deviation": "" if "MODEL.PIXEL_MEAN" in backbone.provenance else "ImageNet's, not recorded",
+    }
+    return _CARD.format(
+        arch=backbone.arch,
+        method=origin.method or "an unknown method",
+        difference=difference,
+        facts="\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
+        folder=folder,
+    )
 
 
 @torch.no_grad()
@@ -136,7 +176,6 @@ def export_onnx(backbone: ExportSource, output: Path) -> dict[str, float]:
         stream.flush()
         session = onnxruntime.InferenceSession(stream.name, providers=["CPUExecutionProvider"])
         expected = {name: backbone.compute_features(pixels) for name, pixels in inputs.items()}
-        features = {
-            name: torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0]) for name, pixels in inputs.items()
-        }
+        exported = {name: session.run(None, {"images": pixels.numpy()})[0] for name, pixels in inputs.items()}
+        features = {name: torch.from_numpy(array) for name, array in exported.items()}
         return compare(expected, features, "the exported model")

@@ -1,7 +1,5 @@
 """The backbone that is exported, and the preprocessing of its evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

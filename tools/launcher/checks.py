@@ -1,7 +1,5 @@
 """Refuses, before a job is submitted and without importing torch, what a stage would refuse at its start."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -17,10 +15,8 @@ from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_data_exists, check_divisible, check_same_run
-from transfer.config import load_config, scale_to_world
-from transfer.config_keys import check_batch_division
-from transfer.preflight import check_engine, check_inputs
-from transfer.train_net import pick_engine
+from transfer import train_net
+from transfer.preflight import check_inputs
 from transfer.weights.locate import find_weights
 
 from . import slurm
@@ -103,10 +99,8 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
         nodes[key].spec.check_parents()
     for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
         if parent.spec.stage == "pretrain" and not parent.spec.has_checkpoint():
-            raise UserError(
-                f"the checkpoint of {parent.key} is gone from {parent.spec.folder}; restore it, or move the folder away"
-                " to pretrain again"
-            )
+            remedy = "restore it, or move the folder away to pretrain again"
+            raise UserError(f"the checkpoint of {parent.key} is gone from {parent.spec.folder}; {remedy}")
     children = [node.key for node in graph.nodes if key in node.parents]
     if nodes[key].spec.stage == "pretrain" and children and plan.missing.keys().isdisjoint(children):
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
@@ -131,19 +125,15 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
     cfg: CfgNode
     if spec.stage == "transfer":
         with config_file(spec.config) as file:
-            cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
-        eval_only = _is_evaluation(spec)
-        words = spec.args[0]
-        check_engine(cfg, pick_engine(words[words.index("--engine") + 1]), eval_only=eval_only)
-        if not eval_only:
-            check_batch_division(scale_to_world(cfg, world_size), world_size)
+            args = train_net.parse(["--config-file", file, "--num-gpus", str(world_size), *spec.args[0]])
+            _, cfg = train_net.resolve_config(args)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
         if reads_weights and is_address and download:
             find_weights(cfg.MODEL.WEIGHTS)
         elif reads_weights and is_address:
             warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
-        check = functools.partial(check_inputs, cfg, eval_only=eval_only, weights=reads_weights and not is_address)
+        check = functools.partial(check_inputs, cfg, eval_only=args.eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
         check_divisible(cfg, spec.stage, world_size)
@@ -174,11 +164,10 @@ def _check_cores(options: Options) -> None:
     cores = slurm.max_cores(options.partition, options.slurm_cluster)
     needed = options.tasks_per_node * (options.cpus_per_task or 1)
     if 0 < cores < needed:
-        raise UserError(
-            f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores per "
-            f"node, but no node{f' of {options.partition}' * bool(options.partition)} has more than "
-            f"{cores}; give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
-        )
+        what = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
+        limit = f"no node{f' of {options.partition}' * bool(options.partition)} has more than {cores}"
+        remedy = "give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
+        raise UserError(f"{what} per node, but {limit}; {remedy}")
 
 
 def check_may_continue(spec: StageSpec) -> None:
@@ -187,7 +176,8 @@ def check_may_continue(spec: StageSpec) -> None:
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
-    check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
+    is_evaluation = spec.stage == "transfer" and "--eval-only" in spec.args[0]
+    check_stage_of(folder, "evaluation" if is_evaluation else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
     earlier_config = pretrain_config(spec.folder) if spec.stage == "pretrain" else None
@@ -198,7 +188,3 @@ def check_may_continue(spec: StageSpec) -> None:
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")
-
-
-def _is_evaluation(spec: StageSpec) -> bool:
-    return spec.stage == "transfer" and "--eval-only" in spec.args[0]

@@ -1,12 +1,9 @@
 """Checks this machine: versions, GPUs, engines, SLURM, data sets, disk and shared memory, each with its remedy."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import warnings
@@ -20,6 +17,8 @@ from pretrain.common.errors import first_line
 from pretrain.common.run.folder import usable_cores
 from pretrain.data import datasets
 from tools import ROOT
+
+from .gpus import read_output
 
 _GIB = 2**30
 _MIN_FREE_GIB = 20  # the checkpoints of a pretraining run and a detector, R50
@@ -71,7 +70,7 @@ def _inspect_gpus() -> Iterator[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        drivers = _read_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+        drivers = read_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
         if drivers:
             text = f"nvidia-smi shows {len(drivers.splitlines())}, but torch {torch.__version__} can use none"
             yield "GPUs", "bad", f"{text}; install the torch build for your driver (pytorch.org)"
@@ -98,8 +97,7 @@ def _inspect_gpus() -> Iterator[Finding]:
 
 def _parse_capability(architecture: str) -> tuple[int, int]:
     """Return the compute capability of an architecture such as ``sm_75`` or ``sm_100a``; (0, 0) of an empty one."""
-    digits = re.sub(r"\D", "", architecture) or "0"
-    return divmod(int(digits), 10)
+    return divmod(int(re.sub(r"\D", "", architecture) or "0"), 10)
 
 
 def _inspect_detectron2() -> Finding:
@@ -117,7 +115,7 @@ def _inspect_detectron2() -> Finding:
 def _inspect_slurm() -> Finding:
     if shutil.which("sbatch") is None:
         return "SLURM", "note", "no sbatch: jobs run on this machine"
-    partitions = _read_output(["sinfo", "--noheader", "--format=%P"]).split()
+    partitions = read_output(["sinfo", "--noheader", "--format=%P"]).split()
     if partitions:
         return "SLURM", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}"
     return "SLURM", "note", "sbatch is installed, but sinfo shows no cluster; start jobs with --cluster local or slurm"
@@ -152,11 +150,3 @@ def _inspect_shared_memory(folder: Path) -> Finding:
     remedy = "start the container with --shm-size 16g or --ipc=host, or lower DATALOADER.NUM_WORKERS"
     text += f"; loader workers pass batches through it, up to {_SHARED_GIB} GiB for JCL on ImageNet: {remedy}"
     return "shared memory", "bad" if free < 1 else "note", text
-
-
-def _read_output(command: list[str]) -> str:
-    """Return what a program prints, or nothing if it is not installed, fails or does not answer in time."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=15, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -1,7 +1,5 @@
 """The GPUs of this machine."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
@@ -16,6 +14,14 @@ def visible_gpus() -> list[str]:
     if names is None:
         return [str(index) for index in range(_device_count())]
     return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
+
+
+def read_output(command: list[str]) -> str:
+    """Return what a program prints, or nothing if it is not installed, fails or does not answer in time."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=15, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """A graph of stages as plain data: its nodes, how it is built, and its record in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -62,8 +60,7 @@ def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: di
         if owner != node.key or node.key in specs:
             raise UserError(f"{node.key} and {owner} would share {node.spec.folder}; rename one of them")
         specs[node.key] = _complete_spec(node, specs, output)
-    completed = tuple(replace(node, spec=specs[node.key]) for node in nodes)
-    return Graph(output, completed, report, study or {})
+    return Graph(output, tuple(replace(node, spec=specs[node.key]) for node in nodes), report, study or {})
 
 
 def build_single(spec: StageSpec) -> Graph:
@@ -93,8 +90,7 @@ def _hash_inputs(spec: StageSpec, products: set[str]) -> dict[str, str]:
     """
     recorded: dict[str, str] = {}
     if spec.has_checkpoint():
-        record = read_record(Path(spec.folder) / "launch" / "launch.json")
-        recorded = record.get("spec", {}).get("inputs", {})
+        recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
     hashes = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in products}
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
@@ -103,25 +99,13 @@ def write_graph(graph: Graph, options: Options) -> None:
     """Write the record of a graph for `report`, `status` and `resume`. For a single stage, launch.json is enough."""
     if graph.report is None:
         return
-    stages = [
-        {
-            "key": node.key,
-            "stage": node.spec.stage,
-            "folder": node.spec.folder,
-            "parents": list(node.parents),
-            "fingerprint": node.spec.fingerprint(),
-            "spec": node.spec.to_json(),
-        }
-        for node in graph.nodes
-    ]
-    record = {
-        "output": graph.output,
-        "study": graph.study,
-        "stages": stages,
-        "report": graph.report.to_json(),
-        "options": asdict(options),
-    }
-    write_json(Path(graph.output) / RECORD, record)
+    stages = []
+    for node in graph.nodes:
+        spec = node.spec
+        place = {"key": node.key, "stage": spec.stage, "folder": spec.folder, "parents": list(node.parents)}
+        stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
+    record = {"output": graph.output, "study": graph.study, "stages": stages}
+    write_json(Path(graph.output) / RECORD, {**record, "report": graph.report.to_json(), "options": asdict(options)})
 
 
 def find_record(folder: Path) -> Path | None:

@@ -1,7 +1,5 @@
 """The jobs of run folders: whether they are active, their output, and how they are cancelled."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -83,16 +81,11 @@ def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
         raise UserError(f"SLURM is still ending job {job['id']} in {folder}; try again in a moment")
     state = state.split()[0]
     if state in ("PENDING", "RUNNING"):
-        raise UserError(
-            f"job {job['id']} ({state.lower()}) is already running in {folder}; "
-            f"wait for it, or: python tools/launch.py cancel {shlex.quote(str(folder))}"
-        )
+        remedy = f"wait for it, or: python tools/launch.py cancel {shlex.quote(str(folder))}"
+        raise UserError(f"job {job['id']} ({state.lower()}) is already running in {folder}; {remedy}")
     if state == "UNKNOWN" and not is_finished(folder, job):
-        file = folder / "launch" / "launch.json"
-        raise UserError(
-            f"job {job['id']} may still be running in {folder} ({explain_unknown(job)}); if you know that it has ended:"
-            f" rm {shlex.quote(str(file))}"
-        )
+        remedy = f"if you know that it has ended: rm {shlex.quote(str(folder / 'launch' / 'launch.json'))}"
+        raise UserError(f"job {job['id']} may still be running in {folder} ({explain_unknown(job)}); {remedy}")
 
 
 def explain_unknown(job: Mapping[str, Any]) -> str:
@@ -189,15 +182,13 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     paths = find_output(folder, job, rank)
     if not any(path.exists() for path in paths):
         state = job_states([job])[0]
-        if state.split()[0] not in ("PENDING", "RUNNING", "UNKNOWN"):
+        word = state.split()[0]
+        what = f"rank {rank} of job {job['id']} has"
+        if word not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(
-                f"rank {rank} of job {job['id']} has ended without output ({state.split()[0].lower()}): {why}"
-            )
+            raise UserError(f"{what} ended without output ({word.lower()}): {why}")
         if not follow:
-            raise UserError(
-                f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); --follow waits for it"
-            )
+            raise UserError(f"{what} no output yet ({state.lower()}); --follow waits for it")
     command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():

@@ -4,8 +4,6 @@ Each stage starts after the ones that it builds on, several at the same time if 
 failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -13,21 +11,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import update_state
 
 from .gpus import visible_gpus
+from .graph import Graph, Node
 from .jobs import describe_unrecorded_exit
 from .local_job import CANCEL, CANCEL_NOW, LocalJob
 from .options import Options
 from .rank_main import LOCAL_STOP_REASON, handle_signals
 from .records import read_outcome
-
-if TYPE_CHECKING:
-    from .graph import Graph, Node
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 # The command that usually follows a stage.

@@ -3,8 +3,6 @@
 When a rank fails or is killed, the other ranks are killed: they would wait for it in a collective for half an hour.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

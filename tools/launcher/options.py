@@ -72,23 +72,17 @@ class Options:
         metavar="[TYPE:]NUMBER",
     )
     tasks: int | None = _option(None, "processes per node (default: one per GPU, at least one)", 1)
-    cpus_per_task: int | None = _option(
-        None, "CPU cores (and threads) per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)", 1
-    )
+    cpus_per_task: int | None = _option(None, "CPU cores per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)", 1)
     partition: str = _option("", "partition of all jobs (default: the cluster's default)")
     account: str = _option("", "account to charge")
     time: str = _option(
-        "",
-        "time limit per job, in minutes or as H:MM:SS or D-HH:MM:SS; a longer run is requeued "
-        "(default: 240 minutes; at most 30 for stages that use no GPU)",
+        "", "time limit per job: minutes, H:MM:SS or D-HH:MM:SS (default: 240; at most 30 without GPUs)"
     )
     max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
     sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
     srun: dict[str, str] = field(default_factory=dict, metadata={"argument": _SRUN})
     python: str = _option("", "command that runs Python in the jobs, such as 'apptainer exec IMAGE python'")
-    parallel: int | None = _option(
-        None, "stages that run at the same time (default: 1 on this machine, 8 per array on SLURM)", 1
-    )
+    parallel: int | None = _option(None, "stages to run at once (default: 1 on this machine, 8 per array on SLURM)", 1)
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
     signal_delay: int = field(default=120, metadata={"minimum": 1, "type": int})
@@ -147,19 +141,12 @@ class Options:
         """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
-        sbatch = {
-            key: value for key, value in self.sbatch.items() if key not in unfit and not slurm.asks_for_gpus(key, value)
-        }
+        inherited = self.sbatch.items()
+        sbatch = {key: value for key, value in inherited if key not in unfit and not slurm.asks_for_gpus(key, value)}
         sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
-        return replace(
-            self,
-            gpus=0,
-            partition=self.cpu.get("partition", self.partition),
-            account=self.cpu.get("account", self.account),
-            time=str(minutes),
-            signal_delay=min(self.signal_delay, minutes * 30),
-            sbatch=sbatch,
-        )
+        place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
+        delay = min(self.signal_delay, minutes * 30)
+        return replace(self, gpus=0, **place, time=str(minutes), signal_delay=delay, sbatch=sbatch)
 
     def format_gpus(self, maximum: int = 10**6) -> int | str:
         """Return the GPUs per node, with their type if one was given: ``a100:2``."""
@@ -260,30 +247,23 @@ def _check(options: Options) -> None:
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
     if options.signal_delay >= options.minutes * 60:
-        raise UserError(
-            f"--time ({options.minutes} min) must be longer than signal-delay ({options.signal_delay} s; set in the "
-            "site file), or the job would be asked to stop as soon as it starts"
-        )
+        delay = f"signal-delay ({options.signal_delay} s; set in the site file)"
+        why = "the job would be asked to stop as soon as it starts"
+        raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {why}")
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
-        raise UserError(
-            f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node, and each process needs "
-            f"its own; pass --gpus {options.tasks}, or omit --tasks"
-        )
-    if options.cluster != "slurm":
-        _check_machine(options)
-
-
-def _check_machine(options: Options) -> None:
+        why = f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node"
+        raise UserError(f"{why}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
+    if options.cluster == "slurm":
+        return
     if options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if isinstance(options.gpus, str):
         raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
-    if options.gpus and options.gpus > len(visible_gpus()):
-        remedy = f"request at most {len(visible_gpus())}" if visible_gpus() else "omit --gpus to run on CPUs"
-        raise UserError(
-            f"--gpus is {options.gpus}, but this machine has {len(visible_gpus())} visible GPU(s); {remedy}"
-        )
+    visible = len(visible_gpus()) if options.gpus else 0  # counting imports torch
+    if options.gpus and options.gpus > visible:
+        remedy = f"request at most {visible}" if visible else "omit --gpus to run on CPUs"
+        raise UserError(f"--gpus is {options.gpus}, but this machine has {visible} visible GPU(s); {remedy}")
 
 
 def parse_minutes(text: str) -> int:

@@ -4,8 +4,6 @@ A row of a *_linear.csv is a pretraining run with its linear probe; a row of any
 share pretraining runs. All tables share runs/papers, so a pretraining run that two tables need is trained once.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

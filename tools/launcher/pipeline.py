@@ -28,8 +28,6 @@ POINTS:                                    # or settings whose values belong tog
 - {SOLVER.IMS_PER_BATCH: 128, SOLVER.BASE_LR: 0.1}
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
@@ -72,14 +70,14 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
     folder = Path(output or plan["OUTPUT_DIR"] or default).absolute()
     if is_sweep:
         _add_settings(plan, path)
-    return build_graph(
-        str(folder), _build_nodes(plan, folder, path), stages.build_report(folder), _build_study(plan, path)
-    )
+    plan["SEEDS"] = _read_seeds(plan["SEEDS"], path)
+    nodes = _build_nodes(plan, folder, path)
+    return build_graph(str(folder), nodes, stages.build_report(folder), _build_study(plan, path))
 
 
 def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
     """Return what the report of a study over seeds needs, or {} without SEEDS."""
-    seeds = _read_seeds(plan["SEEDS"], path)
+    seeds = plan["SEEDS"]
     baseline = plan["BASELINE"]
     if baseline and (baseline not in plan["BRANCHES"] or not seeds):
         raise UserError(f"BASELINE in {path} is {baseline}; it must be one of the BRANCHES, and it needs SEEDS")
@@ -118,7 +116,7 @@ def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
     """Build the stages of a ``plan`` with the keys of `_FILE`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
-    plans = {seed: _insert_seed(plan, seed) for seed in _read_seeds(plan["SEEDS"], path) or [""]}
+    plans = {seed: _insert_seed(plan, seed) for seed in plan["SEEDS"] or [""]}
     data_sets = _list_data_sets(plans.values())
     nodes = [Node(key, stages.build_data(words, str(folder / key))) for key, words in data_sets.items()]
     branches: list[_Branch] = []

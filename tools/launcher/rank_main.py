@@ -5,8 +5,6 @@ current step, writes its checkpoint on rank 0, and raises `Stopped` on every ran
 and any collective, does rank 0 send the job back to the queue, through submitit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -214,9 +212,8 @@ class PreemptionHandler:
         interrupt.request_stop(name)
         if number == self._signal and self._env.global_rank == 0 and self._timer is None:
             # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
-            self._timer = threading.Timer(
-                self._patience_s, self.requeue, ["did not stop in time; continues from the newest checkpoint"]
-            )
+            reason = "did not stop in time; continues from the newest checkpoint"
+            self._timer = threading.Timer(self._patience_s, self.requeue, [reason])
             self._timer.daemon = True
             self._timer.start()
 

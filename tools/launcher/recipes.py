@@ -1,7 +1,5 @@
 """Reads the comments at the top of config files: what each is, its hardware, time and published result."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ stage writes (`pretrain.common.run.state`). Both name a job by the folder of its
 folders are never reused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The site's file: the values of `Options` that are the same for every SLURM job of a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

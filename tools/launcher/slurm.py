@@ -1,7 +1,5 @@
 """Asks SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -83,9 +81,7 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
         UserError: it is not.
     """
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "--cluster slurm needs sbatch, which is not installed on this machine; run this on a login node"
-        )
+        raise UserError("--cluster slurm needs sbatch, which this machine does not have; run this on a login node")
     for _ in range(_RETRIES + 1):
         asked = _run_sbatch(script, environment)
         accepted_id = _read_job_id(asked)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from pretrain import config as pretraining
-from pretrain.common.config.yaml_io import flatten
+from pretrain.common.config.yaml_io import changed_values, flatten
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import stage_of
@@ -112,12 +112,9 @@ class StageSpec:
 
         Keys that may change when a stage is resumed are not named.
         """
-        changes = []
         defaults = _default_keys(self.stage)
         before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
-        for key in sorted({*before, *now}):
-            if before.get(key) != now.get(key) and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
-                changes.append(f"{key} {before.get(key)!r} -> {now.get(key)!r}")
+        changes = changed_values(before, now, _MAY_CHANGE.get(self.stage, ()))
         before, now = (identity["arguments"] for identity in (earlier, self.identity))
         if self.stage == "transfer":  # may get --visualize, but not another engine
             before, now = (arguments[1][:3] for arguments in (before, now))
@@ -158,10 +155,8 @@ class StageSpec:
         """Check that the stages this one builds on are complete, as they were when it was submitted."""
         for key, fingerprint in self.parents.items():
             if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
-                raise UserError(
-                    f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
-                    "changed); rerun the command that started both"
-                )
+                state = f"not complete in {self.folders[key]} (cancelled, failed or changed)"
+                raise UserError(f"{self.stage} builds on {key}, which is {state}; rerun the command that started both")
 
     def check_weights(self) -> None:
         """Check that there are weights to read, without reading all of them."""

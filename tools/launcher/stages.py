@@ -1,7 +1,5 @@
 """Builds the spec of each stage from a command line or a pipeline file, with its config resolved and checked."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -43,10 +41,9 @@ def find_recipe(method: str) -> Path:
     """Return the default recipe of a method."""
     path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE_SUFFIX}")
     if not path.is_file():
-        raise UserError(
-            f"no default recipe for --method {method} (available: {', '.join(list_methods())}); choose one of them, or "
-            f"pass --config-file FILE{did_you_mean(method, list_methods())}"
-        )
+        available = list_methods()
+        remedy = f"choose one of {', '.join(available)}, or pass --config-file FILE{did_you_mean(method, available)}"
+        raise UserError(f"no default recipe for --method {method}; {remedy}")
     return path
 
 
@@ -140,15 +137,12 @@ def build_transfer(
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
-    mode = "--resume"
     if eval_only:
-        mode = "--eval-only"
         output = str(Path(output) / "eval_only")
     more = ["--visualize", str(visualize)] if visualize else []
-    words = [mode, "--engine", engine, *more, "OUTPUT_DIR", output]
-    return StageSpec(
-        "transfer", output, ENTRIES["transfer"], config=fine_tuning.dump(cfg), args=(words,), inputs=_weights_of(cfg)
-    )
+    words = ["--eval-only" if eval_only else "--resume", "--engine", engine, *more, "OUTPUT_DIR", output]
+    config = fine_tuning.dump(cfg)
+    return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_weights_of(cfg))
 
 
 def run_fine_tuning(config: str, words: Sequence[str]) -> None:
@@ -168,28 +162,18 @@ def config_file(text: str) -> Iterator[str]:
 
 def build_data(words: Sequence[str], folder: str) -> StageSpec:
     """Build the stage that runs tools/make_data.py; the last of its ``words`` is the folder of the data."""
-    return _build_tool("data", folder, ([*words[:-1], "--output", words[-1]],), words[-1])
+    return _build_tool("data", folder, ([*words[:-1], "--output", words[-1]],), words[-1], {})
 
 
 def build_report(folder: Path) -> StageSpec:
     """Build the stage that writes report.md and report.html of the pipeline in ``folder``."""
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
-    return _build_tool("report", str(folder / "report"), (words,), str(folder / "report.md"))
+    return _build_tool("report", str(folder / "report"), (words,), str(folder / "report.md"), {})
 
 
-def _build_tool(
-    stage: str, folder: str, args: tuple[Any, ...], product: str, inputs: dict[str, str] | None = None
-) -> StageSpec:
-    return StageSpec(
-        stage,
-        _absolute(folder),
-        ENTRIES[stage],
-        args=args,
-        produces=_absolute(product),
-        one_process=True,
-        gpu=False,
-        inputs=inputs or {},
-    )
+def _build_tool(stage: str, folder: str, args: tuple[Any, ...], product: str, inputs: dict[str, str]) -> StageSpec:
+    on_cpu: dict[str, Any] = {"one_process": True, "gpu": False, "inputs": inputs}
+    return StageSpec(stage, _absolute(folder), ENTRIES[stage], args=args, produces=_absolute(product), **on_cpu)
 
 
 def pretrain_config(run: str) -> str:

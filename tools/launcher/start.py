@@ -3,8 +3,6 @@
 Complete stages are skipped, missing ones run, and a failure ends only its own branch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The status of every stage below a folder, from state.json, launch.json and one query of SLURM."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

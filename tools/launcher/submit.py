@@ -1,7 +1,5 @@
 """Submits stages to SLURM with submitit's script, and records every job in launch.json of its run folder."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,9 +1,7 @@
 """Differences between two runs: config, engine, versions, machine, data, and the step at which their curves diverge."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,10 @@ from pretrain.common.run.metrics import read_metrics
 from .files import read_config, read_environment, shorten_names
 
 _DIFFERENT_IN_EVERY_RUN = ("OUTPUT_DIR", "started", "command")  # keys of config.yaml, lines of environment.txt
-_MACHINE_METRICS = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share")
-_MACHINE_METRICS += ("max_memory_mib", "max_reserved_mib")
+_NOT_COMPARED = {"iteration", "epoch", "time", "data_time", "eta_seconds", "images_per_second", "data_wait_share"}
+_NOT_COMPARED |= {"max_memory_mib", "max_reserved_mib"}
+_PLAIN: Any = {"tablefmt": "plain", "disable_numparse": True}
+_Values = dict[tuple[int, str], float]  # by iteration and metric
 
 
 def compare(first: Path, second: Path) -> str:
@@ -30,19 +30,18 @@ def compare(first: Path, second: Path) -> str:
     names = [shorten_names(folders)[folder] for folder in folders]
     first_sections = _read_sections(first)
     second_sections = _read_sections(second)
-    differences = [
-        _compare_section(title, names, section, second_sections[title]) for title, section in first_sections.items()
-    ]
-    curves = _compare_curves(names, read_metrics(first), read_metrics(second))
-    return "\n\n".join([f"{names[0]}: {first}\n{names[1]}: {second}", *differences, curves])
+    blocks = [f"{names[0]}: {first}\n{names[1]}: {second}"]
+    for title, section in first_sections.items():
+        blocks.append(_compare_section(title, names, section, second_sections[title]))
+    blocks.append(_compare_curves(names, _read_values(first), _read_values(second)))
+    return "\n\n".join(blocks)
 
 
 def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
     """Map each section's title to what the run recorded: DEVICE as resolved, initial weights by their content."""
     config = {key: value for key, value in read_config(run).items() if key not in _DIFFERENT_IN_EVERY_RUN}
     results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
-    last_start = read_environment(run)[-1]
-    machine = {key: value for key, value in last_start.items() if key not in _DIFFERENT_IN_EVERY_RUN}
+    machine = {key: value for key, value in read_environment(run)[-1].items() if key not in _DIFFERENT_IN_EVERY_RUN}
     if "cpu" in (config.pop("DEVICE", ""), config.pop("MODEL.DEVICE", "")):
         machine["devices"] = "cpu"
     engine = results.get("engine")
@@ -58,18 +57,13 @@ def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _compare_section(title: str, names: Sequence[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    keys = dict.fromkeys((*first, *second))
-    pairs = {key: (first.get(key, "-"), second.get(key, "-")) for key in keys}
+    pairs = {key: (first.get(key, "-"), second.get(key, "-")) for key in {**first, **second}}
     rows = [[key, *map(_format_value, pair)] for key, pair in pairs.items() if pair[0] != pair[1]]
-    return f"{title}:\n{_format_table(rows, ['', *names])}" if rows else f"{title}: equal"
+    return f"{title}:\n{tabulate(rows, ['', *names], **_PLAIN)}" if rows else f"{title}: equal"
 
 
-def _compare_curves(
-    names: Sequence[str], first_lines: Iterable[Mapping[str, Any]], second_lines: Iterable[Mapping[str, Any]]
-) -> str:
+def _compare_curves(names: Sequence[str], first: _Values, second: _Values) -> str:
     """Return, for each metric that both runs logged, the first iteration at which it differs."""
-    first = _collect_values(first_lines)
-    second = _collect_values(second_lines)
     common = sorted(first.keys() & second.keys())
     metrics = {metric for _, metric in common}
     diverged: dict[str, tuple[int, str]] = {}
@@ -80,26 +74,20 @@ def _compare_curves(
         return "curves: the runs logged no metric at the same iterations"
     if not diverged:
         return f"curves: equal in all {len(metrics)} metrics, at every iteration that both runs logged"
-    rows = [
-        [metric, str(point[0] + 1), _format_value(first[point]), _format_value(second[point])]
-        for metric, point in diverged.items()
-    ]
-    table = _format_table(rows, ["", "diverge at step", *names])
+    pairs = {point: [_format_value(values[point]) for values in (first, second)] for point in diverged.values()}
+    rows = [[metric, str(step + 1), *pair] for (step, metric), pair in pairs.items()]
+    table = tabulate(rows, ["", "diverge at step", *names], **_PLAIN)
     return f"curves diverge at step {rows[0][1]}; equal metrics: {len(metrics) - len(rows)} of {len(metrics)}\n{table}"
 
 
-def _collect_values(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], float]:
-    """Map iteration and metric to the value in ``lines``, without the metrics that depend on the machine."""
-    return {
-        (line["iteration"], name): float(value)
-        for line in lines
-        for name, value in line.items()
-        if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_MACHINE_METRICS)
-    }
-
-
-def _format_table(rows: list[list[str]], head: list[str]) -> str:
-    return tabulate(rows, head, "plain", disable_numparse=True)
+def _read_values(run: Path) -> _Values:
+    """Read the metrics of a run that do not depend on the machine."""
+    values: _Values = {}
+    for line in read_metrics(run):
+        for name in line.keys() - _NOT_COMPARED:
+            if isinstance(line[name], (int, float)):
+                values[line["iteration"], name] = float(line[name])
+    return values
 
 
 def _format_value(value: Any) -> str:

@@ -1,7 +1,5 @@
 """Cost of training: images per second, hours and GPU memory, from the metrics.json of each run."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

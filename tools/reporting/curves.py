@@ -1,7 +1,5 @@
 """Metrics that runs logged during training: one figure per stage, with a panel per metric and a line per run."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from pretrain.common.run.metrics import read_metrics
 
 from .document import Report
 from .files import shorten_names
+from .panels import build_panels
 
 _TITLES = {  # metric -> title of its panel; panels have this order
     "loss": "loss",
@@ -79,17 +78,14 @@ def collect_points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
 def _draw_svg(curves: Curves) -> str:
     """Draw a panel per metric; runs of the same name, which differ in their seed, share a color."""
     import matplotlib
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(name for lines in curves.values() for name, _ in lines))
-    rows = -(-len(curves) // _COLUMNS)
     handles: dict[str, Any] = {}
     file = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(4.0 * _COLUMNS, 2.6 * rows + 0.4), layout="constrained")
-        panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
-        for panel, (title, lines) in zip(panels, curves.items(), strict=False):
+        figure, panels = build_panels(len(curves), _COLUMNS, 4.0, 2.8)
+        for panel, (title, lines) in zip(panels, curves.items(), strict=True):
             for name, points in lines:
                 color = f"C{names.index(name) % 10}"
                 (handles[name],) = panel.plot(*zip(*points, strict=True), color=color, lw=1.3, alpha=0.8)
@@ -97,8 +93,6 @@ def _draw_svg(curves: Curves) -> str:
             panel.set_xlabel("iteration")
             panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             panel.grid(alpha=0.25)
-        for panel in panels[len(curves) :]:
-            panel.set_visible(False)
         figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=6, frameon=False)
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

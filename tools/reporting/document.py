@@ -1,7 +1,5 @@
 """Content of a report, and its Markdown. The HTML page (`page`) shows the same tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 A results.json or config.yaml that cannot be read is named in one line and never hides other runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
@@ -57,8 +55,7 @@ def find_runs(folders: Sequence[Path]) -> Collection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        root = Path(os.path.abspath(folder))
-        for path in files_below(root, "launch/pipeline.json", "results.json"):
+        for path in files_below(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
             elif path.parents[1] not in [pipeline.folder for pipeline in collection.pipelines]:
@@ -92,8 +89,7 @@ def read_environment(run: Path) -> list[dict[str, str]]:
     """Return what environment.txt records of each start of a run, the last one at the end; one empty record if none."""
     path = run / "environment.txt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    starts = text.rstrip().split("\n\n")
-    return [dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", start, re.MULTILINE)) for start in starts]
+    return [dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", start, re.MULTILINE)) for start in text.rstrip().split("\n\n")]
 
 
 def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:

@@ -1,11 +1,10 @@
 """The report as one HTML page that needs no other file and no network: tables, curves, figures and provenance."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -19,10 +18,8 @@ _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
 def render_page(report: Report) -> str:
     """Return the page; markup in names and errors of run folders is escaped."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    layout: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **layout)
     tables = [*report.tables, provenance.build_table(report)]
     text = environment.get_template("page.html.jinja").render(
         tables=[(table, _find_numeric_columns(table)) for table in tables],

@@ -1,11 +1,10 @@
-"""Published results, and whether a run is comparable to one: its config must be that of the recipes of the row."""
-
-from __future__ import annotations
+"""Published results next to comparable runs, whose configs must be those of the recipes of a row."""
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fvcore.common.config import CfgNode
@@ -17,11 +16,14 @@ from tools import ROOT
 from tools.launcher.paper_pipeline import read_table
 from transfer.config import load_config
 
-from .runs import FREE_IN_TRANSFER, Origin, Score, normalize_protocol
+from .document import Table
+from .runs import FREE_IN_TRANSFER, TASK_NAMES, Origin, Score, normalize_protocol
+from .seeds import format_mean
 
 FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
 _DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
+_METRICS = ("top1", "top5", "AP", "AP50", "AP75")  # columns of the published tables
 _Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a score differs from its recipes
 
 
@@ -77,12 +79,9 @@ def _compare_with_detection_rows(score: Score) -> Iterator[_Candidate]:
         recipe, test = _load_transfer_recipe(row["recipe"], row["overrides"])
         if any(score.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
             continue
-        is_recipe = row["pretrain"].endswith(".yaml")
-        reasons = _list_pretraining_differences(
-            score.origin, _load_pretrain_recipe(row["pretrain"]) if is_recipe else {}
-        )
-        settings = {"test": score.test, **score.protocol}
-        yield table, row, reasons + _list_differences(settings, {"test": test, **recipe})
+        pretraining_recipe = _load_pretrain_recipe(row["pretrain"]) if row["pretrain"].endswith(".yaml") else {}
+        reasons = _list_pretraining_differences(score.origin, pretraining_recipe)
+        yield table, row, reasons + _list_differences({"test": score.test, **score.protocol}, {"test": test, **recipe})
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
@@ -153,3 +152,55 @@ def _load_transfer_recipe(path: str, overrides: str) -> tuple[dict[str, Any], st
 def _flatten_config(cfg: Any) -> dict[str, Any]:
     """Return keys and values as a config.yaml has them, with lists instead of tuples."""
     return json.loads(json.dumps(dict(flatten(cfg))))
+
+
+def build_tables(scores: Sequence[Score]) -> Iterable[Table]:
+    """Yield a table, with all its rows, for each published table and engine that has a comparable run."""
+    groups: dict[tuple[str, str], list[tuple[Verdict, Score]]] = {}
+    for score in scores:
+        verdict = find_published(score)
+        if verdict.row:
+            groups.setdefault((verdict.table, score.engine), []).append((verdict, score))
+    for (name, engine), group in groups.items():
+        yield _build_table(name, engine, group)
+
+
+def _build_table(name: str, engine: str, group: Sequence[tuple[Verdict, Score]]) -> Table:
+    published_rows = read_rows(name)
+    metrics = [metric for metric in _METRICS if metric in published_rows[0]]
+    head = ["published row"]
+    for metric in metrics:
+        head += [f"paper's {metric}", f"our {metric}", "difference"]
+    rows = []
+    for published in published_rows:
+        scores = [score for verdict, score in group if verdict.row == published]
+        cells = [_label(published)]
+        for metric in metrics:
+            ours = _average_checkpoints(scores, metric)
+            count = f" [n {len(ours)}]" if len(ours) > 1 else ""
+            difference = f"{fmean(ours) - float(published[metric]):+.1f}" if published[metric] and ours else "-"
+            cells += [published[metric] or "-", f"{format_mean(ours)}{count}" if ours else "-", difference]
+        rows.append(cells)
+    notes = [
+        "Ours: the mean ± 95% interval (Student's t) over checkpoints whose configs are those of the row's recipes; "
+        "several runs of one checkpoint are one sample, their mean. 0.3 AP is ordinary variation."
+    ]
+    if engine not in ("", "detectron2"):
+        notes.append(f"The paper used Detectron2; these runs used {engine}.")
+    return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, rows)
+
+
+def _average_checkpoints(scores: Iterable[Score], metric: str) -> list[float]:
+    """Return the mean of each checkpoint; a detector from random weights counts by itself."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        value = score.metrics.get(f"{TASKS[score.detector]}/{metric}" if score.detector else metric)
+        if value is not None:
+            values.setdefault(score.origin.sha256 or str(score.folder), []).append(value)
+    return list(map(fmean, values.values()))
+
+
+def _label(row: Mapping[str, str]) -> str:
+    if "init" in row:
+        return f"{TASK_NAMES[row['task']]}: {row['init']}"
+    return ", ".join(filter(None, (row["name"], Path(row["pretrain"]).stem, row["overrides"])))

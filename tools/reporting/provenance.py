@@ -1,7 +1,5 @@
 """Checkpoint, time, machine and commit of each run."""
 
-from __future__ import annotations
-
 from .document import Report, Table
 from .files import read_environment, shorten_names
 

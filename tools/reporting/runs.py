@@ -3,8 +3,6 @@
 A protocol maps settings to values; two scores may share a column or a table only if their protocols are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from transfer.config import FREE_ANYWHERE, OWN
 from .files import Run
 
 Protocol = dict[str, Any]
+TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 KINDS = {"pretrain": "kNN", "knn": "kNN", "linear": "linear"}  # stage -> kind of probe
 # Prefixes of keys of a detector's config that do not change what is measured, or that a table shows elsewhere.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
@@ -88,13 +87,11 @@ def read_scores(run: Run) -> list[Score]:
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
     """
-    match run.results["stage"]:
-        case "pretrain":
-            return [_read_pretraining(run)]
-        case "knn" | "linear":
-            return [_read_probe(run)]
-        case "transfer":
-            return list(_read_detections(run))
+    stage = run.results["stage"]
+    if stage == "transfer":
+        return list(_read_detections(run))
+    if stage in KINDS:
+        return [_read_pretraining(run) if stage == "pretrain" else _read_probe(run)]
     return []
 
 
@@ -162,13 +159,8 @@ def describe(protocol: Protocol, names: Iterable[str]) -> str:
 
 def _read_pretraining(run: Run) -> Score:
     results = run.results
-    provenance = {
-        "method": results["method"],
-        "arch": results["arch"],
-        "epoch": results["epochs"],
-        "source_sha256": results["checkpoint_sha256"],
-    }
-    origin = _build_origin(provenance, run.config)
+    weights = {"epoch": results["epochs"], "source_sha256": results["checkpoint_sha256"]}
+    origin = _build_origin({"method": results["method"], "arch": results["arch"], **weights}, run.config)
     if "knn_top1" not in results["metrics"]:
         return Score(run.folder, "pretrain", origin)
     test, protocol = normalize_protocol("kNN", results["knn_protocol"])
@@ -191,11 +183,9 @@ def _read_detections(run: Run) -> Iterable[Score]:
     config = OWN | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
     for test, tasks in results["datasets"].items():
-        metrics = {
-            f"{task}/{name}": value if value is None else float(value)
-            for task, values in tasks.items()
-            for name, value in values.items()
-        }
+        metrics: dict[str, float | None] = {}
+        for task, values in tasks.items():
+            metrics |= {f"{task}/{name}": value and float(value) for name, value in values.items()}
         score = Score(run.folder, "transfer", origin, test, metrics, protocol)
         yield replace(
             score,

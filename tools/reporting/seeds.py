@@ -1,7 +1,5 @@
 """Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +12,8 @@ from pretrain.common.run.state import read_record
 from tools.launcher.spec import is_made_from
 
 from .document import Table
-from .tables import TASK_NAMES
+from .panels import build_panels
+from .runs import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
@@ -186,14 +185,11 @@ def count_decimals(branches: Mapping[str, Mapping[str, float]]) -> int:
 
 def draw_scores(study: Study) -> Any:
     """Draw a panel per score: one point per seed, and for each branch the mean with its 95% interval."""
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
     columns = min(_COLUMNS, len(study.scores))
-    rows = -(-len(study.scores) // columns)
-    figure = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-    for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
+    width = 2.4 + 1.2 / columns
+    figure, panels = build_panels(len(study.scores), columns, width, 0.9 + 0.26 * len(names), sharey=True)
+    for panel, (score, branches) in zip(panels, study.scores.items(), strict=True):
         for y, name in enumerate(names):
             values = list(branches.get(name, {}).values())
             if values:
@@ -207,6 +203,4 @@ def draw_scores(study: Study) -> Any:
         panel.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    for panel in panels[len(study.scores) :]:
-        panel.set_visible(False)
     return figure

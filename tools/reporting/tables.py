@@ -1,16 +1,13 @@
 """Tables of a report: all scores of a table were measured on the same data, those of a column with one protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .document import Table
 from .paper_tables import Verdict, find_published
-from .runs import Origin, Protocol, Score, describe, list_differences
+from .runs import TASK_NAMES, Origin, Protocol, Score, describe, list_differences
 
-TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _PROBE_METRICS = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
@@ -43,9 +40,8 @@ def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[
             continue
         row = next((row for row in pretrained if score.origin.sha256 == row.origin.sha256), None)
         if row is None:
-            parent = score.folder.parent
-            is_branch = not any(folder.is_relative_to(parent) for folder in report_folders)
-            folder = parent if is_branch else score.folder
+            parent = score.folder.parent  # of a branch, unless the report is about the folder itself
+            folder = score.folder if any(folder.is_relative_to(parent) for folder in report_folders) else parent
             weights = score.origin.sha256 or str(score.origin)
             row = probed.setdefault((folder, weights), Row(folder, score.origin, []))
         row.scores.append(score)

@@ -13,7 +13,7 @@ import pytest
 from tests.tools.reporting.runs import DIGITS, cells, detector, pipeline, pretrain, probe, write
 from tests.transfer import tiny_coco
 from tools import report
-from tools.reporting import feature_maps
+from tools.reporting import figures
 from tools.reporting.document import render_markdown
 from tools.reporting.page import render_page
 
@@ -81,7 +81,7 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
 
 
 def test_the_legend_of_feature_maps_has_the_classes_of_every_branch():
-    figure = feature_maps._draw({"a": {"cat": [(0, 1)]}, "b": {"_dog": [(2, 3)]}}, {"a": None, "b": 50.0})
+    figure = figures._draw_panels({"a": {"cat": [(0, 1)]}, "b": {"_dog": [(2, 3)]}}, {"a": None, "b": 50.0})
     assert [text.get_text().strip() for text in figure.legends[0].texts] == ["_dog", "cat"]
 
 

@@ -1,7 +1,5 @@
 """Every kind of image file becomes upright 8-bit RGB, or an error that names it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -139,9 +137,8 @@ def test_exif_orientation_is_applied(orientation: int, form: str):
         7: transposed[::-1, ::-1],
         8: np.rot90(RGB),
     }[orientation]
-    got = decode(
-        encoded(PIL_RGB, form, exif=exif, **({"quality": 100, "subsampling": 0} if form == "JPEG" else {})), "x"
-    )
+    options = {"quality": 100, "subsampling": 0} if form == "JPEG" else {}
+    got = decode(encoded(PIL_RGB, form, exif=exif, **options), "x")
     assert got.shape == turned.shape
     assert np.abs(got.astype(int) - turned).mean() < 2
 
@@ -185,9 +182,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     monkeypatch.setattr(images, "upright", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
     for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: images.open_upright(f"{tmp_path}/a.png")):
-        with pytest.raises(
-            CorruptImage, match=r"a\.png: .* exceeds limit of 2238 pixels; cut it into tiles, or shrink it$"
-        ):
+        with pytest.raises(CorruptImage, match=r"a\.png: .* exceeds limit of 2238 pixels; cut it .*, or shrink it$"):
             read()
 
 

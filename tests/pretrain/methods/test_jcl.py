@@ -1,7 +1,5 @@
 """JCL's loss against a loop over Eq. (8) with an explicit covariance, and the paper's own statements about it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

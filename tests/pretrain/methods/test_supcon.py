@@ -1,7 +1,5 @@
 """SupCon's loss is compared with a loop over L_out, and with SimCLR's NT-Xent."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The process group is left, and the run folder released, at the right moment."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

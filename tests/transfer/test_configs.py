@@ -1,7 +1,5 @@
 """The recipes are plain Detectron2 YAML with the values of the published protocol; each detector has a smoke form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The user's data sets, mappers and hooks, and other names of Detectron2's DatasetCatalog."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -88,23 +86,22 @@ def register(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @needs_detectron2
-def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, register: Callable[..., str]) -> None:
-    file = tiny_coco.write(tmp_path / "data")
+def test_own_records_train_and_score_as_the_file_they_are_from(
+    tmp_path: Path, register: Callable[..., str], name: str
+) -> None:
     a = work(tmp_path, register(), OUTPUT_DIR=str(tmp_path / "a"))
-    b = work(tmp_path, file, OUTPUT_DIR=str(tmp_path / "b"))
+    b = work(tmp_path, name, OUTPUT_DIR=str(tmp_path / "b"))
     states = [torch.load(tmp_path / folder / "model_final.pth")["model"] for folder in "ab"]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     for task in ("AP", "AP50", "AP-c2"):
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
-    data_set = data.resolve_data_set(file, "")
+    data_set = data.resolve_data_set(name, "")
     name = register(json_file=str(data_set.annotations), image_root=str(data_set.images))
     assert data.resolve_data_set(name, tmp_path) == dataclasses.replace(data_set, name=name)
 
 
 @needs_detectron2
-def test_a_mapper_and_a_hook_resume_to_the_same_result(
-    tmp_path: Path, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mapper_and_a_hook_resume_to_the_same_result(tmp_path, register, monkeypatch):
     from detectron2.data import DatasetMapper
     from detectron2.engine import HookBase
 

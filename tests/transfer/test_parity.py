@@ -1,7 +1,5 @@
 """With equal weights, the torchvision engine equals Detectron2: losses, gradients, detections and data."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

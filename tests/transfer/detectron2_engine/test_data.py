@@ -1,7 +1,5 @@
 """The Detectron2 engine's reader, mapper and loaders."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -34,9 +32,8 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     return cfg, name
 
 
-def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
+def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     """Detectron2 itself refuses `ignore` and repeated ids, and drops a box whose mask has two points."""
-    name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
     cfg = get_cfg()

@@ -1,7 +1,5 @@
 """Runs of the torchvision engine: their files, resuming, and errors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -12,9 +10,8 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.common.interrupt import Stopped
 from tests.errors import refused
-from tests.pretrain.runs import stop_after
+from tests.pretrain.runs import stop_after, stopped
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -86,14 +83,13 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
     name, whole, metrics = finished
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
-        with pytest.raises(Stopped, match="SIGTERM"):
-            run(masks(tmp_path, name))
+        stopped(lambda: run(masks(tmp_path, name)), "SIGTERM")
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000002.pth"
     assert run(masks(tmp_path, name), resume=True) == metrics
     assert_equal_states(saved(whole), saved(tmp_path))
 
 
-def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
+def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch, name):
     scaler = torch.amp.grad_scaler.GradScaler
     build_model = TorchvisionEngine.build_model
     iterations = itertools.count()  # the gradients of the first and the third overflow
@@ -107,13 +103,11 @@ def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(TorchvisionEngine, "build_model", build)
     # The CPU has no fast fp16.
     monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
-    name = tiny_coco.write(tmp_path / "data")
     out = tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
-        with pytest.raises(Stopped, match="SIGTERM"):
-            run(cfg)
+        stopped(lambda: run(cfg), "SIGTERM")
     assert saved(out, "model_0000002")["skipped_steps"] == 2
     run(cfg, resume=True)
     assert saved(out)["skipped_steps"] == 2
@@ -129,8 +123,7 @@ def test_a_checkpoint_of_detectron2s_own_trainer_is_refused(tmp_path):
     refused(lambda: run(cfg, resume=True), "model_0000001.pth", "torchvision")
 
 
-def test_a_diverging_run_names_iteration_rate_and_images(tmp_path):
-    name = tiny_coco.write(tmp_path / "data")
+def test_a_diverging_run_names_iteration_rate_and_images(tmp_path, name):
     cfg = tiny_coco.config(tmp_path / "out", name, SOLVER__BASE_LR=1e18, SOLVER__WARMUP_ITERS=0)
     text = refused(lambda: run(cfg), "(learning rate 1e+18)", "images: ", ".png", "SOLVER.BASE_LR")
     assert re.search(r"diverged at iteration [123] ", text)

@@ -1,7 +1,5 @@
 """Conversion in both directions: every depth and format, what the output records, and what is never overwritten."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -38,13 +39,8 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     run(images, output.with_name("whole"), *words)
 
     with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and waits for rank 0, which writes slowly
-
-        def slow_save(*args) -> None:
-            time.sleep(1)
-            real_save(*args)
-
         patch.setattr(interrupt, "stop_requested", lambda: "" if distributed.is_main() else "preempted")
-        patch.setattr(checkpoint, "save", slow_save)
+        patch.setattr(checkpoint, "save", lambda *args: time.sleep(1) or real_save(*args))
         stopped(lambda: run(images, run_folder, *words))
         names = [path.name for path in checkpoint.list_checkpoints(output)]
         assert names == ["checkpoint_00000002.pth"]  # before any rank leaves
@@ -115,10 +111,6 @@ FAULTS = {
 }
 
 
-def _fail_to_write(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train without interruption on two ranks; return the run folder."""
@@ -136,7 +128,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     if fault == "another disk" and rank == 0:
         checkpoint.list_checkpoints = lambda folder: []
     if fault == "full disk" and rank == 0:
-        checkpoint.torch.save = _fail_to_write
+        checkpoint.torch.save = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     if fault == "bad images" and rank == 1:
         image_files.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step

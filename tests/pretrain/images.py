@@ -1,7 +1,5 @@
 """Images for tests: smooth enough for JPEG to preserve them, and different enough to be distinguished."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

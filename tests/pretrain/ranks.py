@@ -1,7 +1,5 @@
 """Runs an importable function in other processes, for tests."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,8 +1,7 @@
 """A tiny run of pretraining, for tests: 48 images of 16 px, ResNet-18, 6 steps per epoch."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,21 @@ def stop_after(patch: pytest.MonkeyPatch, steps: int) -> None:
     """Request a stop while step ``steps`` (from 1) of either stage runs."""
     calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
     patch.setattr(interrupt, "stop_requested", lambda: next(calls))
+
+
+def stopped(call: Callable[[], object], reason: str = "") -> str:
+    """Call it, which must end by a stop with this reason; withdraw the request and return the remedy."""
+    with pytest.raises(interrupt.Stopped, match=reason or None) as caught:
+        call()
+    interrupt.clear()
+    return caught.value.remedy
+
+
+def load_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Load the newest checkpoint of a run, which must have one."""
+    newest = checkpoint.load_newest(folder)
+    assert newest is not None
+    return newest
 
 
 def lines(output: Path, having: str) -> list[dict[str, Any]]:

@@ -5,8 +5,6 @@ SGD, momentum update, the keys are enqueued. Keys of all views are shuffled toge
 own BN statistics.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

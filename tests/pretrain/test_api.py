@@ -1,7 +1,5 @@
 """The Python interface, as in a notebook: one call pretrains, one loads the backbone."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -25,6 +25,8 @@ def test_every_key_says_what_it_means_and_which_methods_read_it():
     assert set(described) == {key for key, _ in flatten(default_config())}
     assert [name for name, key in described.items() if not (key.meaning and key.limits)] == []
     assert described["METHOD.K1"] == ("METHOD.K1", 1.0, "at least 0", "weight of the positives' term (tcl)")
+    numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
+    assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}
 
 
 def test_overrides_come_last_and_the_text_round_trips():
@@ -78,12 +80,3 @@ def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PHOTOS", str(photos))
     refused(lambda: load_config(None, [key, "folder: $PHOTOS", "OUTPUT_DIR", f"{photos}/run"]), "OUTPUT_DIR", photos)
     load_config(None, [key, f"folder:{photos}/a", "OUTPUT_DIR", f"{photos}/ab"])
-
-
-def test_every_number_has_a_range():
-    numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
-    assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}
-
-
-def test_the_nearest_value_is_suggested():
-    refused(lambda: load_config(None, ["METHOD.NAME", "jlc"]), "METHOD.NAME", "did you mean 'jcl'")

@@ -1,7 +1,5 @@
 """Checked before a device is used: a batch divides evenly among processes, micro-batches and BN groups."""
 
-from __future__ import annotations
-
 import pytest
 
 from pretrain import preflight

@@ -108,15 +108,11 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 @pytest.mark.parametrize("method", [("mocov2",), ("jcl",), ("jcl", *DENSE), ("sce",), ("simclr",), ("tcl",)])
 def test_micro_batches_give_the_gradients_of_the_whole_batch(method):
-    case = (*method, "SOLVER.IMS_PER_BATCH", "12", "MODEL.BN_GROUPS", "4")
-    _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case, True)
-    _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case, True)
-
-
-def test_bn_groups_follow_the_micro_batches():
     """Without BN_GROUPS, one process with 4 micro-batches equals 4 processes."""
-    case = ("mocov2", "MODEL.BN_GROUPS")
-    _assert_same_steps(_two_steps(*case, "4"), _two_steps(*case, "0", "SOLVER.ACCUMULATE", "4"), case, True)
+    case = (*method, "SOLVER.IMS_PER_BATCH", "12", "MODEL.BN_GROUPS")
+    whole = _two_steps(*case, "4")
+    for groups, parts in (("4", "2"), ("4", "4"), ("0", "4")):
+        _assert_same_steps(whole, _two_steps(*case, groups, "SOLVER.ACCUMULATE", parts), case, True)
 
 
 @pytest.mark.parametrize("method", ["jcl", "simclr"])

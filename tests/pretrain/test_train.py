@@ -1,21 +1,33 @@
-"""Whole runs on tiny images: resumed runs are bitwise equal, and bad input is refused."""
+"""Whole runs on tiny images: resumed runs are bitwise equal; bad input, other runs and checkpoints are refused."""
 
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-import pretrain.__main__
-from pretrain import train
+from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.files import sha256
-from pretrain.common.weights import checkpoint
+from pretrain.common.run.state import update_state
 from pretrain.config import load_config
+from pretrain.model import objectives
 from pretrain.optim import set_learning_rate
+from pretrain.state import build_checkpoint, restore_checkpoint
 from tests.errors import refused
-from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run, stop_after
+from tests.pretrain.runs import (
+    STEPS_PER_EPOCH,
+    assert_same_end,
+    build_state,
+    lines,
+    load_newest,
+    run,
+    stop_after,
+    stopped,
+)
+from tests.pretrain.test_steps import config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -60,9 +72,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
     changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
-    newest = checkpoint.load_newest(out)
-    assert newest is not None
-    assert sorted(results["recipe_changes"]) == changes == sorted(newest[1]["recipe_changes"])
+    assert sorted(results["recipe_changes"]) == changes == sorted(load_newest(out)[1]["recipe_changes"])
     assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))
     assert lines(out, "loss")[6]["lr"] < 0.01 and f"changed after {changes[1]}" in (out / "log.txt").read_text()
     assert "BASE_LR: 0.01" in (out / "config.yaml").read_text()
@@ -80,29 +90,22 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, na
 @pytest.mark.core
 def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path, monkeypatch):
     stop_after(monkeypatch, 5)
-    with pytest.raises(interrupt.Stopped, match="SIGTERM"):
-        run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
+    stopped(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2"), "SIGTERM")
     monkeypatch.undo()
-    saved = checkpoint.load_newest(tmp_path / "run")
-    assert saved is not None and 0 < saved[1]["step"] < STEPS_PER_EPOCH
+    path, saved = load_newest(tmp_path / "run")
+    assert 0 < saved["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
-    assert f"resumed from {saved[0].name} at step {saved[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()
+    assert f"resumed from {path.name} at step {saved['step']} of 12" in (tmp_path / "run/log.txt").read_text()
     assert_same_end(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize("moment", ["before kNN", "before results.json"])
 def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, whole, tmp_path, monkeypatch, moment):
-    def killed(*_args):
-        raise KeyboardInterrupt
-
+    killed = mock.Mock(side_effect=KeyboardInterrupt)
     every = ("PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "0")
-    with monkeypatch.context() as patch:
-        if moment == "before kNN":
-            patch.setattr(train.knn, "evaluate", killed)
-        else:
-            patch.setattr(train, "write_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(images, tmp_path / "run", *every)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*((train.knn, "evaluate") if moment == "before kNN" else (train, "write_json")), killed)
+        run(images, tmp_path / "run", *every)
     run(images, tmp_path / "run", *every)
     assert "resumed from checkpoint_" in (tmp_path / "run/log.txt").read_text()
     expected = [(line["iteration"], line["knn_top1"]) for line in lines(whole, "knn_top1")]
@@ -111,15 +114,15 @@ def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, whole, tmp
 
 
 def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
-    refused(
-        lambda: run(images, tmp_path / "run", "SOLVER.BASE_LR", "1e30"), "at step 1", "learning rate 9.83e+29", ".png"
-    )
-    assert not list((tmp_path / "run").glob("checkpoint_final.pth"))
-
-
-def test_the_command_line(images, tmp_path):
-    pretrain.__main__.main(overrides(images, tmp_path / "run", "SOLVER.MAX_STEPS", "1"))
-    assert (tmp_path / "run" / checkpoint.FINAL).exists()
+    """Nothing is left of an earlier run in the folder, either."""
+    update_state(tmp_path, stage="pretrain")
+    for name in ("results.json", "metrics.json", "events.out.tfevents.1.host"):
+        (tmp_path / name).write_text('{"iteration": 0, "loss": 99.0}\n')
+    diverging = ("SOLVER.BASE_LR", "1e30", "SOLVER.CHECKPOINT_PERIOD", "1000")
+    refused(lambda: run(images, tmp_path, *diverging), "at step 1", "learning rate 9.83e+29", ".png")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not names & {"checkpoint_final.pth", "results.json", "events.out.tfevents.1.host"}
+    assert "99.0" not in (tmp_path / "metrics.json").read_text()
 
 
 def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():
@@ -128,3 +131,78 @@ def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():
         cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", batch, "SOLVER.REFERENCE_BATCH", reference])
         assert set_learning_rate(optimizer, cfg.SOLVER, 0, 10) == pytest.approx(lr)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+
+
+def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path, monkeypatch):
+    weights = tmp_path / "start/checkpoint_final.pth"
+    read = []
+    real = objectives.read_backbone
+    run(images, weights.parent, "SOLVER.MAX_STEPS", "1")
+    monkeypatch.setattr(objectives, "read_backbone", lambda path: read.append(path) or real(path))
+    run(images, tmp_path / "run", "MODEL.WEIGHTS", str(weights), "SOLVER.MAX_STEPS", "2")
+    weights.unlink()
+    assert run(images, tmp_path / "run", "MODEL.WEIGHTS", str(weights), "SOLVER.MAX_STEPS", "3")["steps"] == 3
+    assert read == [str(weights)]
+
+
+def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
+    seen = []
+    real = schedule.ema_momentum
+    monkeypatch.setattr(schedule, "ema_momentum", lambda *args: seen.append(args[0]) or real(*args))
+    run(images, tmp_path, "SOLVER.MAX_STEPS", "3")
+    assert seen == [step / (2 * STEPS_PER_EPOCH) for step in range(3)]
+    rates = [schedule.learning_rate(s, STEPS_PER_EPOCH, 2, base_lr=0.03, kind="cosine") for s in range(3)]
+    assert [line["lr"] for line in lines(tmp_path, "loss")] == rates
+
+
+def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
+    words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
+    done = [0]
+    real_embed = objectives.embed
+    real_step = train.training_step
+
+    def training_step(state, batch, step):
+        weight = state.objective.encoder.conv1.weight
+        hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
+        done[0] += 1
+        return real_step(state, batch, step)
+
+    # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
+    monkeypatch.setattr(
+        objectives, "embed", lambda encoder, x, mean, std, **_: real_embed(encoder, x, mean=mean, std=std)
+    )
+    monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
+    monkeypatch.setattr(train, "training_step", training_step)
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupt, "stop_requested", lambda: "preempted" if done[0] >= 2 else "")
+        stopped(lambda: run(images, tmp_path, *words))
+    assert run(images, tmp_path, *words)["skipped_steps"] == 2
+    assert [line["loss_scale"] for line in lines(tmp_path, "loss")] == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
+    assert "fp16: 2 of 4 steps were skipped" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
+    first = build_state(config("jcl"))
+    with torch.no_grad():
+        first.objective.encoder.conv1.weight += 1
+    second = build_state(config("jcl", "MODEL.BN_GROUPS", "4"))
+    assert restore_checkpoint(second, build_checkpoint(first, config("jcl"), 3, 9, 0)) == 3
+    first_state, second_state = (state.objective.model.state_dict() for state in (first, second))
+    torch.testing.assert_close(first_state, second_state, rtol=0, atol=0)
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert "computed over 2 groups and now over 4" in warning
+
+
+def test_weights_that_are_not_finite_are_not_saved():
+    poisoned = build_state(config("mocov2"))
+    with torch.no_grad():
+        poisoned.objective.encoder.conv1.weight[0] = float("nan")
+    refused(lambda: build_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
+
+
+@pytest.mark.parametrize(("changes", "name"), [({"optimizer": None}, "'optimizer'"), ({"state_dict": [1]}, "fit")])
+def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, name):
+    state = build_state(config("mocov2"))
+    saved = {**build_checkpoint(state, config("mocov2"), 1, 9, 0), **changes}
+    saved = {key: value for key, value in saved.items() if value is not None}
+    refused(lambda: restore_checkpoint(state, saved), "the checkpoint", name, "choose another OUTPUT_DIR")

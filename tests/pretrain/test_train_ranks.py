@@ -1,18 +1,25 @@
-"""The ranks of a run must agree on its inputs; if they do not, the error says where they differ."""
+"""Ranks agree on their inputs; if one fails, the others end and report it. Another number of ranks may resume a run."""
 
+import errno
+import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
+from pretrain.common import images as image_files
 from pretrain.common.distributed import gather_objects
 from pretrain.common.weights import checkpoint
+from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import assert_same_end, lines, run
+from tests.pretrain.ranks import find_port, run_ranks, set_rank, start
+from tests.pretrain.runs import assert_same_end, lines, run, stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -32,15 +39,9 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     run(images, output.with_name("whole"), *words)
 
     with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and waits for rank 0, which writes slowly
-
-        def slow_save(*args) -> None:
-            time.sleep(1)
-            real_save(*args)
-
         patch.setattr(interrupt, "stop_requested", lambda: "" if distributed.is_main() else "preempted")
-        patch.setattr(checkpoint, "save", slow_save)
-        with pytest.raises(interrupt.Stopped):
-            run(images, run_folder, *words)
+        patch.setattr(checkpoint, "save", lambda *args: time.sleep(1) or real_save(*args))
+        stopped(lambda: run(images, run_folder, *words))
         names = [path.name for path in checkpoint.list_checkpoints(output)]
         assert names == ["checkpoint_00000002.pth"]  # before any rank leaves
 
@@ -100,3 +101,114 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
 
 def test_ranks_log_the_means_of_all_images_and_the_rank_that_diverged_names_its_own(images, tmp_path):
     run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
+
+
+FAULTS = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raising": lambda: torch.zeros(2) @ torch.zeros(3),
+    **dict.fromkeys(("full disk", "bad images", "other code", "another disk"), lambda: None),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train without interruption on two ranks; return the run folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_ranks(run, 2, images, folder)
+    return folder
+
+
+def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
+    """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
+    set_rank(rank, 2, port)
+    distributed.TIMEOUT_S = 8.0
+    if fault == "other code" and rank == 1:
+        distributed.code_digest = lambda: "00000000"
+    if fault == "another disk" and rank == 0:
+        checkpoint.list_checkpoints = lambda folder: []
+    if fault == "full disk" and rank == 0:
+        checkpoint.torch.save = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    if fault == "bad images" and rank == 1:
+        image_files.read_file = lambda path, *more: b"no image"
+    real = TrainingMonitor.step
+
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
+        if rank == 1 and number == 5:
+            FAULTS[fault]()
+        real(self, loss, number, *more)
+
+    TrainingMonitor.step = step  # type: ignore[method-assign]
+    ended = "complete"
+    try:
+        run(images, output / "run")
+    except BaseException as error:
+        ended = f"{type(error).__name__}: {error}"
+    (output / f"ended.{rank}").write_text(ended)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path, tmp_path: Path, fault: str):
+    port = find_port()
+    if fault == "another disk":
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/checkpoint_00000004.pth").touch()
+    first = start(_rank, 0, port, images, tmp_path, fault)
+    second = start(_rank, 1, port, images, tmp_path, fault)
+    first.join(60)
+    if fault == "stopped":
+        second.kill()
+    second.join(30)
+    ended = {rank: path.read_text() for rank in range(2) if (path := tmp_path / f"ended.{rank}").exists()}
+    if fault in ("other code", "another disk"):  # both ranks refuse to start, in the same words
+        name = "digest of the code" if fault == "other code" else "contains a checkpoint"
+        assert ended[0] == ended[1] and ended[0].startswith("UserError: ") and name in ended[0]
+        assert not (tmp_path / "run/config.yaml").exists()
+        return
+    if fault == "full disk":  # only rank 0 writes the checkpoint; both name the cause
+        assert ended[0] == ended[1] and "checkpoint_00000004.pth: No space left on device" in ended[0]
+    else:
+        assert ended[0].startswith("ProcessLost: another process of this run has ended") and "\n" not in ended[0]
+    if fault in ("bad images", "raising"):
+        assert {"bad images": ": cannot decode image ", "raising": "inconsistent tensor size"}[fault] in ended[1]
+    run_ranks(run, 2, images, tmp_path / "run")
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "] device cpu, 2 processes, backend gloo\n" in log
+    # The first two end before a checkpoint.
+    assert fault in ("bad images", "full disk") or "resumed from checkpoint_00000004.pth at step 4 of 12" in log
+    assert_same_end(whole, tmp_path / "run")
+
+
+# In such a tiny network, changing the weights by 1e-7 changes the loss by 1e-2 after nine steps at a rate of 0.003.
+GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR", "0.0001", "SOLVER.EPOCHS", "3")
+
+
+def _until(images: Path, output: Path, last: int) -> None:
+    """Resume the run and stop one of its ranks after step ``last``."""
+    real = TrainingMonitor.step
+
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
+        if distributed.rank() == 1 and number >= last - 1:  # the others stop with it, one step later
+            interrupt.request_stop("enough")
+        real(self, loss, number, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingMonitor, "step", step)
+        stopped(lambda: run(images, output, *GROUPS))
+
+
+def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: Path):
+    run(images, tmp_path / "one", *GROUPS)
+    run_ranks(_until, 4, images, tmp_path / "run", 2)
+    run_ranks(_until, 2, images, tmp_path / "run", 5)
+    run(images, tmp_path / "run", *GROUPS)
+    single = lines(tmp_path / "one", "loss")
+    many = lines(tmp_path / "run", "loss")
+    assert [line["iteration"] for line in many] == [line["iteration"] for line in single] == list(range(9))
+    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in single], rel=2e-3)
+    a = checkpoint.read(tmp_path / "one" / checkpoint.FINAL)["optimizer"]["state"]
+    b = checkpoint.read(tmp_path / "run" / checkpoint.FINAL)["optimizer"]["state"]
+    for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
+        expected = state["momentum_buffer"]
+        actual = b[number]["momentum_buffer"]
+        assert (actual - expected).norm() < 0.3 * expected.norm(), number

@@ -1,10 +1,7 @@
 """Micro-batches give the gradients of the whole batch, in both engines and in bfloat16 (two ranks: test_two_ranks)."""
 
-from __future__ import annotations
-
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +48,7 @@ def test_the_gradients_of_the_whole_batch(count: int, factor: float) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bfloat16_in_micro_batches_on_a_cpu(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_in_micro_batches_on_a_cpu(tmp_path, engine: str, monkeypatch) -> None:
     """The losses are near those in full precision, and the weights stay float32."""
     keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "SOLVER__IMS_PER_BATCH": 4, "DATASETS__TEST": ()}
     half = keys | {"SOLVER__AMP__ENABLED": True}

@@ -1,8 +1,5 @@
 """Statistics of frozen batch norm are estimated from training images, equally in both engines."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +9,7 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
+from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import work
 from transfer import batch_norm
 
@@ -68,11 +66,7 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
 def test_a_stop_changes_nothing() -> None:
     frozen = network(FrozenBatchNorm2d)
     interrupt.request_stop("asked")
-    try:
-        with pytest.raises(interrupt.Stopped):
-            estimate(frozen, BATCHES)
-    finally:
-        interrupt.clear()
+    stopped(lambda: estimate(frozen, BATCHES))
     assert (frozen[1].running_mean == 0).all() and not frozen[1]._forward_hooks
 
 
@@ -80,7 +74,7 @@ KEYS = {"MODEL__BACKBONE__FREEZE_AT": 5, "SOLVER__FROZEN_BN_ITER": 2, "SOLVER__M
 
 
 @pytest.mark.detectron2
-def test_both_engines_take_the_same(tmp_path: Path) -> None:
+def test_both_engines_take_the_same(tmp_path) -> None:
     weights = tmp_path / "weights.pth"
     work(tmp_path / "first", "torchvision", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0, "SOLVER__MAX_ITER": 1})
     torch.save(torch.load(tmp_path / "first/out/model_final.pth")["model"], weights)

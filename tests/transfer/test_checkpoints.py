@@ -1,7 +1,5 @@
 """The newest checkpoint of a detector is found even if files were copied or damaged."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +79,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
     assert read_json(out / "best.json")["metric"] == "bbox/AP50"
 
 
-def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
-    tmp_path: Path, scored: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(tmp_path, scored, monkeypatch):
     scored(5.0)
     with monkeypatch.context() as patch:
         patch.setattr(transfer.trainer, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

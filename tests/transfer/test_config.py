@@ -1,7 +1,5 @@
 """Detectron2's keys without Detectron2: the tree, its types, reading, and errors."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -89,16 +87,11 @@ def test_a_range_of_sizes_has_two_ends():
 
 def test_what_only_detectron2_can_train_is_not_refused():
     """One flat list of sizes is for all feature maps; images of an own mapper may have four channels."""
-    words = ["MODEL.ANCHOR_GENERATOR.SIZES", "[32, 64]", "MODEL.PIXEL_MEAN", "[0, 3000, 1, 1]", "INPUT.MAPPER", "mine"]
-    words += [
-        "MODEL.PIXEL_STD",
-        "[1, 1, 1, 300]",
-        "MODEL.RPN.IOU_THRESHOLDS",
-        "[0.5]",
-        "MODEL.RPN.IOU_LABELS",
-        "[0, 1]",
-    ]
-    cfg = config.load_config(tiny_coco.BASE, words)
+    words = (
+        "MODEL.ANCHOR_GENERATOR.SIZES [32,64] INPUT.MAPPER mine MODEL.PIXEL_MEAN [0,3000,1,1] "
+        "MODEL.PIXEL_STD [1,1,1,300] MODEL.RPN.IOU_THRESHOLDS [0.5] MODEL.RPN.IOU_LABELS [0,1]"
+    )
+    cfg = config.load_config(tiny_coco.BASE, words.split())
     config_keys.check_ranges(cfg)
     assert cfg.MODEL.ANCHOR_GENERATOR.SIZES == [[32, 64]]
 
@@ -110,6 +103,7 @@ def test_what_only_detectron2_can_train_is_not_refused():
         ("('coco:a:b')", "('coco:a:b',)"),
         ("(coco:a:b,)", "('coco:a:b',)"),
         ("[coco:a:b, coco:a b:c]", "('coco:a:b', 'coco:a b:c')"),
+        *((word, "('a', 'b')") for word in ("a,b", "(a,b)", "('a', b", '["a","b"')),
     ],
 )
 def test_a_name_that_is_no_list_is_shown_as_one(value, shown):

@@ -1,7 +1,5 @@
 """The recipes are plain Detectron2 YAML with the values of the published protocol; each detector has a smoke form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FPN = sorted(path.name for path in CONFIGS.glob("coco_*FPN_*.yaml"))
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 # A recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU.
-SMOKE = tiny_coco.MODEL_KEYS | {
-    "SOLVER.MAX_ITER": 2,
-    "SOLVER.STEPS": [],
-    "TEST.PRECISE_BN.ENABLED": True,
-    "TEST.PRECISE_BN.NUM_ITER": 1,
-    "MODEL.WEIGHTS": "",
-}
+PRECISE_BN = {"TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1}
+SMOKE = tiny_coco.MODEL_KEYS | PRECISE_BN | {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "MODEL.WEIGHTS": ""}
 
 
 def smoke_words(tmp_path: Path, recipe: str) -> list[str]:

@@ -1,7 +1,5 @@
 """The user's data sets, mappers and hooks, and other names of Detectron2's DatasetCatalog."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -24,7 +22,6 @@ from transfer.coco import data
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "templates" / "my_detection.py"
-needs_detectron2 = pytest.mark.detectron2
 
 
 def work(folder: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
@@ -36,7 +33,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.docs
-@needs_detectron2
+@pytest.mark.detectron2
 def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
     """The command at the top of the template runs, for fewer steps; the launcher imports the module in its way, too."""
     command = re.search(r"train_net\.py (.+?)\n\n", TEMPLATE.read_text().replace("\\\n", " ") + "\n\n", re.DOTALL)
@@ -87,24 +84,23 @@ def register(tmp_path: Path) -> Iterator[Callable[..., str]]:
         MetadataCatalog.remove(name)
 
 
-@needs_detectron2
-def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, register: Callable[..., str]) -> None:
-    file = tiny_coco.write(tmp_path / "data")
+@pytest.mark.detectron2
+def test_own_records_train_and_score_as_the_file_they_are_from(
+    tmp_path: Path, register: Callable[..., str], name: str
+) -> None:
     a = work(tmp_path, register(), OUTPUT_DIR=str(tmp_path / "a"))
-    b = work(tmp_path, file, OUTPUT_DIR=str(tmp_path / "b"))
+    b = work(tmp_path, name, OUTPUT_DIR=str(tmp_path / "b"))
     states = [torch.load(tmp_path / folder / "model_final.pth")["model"] for folder in "ab"]
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
     for task in ("AP", "AP50", "AP-c2"):
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
-    data_set = data.resolve_data_set(file, "")
+    data_set = data.resolve_data_set(name, "")
     name = register(json_file=str(data_set.annotations), image_root=str(data_set.images))
     assert data.resolve_data_set(name, tmp_path) == dataclasses.replace(data_set, name=name)
 
 
-@needs_detectron2
-def test_a_mapper_and_a_hook_resume_to_the_same_result(
-    tmp_path: Path, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.detectron2
+def test_a_mapper_and_a_hook_resume_to_the_same_result(tmp_path, register, monkeypatch):
     from detectron2.data import DatasetMapper
     from detectron2.engine import HookBase
 
@@ -138,13 +134,12 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
     work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
     work(tmp_path, name, **keys)
     work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
-    whole = torch.load(tmp_path / "whole/model_final.pth")
-    parts = torch.load(tmp_path / "out/model_final.pth")
-    assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
+    whole, parts = (torch.load(tmp_path / folder / "model_final.pth") for folder in ("whole", "out"))
+    torch.testing.assert_close(whole["model"], parts["model"], rtol=0, atol=0)
     assert whole["hooks"] == parts["hooks"] and whole["hooks"]["sum"]["total"] != 0
 
 
-@needs_detectron2
+@pytest.mark.detectron2
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
@@ -154,21 +149,21 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
         refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", "categories")
 
 
-def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name) -> None:
     """The hook is an object with some of HookBase's methods."""
-    called: list[Any] = []
 
     class Norm:
         trainer: Any
 
         def before_train(self) -> None:
-            called.append((self.trainer.iter, self.trainer.start_iter, self.trainer.max_iter))
+            assert (self.trainer.iter, self.trainer.start_iter, self.trainer.max_iter) == (0, 0, 2)
+            self.iterations = []
 
         def after_step(self) -> None:
-            called.append(self.trainer.iter)
+            self.iterations.append(self.trainer.iter)
             self.trainer.storage.put_scalar("norm", 1.5, smoothing_hint=False)
 
-    monkeypatch.setitem(HOOKS, "norm", lambda cfg: Norm())
-    keys = {"SOLVER__HOOKS": ("norm",), "DATASETS__TEST": ()}
-    tiny_coco.train(tmp_path, tiny_coco.write(tmp_path / "d"), "torchvision", **keys)
-    assert called == [(0, 0, 2), 0, 1] and lines(tmp_path / "out")[-1]["norm"] == 1.5
+    hook = Norm()
+    monkeypatch.setitem(HOOKS, "norm", lambda cfg: hook)
+    tiny_coco.train(tmp_path, name, "torchvision", SOLVER__HOOKS=("norm",), DATASETS__TEST=())
+    assert hook.iterations == [0, 1] and lines(tmp_path / "out")[-1]["norm"] == 1.5

@@ -1,7 +1,5 @@
 """With equal weights, the torchvision engine equals Detectron2: losses, gradients, detections and data."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any
@@ -35,15 +33,8 @@ from transfer.detectron2_engine.data import register
 
 pytestmark = pytest.mark.detectron2
 
-KINDS = {
-    "faster": {},
-    "mask": {"MODEL__MASK_ON": True},
-    "keypoint": {
-        "MODEL__KEYPOINT_ON": True,
-        "MODEL__ROI_HEADS__NUM_CLASSES": 1,
-        "MODEL__ROI_BOX_HEAD__SMOOTH_L1_BETA": 0.5,
-    },
-}
+KEYPOINT = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__ROI_BOX_HEAD__SMOOTH_L1_BETA": 0.5}
+KINDS = {"faster": {}, "mask": {"MODEL__MASK_ON": True}, "keypoint": KEYPOINT}
 WIDE = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
 CASES = [("faster", 18), ("mask", 50), ("keypoint", 18)]
 

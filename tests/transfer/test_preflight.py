@@ -1,19 +1,15 @@
 """Checks that refuse a run before it starts."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import preflight
 
 
-def test_what_the_detectron2_engine_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_detectron2_engine_cannot_run_is_refused(monkeypatch) -> None:
     def check(**keys: Any) -> None:
         preflight.check_engine(tiny_coco.config(Path("out"), "coco_2017_val", **keys), "detectron2", eval_only=False)
 

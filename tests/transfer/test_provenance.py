@@ -1,9 +1,6 @@
 """A detector's results, and a backbone extracted from it, record the pretraining that they come from."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +15,11 @@ from transfer.weights.load import read_weights
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
-def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: Path) -> None:
+def test_fine_tuning_keeps_where_its_backbone_came_from(images, tmp_path, name) -> None:
     """The pretraining is JCL with a dense head."""
     words = "METHOD.DENSE_WEIGHT 0.5 MODEL.STEM imagenet SOLVER.EPOCHS 1 SEED 3"
     run(images, tmp_path / "run", *words.split())
     convert(tmp_path / "run", tmp_path / "w.pth", encoder="key")
-    name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
     keys = {"MODEL__WEIGHTS": str(tmp_path / "w.pth"), "SOLVER__MAX_ITER": 1}
     results = tiny_coco.fine_tune(tiny_coco.command(tmp_path, f"{name}:skip_bad", "torchvision", **keys))

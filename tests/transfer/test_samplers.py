@@ -1,7 +1,5 @@
 """The stream of training images and its batches, tested without Detectron2."""
 
-from __future__ import annotations
-
 import itertools
 
 from transfer import samplers

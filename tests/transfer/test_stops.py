@@ -1,7 +1,5 @@
 """A request to stop ends the current step, precise BN or evaluation of either engine, and nothing is lost."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -15,7 +13,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from pretrain.common import interrupt
+from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
 from transfer import distributed
 
@@ -35,9 +33,7 @@ def recorded(out: Path) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
+def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypatch, engine):
     keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2}
     keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
     whole = tmp_path / "whole"
@@ -48,9 +44,7 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:
             stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
-            with pytest.raises(interrupt.Stopped, match="SIGTERM"):
-                work(tmp_path, engine, *flags, **keys, OUTPUT_DIR=str(cut))
-        interrupt.clear()
+            stopped(lambda flags=flags: work(tmp_path, engine, *flags, **keys, OUTPUT_DIR=str(cut)), "SIGTERM")
         if not files:  # as a run leaves it that was killed before its next checkpoint
             with open(cut / "metrics.json", "a") as metrics:
                 metrics.write('{"iteration": 2, "bbox/AP": 99.0}\n')
@@ -60,8 +54,7 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     written = (cut / "model_final.pth").stat().st_mtime_ns
     assert work(tmp_path, engine, "--resume", **keys, OUTPUT_DIR=str(cut))["metrics"] == expected["metrics"]
     assert (cut / "model_final.pth").stat().st_mtime_ns == written  # only evaluated
-    states = [torch.load(out / "model_final.pth")["model"] for out in (whole, cut)]
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    torch.testing.assert_close(*(torch.load(out / "model_final.pth")["model"] for out in (whole, cut)), rtol=0, atol=0)
     assert len(recorded(whole)) == 2 and recorded(cut) == recorded(whole)
     evaluated = work(tmp_path, engine, "--eval-only", "--resume", **keys, OUTPUT_DIR=str(cut))
     assert evaluated["metrics"] == expected["metrics"]

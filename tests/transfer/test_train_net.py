@@ -1,7 +1,5 @@
 """The command line of both engines: early errors, files that it must not change, and stops."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil
@@ -18,6 +16,7 @@ from pretrain.common import interrupt
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
+from tests.pretrain.runs import stopped
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.preflight import check_output_dir, read_recorded_classes
@@ -54,12 +53,12 @@ def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
     original = getattr(importlib.import_module(module), name)
     calls = iter(range(1, 99))
 
-    def stopped(*args: Any, **keys: Any) -> Any:
+    def request_and_call(*args: Any, **keys: Any) -> Any:
         if next(calls) == call:
             interrupt.request_stop("SIGTERM")
         return original(*args, **keys)
 
-    patch.setattr(place, stopped)
+    patch.setattr(place, request_and_call)
 
 
 def test_a_mistake_in_the_config_ends_the_run_before_it_starts(tmp_path: Path) -> None:
@@ -68,9 +67,7 @@ def test_a_mistake_in_the_config_ends_the_run_before_it_starts(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_evaluation_and_resuming_leave_what_the_training_wrote(
-    tmp_path: Path, converted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path, converted, monkeypatch):
     shutil.copytree(converted, tmp_path / "weights")
     first = str(tmp_path / "weights/a.pth")
     other = str(tmp_path / "weights/b.pth")
@@ -93,10 +90,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
     with monkeypatch.context() as patch:
         stop_in(patch, EVALUATION, 1)
-        with pytest.raises(interrupt.Stopped, match="SIGTERM") as caught:
-            go("--eval-only", **final)
-    interrupt.clear()
-    assert caught.value.remedy == "run the same command again"
+        assert stopped(lambda: go("--eval-only", **final), "SIGTERM") == "run the same command again"
     for flags in (("--resume",), ("--resume", "--eval-only")):
         refused(lambda flags=flags: go(*flags, **more | {"MODEL__WEIGHTS": other}), first, other, "--resume")
     refused(lambda: go("--resume", **more | {"SOLVER__MAX_ITER": 1}), "SOLVER.MAX_ITER", 1, 2)
@@ -112,43 +106,37 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert len(iterations) == len(set(iterations)) and max(iterations) <= 3
 
 
-def test_the_python_interface(tmp_path: Path) -> None:
+def test_the_python_interface(tmp_path: Path, name: str) -> None:
     before = signal.getsignal(signal.SIGINT)
-    data = tiny_coco.write(tmp_path / "data")
-    keys = {
-        "DATASETS.TRAIN": (data,),
-        "DATASETS.TEST": (data,),
-        "SOLVER.MAX_ITER": 1,
-        "OUTPUT_DIR": str(tmp_path / "out"),
-    }
-    results = transfer.fine_tune(tiny_coco.BASE, tiny_coco.MODEL_KEYS | keys, engine="torchvision")
+    keys = tiny_coco.MODEL_KEYS | {"SOLVER.MAX_ITER": 1, "OUTPUT_DIR": str(tmp_path / "out")}
+    keys |= {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,)}
+    results = transfer.fine_tune(tiny_coco.BASE, keys, engine="torchvision")
     assert results["iteration"] == 1 and signal.getsignal(signal.SIGINT) is before
-    again = transfer.fine_tune(tiny_coco.BASE, tiny_coco.MODEL_KEYS | keys, engine="torchvision", resume=True)
+    again = transfer.fine_tune(tiny_coco.BASE, keys, engine="torchvision", resume=True)
     assert again["metrics"] == results["metrics"]
 
 
-def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """The same classes in another order are refused; an earlier run that recorded none can be resumed."""
     out = tmp_path / "out"
-    data = tiny_coco.write(tmp_path / "data")
     keys: dict[str, Any] = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ()}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "OUTPUT_DIR": str(tmp_path / "eval")}
 
     def go(*flags: str, **more: Any) -> None:
-        train_net.main(tiny_coco.command(tmp_path, data, "torchvision", *flags, **{**keys, **more}))
+        train_net.main(tiny_coco.command(tmp_path, name, "torchvision", *flags, **{**keys, **more}))
 
     go()
     assert json.loads((out / "classes.json").read_text()) == ["c1", "c2", "c3"]
-    tiny_coco.edit(data, lambda content: content["categories"][0].update(id=14))
-    tiny_coco.edit(data, lambda content: content["categories"][1].update(id=7))
-    names = ("category 1", "'c1' in", out / "classes.json", "'c2'", data)
-    refused(lambda: go("--eval-only", **final, DATASETS__TEST=(data,)), *names)
-    refused(lambda: go("--eval-only", "--resume", DATASETS__TEST=(data,)), *names)
+    tiny_coco.edit(name, lambda content: content["categories"][0].update(id=14))
+    tiny_coco.edit(name, lambda content: content["categories"][1].update(id=7))
+    names = ("category 1", "'c1' in", out / "classes.json", "'c2'", name)
+    refused(lambda: go("--eval-only", **final, DATASETS__TEST=(name,)), *names)
+    refused(lambda: go("--eval-only", "--resume", DATASETS__TEST=(name,)), *names)
     refused(lambda: go("--resume", SOLVER__MAX_ITER=2), *names)
     assert not (tmp_path / "eval" / "results.json").exists()
     capsys.readouterr()
     (out / "classes.json").unlink()
-    go("--eval-only", **final, DATASETS__TEST=(data,))
+    go("--eval-only", **final, DATASETS__TEST=(name,))
     assert "model_final.pth has no classes.json" in capsys.readouterr().out
     go("--resume", SOLVER__MAX_ITER=2)
     assert json.loads((out / "classes.json").read_text()) == ["c2", "c1", "c3"]

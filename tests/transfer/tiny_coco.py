@@ -1,7 +1,5 @@
 """Six drawn images with boxes, polygons and keypoints in COCO's format, and the config of a tiny detector on them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -78,35 +76,17 @@ def _rle(polygon: list[float], height: int, width: int) -> dict:
 
 
 BASE = str(Path(__file__).parents[2] / "configs" / "coco_R50_FPN_1x.yaml")
-MODEL_KEYS = {  # what makes the detector of BASE small
-    "MODEL.RESNETS.DEPTH": 18,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
-    "MODEL.FPN.OUT_CHANNELS": 32,
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 200,
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 100,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 50,
-    "MODEL.ROI_HEADS.NUM_CLASSES": 3,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 64,
-    "MODEL.ROI_BOX_HEAD.FC_DIM": 64,
-    "MODEL.ROI_MASK_HEAD.NUM_CONV": 2,
-    "MODEL.ROI_MASK_HEAD.CONV_DIM": 32,
-    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": [32, 32],
-    "MODEL.DEVICE": "cpu",
-    "INPUT.MIN_SIZE_TRAIN": [64, 80],
-    "INPUT.MAX_SIZE_TRAIN": 128,
-    "INPUT.MIN_SIZE_TEST": 80,
-    "INPUT.MAX_SIZE_TEST": 128,
-    "DATALOADER.NUM_WORKERS": 0,
-    "SOLVER.IMS_PER_BATCH": 2,
-    "SOLVER.BASE_LR": 0.01,
-    "SOLVER.MAX_ITER": 4,
-    "SOLVER.STEPS": [3],
-    "SOLVER.WARMUP_ITERS": 2,
-    "SOLVER.CHECKPOINT_PERIOD": 100,
-    "TEST.PRECISE_BN.ENABLED": False,
-    "SEED": 5,
-}
+_SMALL = (  # what makes the detector of BASE small
+    "MODEL.RESNETS.DEPTH 18 MODEL.RESNETS.RES2_OUT_CHANNELS 64 MODEL.FPN.OUT_CHANNELS 32 "
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN 200 MODEL.RPN.PRE_NMS_TOPK_TEST 100 MODEL.RPN.POST_NMS_TOPK_TRAIN 100 "
+    "MODEL.RPN.POST_NMS_TOPK_TEST 50 MODEL.ROI_HEADS.NUM_CLASSES 3 MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 64 "
+    "MODEL.ROI_BOX_HEAD.FC_DIM 64 MODEL.ROI_MASK_HEAD.NUM_CONV 2 MODEL.ROI_MASK_HEAD.CONV_DIM 32 "
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS [32,32] MODEL.DEVICE cpu INPUT.MIN_SIZE_TRAIN [64,80] "
+    "INPUT.MAX_SIZE_TRAIN 128 INPUT.MIN_SIZE_TEST 80 INPUT.MAX_SIZE_TEST 128 DATALOADER.NUM_WORKERS 0 "
+    "SOLVER.IMS_PER_BATCH 2 SOLVER.BASE_LR 0.01 SOLVER.MAX_ITER 4 SOLVER.STEPS [3] SOLVER.WARMUP_ITERS 2 "
+    "SOLVER.CHECKPOINT_PERIOD 100 TEST.PRECISE_BN.ENABLED False SEED 5"
+)
+MODEL_KEYS: dict[str, Any] = dict(zip(_SMALL.split()[::2], _SMALL.split()[1::2], strict=True))
 
 
 def words(keys: dict) -> list[str]:
@@ -114,13 +94,16 @@ def words(keys: dict) -> list[str]:
     return [word for key, value in keys.items() for word in (key, repr(value) if not isinstance(value, str) else value)]
 
 
-def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
-    """Return a command line of train_net: two iterations of a tiny detector on ``name``; `__` in keys means a dot."""
-    overrides = {key.replace("__", "."): value for key, value in keys.items()}
-    run_keys = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
-    short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    keys = words(MODEL_KEYS | run_keys | short | overrides)
-    return ["--config-file", BASE, "--engine", engine, *flags, *keys]
+def run_words(output: Path, name: str, keys: dict[str, Any]) -> list[str]:
+    """Return the overrides of a tiny detector trained and tested on ``name``; `__` in keys means a dot."""
+    run_keys = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(output)}
+    return words(MODEL_KEYS | run_keys | {key.replace("__", "."): value for key, value in keys.items()})
+
+
+def command(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> list[str]:
+    """Return a command line of train_net with the overrides of `run_words`: two iterations, to ``folder``/out."""
+    keys = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], **keys}
+    return ["--config-file", BASE, "--engine", engine, *flags, *run_words(folder / "out", name, keys)]
 
 
 def fine_tune(argv: list[str]) -> dict[str, Any]:
@@ -141,11 +124,9 @@ def write_backbone(folder: Path, arch: str = "resnet18", seed: int = 0, name: st
     return folder / name
 
 
-def config(folder: Path, name: str, **keys) -> CfgNode:
-    """Return the config of a tiny detector trained and tested on ``name``; `__` in keys means a dot."""
-    overrides = {key.replace("__", "."): value for key, value in keys.items()}
-    data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
-    return load_config(BASE, words(MODEL_KEYS | data | overrides))
+def config(folder: Path, name: str, **keys: Any) -> CfgNode:
+    """Return the config with the overrides of `run_words`."""
+    return load_config(BASE, run_words(folder, name, keys))
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:

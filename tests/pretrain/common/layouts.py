@@ -3,8 +3,6 @@
 A tensor has one value in memory, so that a file is small. `docs/reference/layouts.md` lists how each is read.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable
@@ -65,11 +63,6 @@ def heads(*names: str) -> State:
     return dict.fromkeys(names, torch.zeros(2, 2))
 
 
-def cifar(state: State) -> State:
-    """Replace the stem's kernel by a 3x3 one."""
-    return state | {"conv1.weight": state["conv1.weight"][..., :3, :3]}
-
-
 def sequential(first: int, state: State) -> State:
     """Rename as in a Sequential of torchvision's children; ``first`` is the position of layer1."""
     positions = {"conv1": 0, "bn1": 1, **{f"layer{i}": first + i - 1 for i in range(1, 5)}}
@@ -83,10 +76,6 @@ def rename(old: str, new: str, state: State) -> State:
 def layer0(conv: str, bn: str, state: State) -> State:
     """Rename as in a network with a separate stem module."""
     return rename("^conv1", f"layer0.{conv}", rename("^bn1", f"layer0.{bn}", state))
-
-
-def obow(state: State) -> State:
-    return rename("^layer", "", rename("^conv1", "0.Conv", rename("^bn1", "0.bn", state)))
 
 
 def c4(state: State) -> State:
@@ -105,23 +94,19 @@ def simclr_v2(state: State) -> State:
     return renamed
 
 
-def detectron2(state: State) -> State:
-    return to_detectron2(state, "resnet18")
-
-
 FORMS: dict[str, Callable[[State], State]] = {
     **{f"sequential{first}": functools.partial(sequential, first) for first in (2, 3, 4)},
-    "cifar": cifar,
+    "cifar": lambda state: state | {"conv1.weight": state["conv1.weight"][..., :3, :3]},
     "shortcut": functools.partial(rename, "downsample", "shortcut"),
-    "detectron2": detectron2,
-    "obow": obow,
+    "detectron2": lambda state: to_detectron2(state, "resnet18"),
+    "obow": lambda state: rename("^layer", "", rename("^conv1", "0.Conv", rename("^bn1", "0.bn", state))),
     "layer0": functools.partial(layer0, "0", "1"),
     "named_layer0": functools.partial(layer0, "conv1", "bn1"),
     "paddle": functools.partial(rename, "running", ""),
     "ibn": functools.partial(rename, r"(layer[12].\d.bn1)", r"\1.IN"),
     "maskrcnn_benchmark": functools.partial(rename, "^(conv1|bn1)", r"stem.\1"),
     "c4": c4,
-    "transformers": lambda state: {to_transformers(name): t for name, t in detectron2(state).items()},
+    "transformers": lambda state: {to_transformers(n): t for n, t in to_detectron2(state, "resnet18").items()},
     "simclr_v2": simclr_v2,
     "rgba": lambda state: state | {"conv1.weight": torch.ones(8, 4, 7, 7)},
     "group_norm": lambda state: {name: t for name, t in state.items() if "running" not in name},

@@ -1,8 +1,5 @@
 """Precision and memory layout: one choice of half precision, and float32 as in Detectron2."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +9,6 @@ import torch
 from pretrain import train
 from pretrain.common import device
 from pretrain.common.device import check_gpu_is_own, choose_memory_format, set_float32_precision
-from pretrain.common.errors import UserError
 from pretrain.common.run import stage
 from pretrain.config import load_config
 from pretrain.probe import features, knn
@@ -20,41 +16,34 @@ from pretrain.probe.protocol import build_protocol
 from tests.errors import refused
 
 
-@pytest.mark.parametrize(
-    ("amp", "device_type", "is_channels_last"),
-    [("bf16", "cuda", True), ("fp16", "cuda", True), ("none", "cuda", False), ("bf16", "cpu", False)],
-)
-def test_half_precision_on_gpus_is_channels_last(amp: str, device_type: str, is_channels_last: bool) -> None:
-    expected = torch.channels_last if is_channels_last else torch.contiguous_format
-    assert choose_memory_format(amp, device_type) == expected
+def test_half_precision_on_gpus_is_channels_last() -> None:
+    cases = [("bf16", "cuda"), ("fp16", "cuda"), ("none", "cuda"), ("bf16", "cpu")]
+    expected = [torch.channels_last] * 2 + [torch.contiguous_format] * 2
+    assert [choose_memory_format(*case) for case in cases] == expected
 
 
-def _meet_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]]) -> list[str]:
-    """Return the error of each rank; a rank is given as (machine, UUID of its GPU)."""
+def _meet_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]]) -> None:
+    """Check the GPU of rank 0; a rank is given as (machine, UUID of its GPU)."""
     store = torch.distributed.HashStore()
     for rank, (host, uuid) in enumerate(gpus):  # what the other ranks write, as each does in its own process
         store.set(f"gpu/{rank}", f"{uuid} of {host}")
-    errors = []
-    for rank, (host, uuid) in enumerate(gpus):
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, uuid=uuid: SimpleNamespace(uuid=uuid))
-        monkeypatch.setattr(device.socket, "gethostname", lambda host=host: host)
-        try:
-            check_gpu_is_own(torch.device("cuda", 0), store, rank, len(gpus))
-            errors.append("")
-        except UserError as error:
-            errors.append(str(error))
-    return errors
+    host, uuid = gpus[0]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+    monkeypatch.setattr(device.socket, "gethostname", lambda: host)
+    check_gpu_is_own(torch.device("cuda", 0), store, 0, len(gpus))
 
 
-def test_two_ranks_on_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_one_gpu_are_refused(monkeypatch) -> None:
     """With `srun --ntasks 2 --gpus 1`, nccl would say only that a GPU occurs twice."""
-    assert _meet_on_gpus(monkeypatch, [("a", "1"), ("a", "2"), ("b", "1")]) == ["", "", ""]
-    refusals = _meet_on_gpus(monkeypatch, [("a", "1"), ("b", "1"), ("a", "1")])
-    assert all(error.startswith("ranks 0 and 2 have the same GPU") for error in refusals)
+    _meet_on_gpus(monkeypatch, [("a", "1"), ("a", "2"), ("b", "1")])
+    with_rank_0 = [("a", "1"), ("b", "1"), ("a", "1")]
+    without_it = [("b", "2"), ("a", "1"), ("a", "1")]
+    refused(lambda: _meet_on_gpus(monkeypatch, with_rank_0), "ranks 0 and 2 have the same GPU")
+    refused(lambda: _meet_on_gpus(monkeypatch, without_it), "ranks 1 and 2 have the same GPU")
 
 
 @pytest.mark.usefixtures("tiny_resnet18")
-def test_probes_have_the_layout_of_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_have_the_layout_of_pretraining(monkeypatch) -> None:
     monkeypatch.setattr(features, "choose_memory_format", lambda *_: torch.channels_last)
     cfg = load_config(None, ["MODEL.ARCH", "resnet18", "SOLVER.AMP", "bf16", "DEVICE", "cpu"])
     backbone, _ = features.load_frozen("random", cfg, torch.device("cpu"))
@@ -74,18 +63,12 @@ def test_float32_precision(precision: str, convolutions: bool, products: str) ->
     assert torch.get_float32_matmul_precision() == products
 
 
-class Applied(Exception):
-    """An exception that ends a stage once it has set the precision."""
-
-
 @pytest.mark.parametrize("main", [train.main, lambda cfg: knn.main(cfg, "random")])
-def test_stages_apply_the_float32_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Any) -> None:
-    def apply(precision: str) -> None:
-        raise Applied(precision)
-
-    monkeypatch.setattr(stage, "set_float32_precision", apply)
-    with pytest.raises(Applied, match="medium"):
-        main(load_config(None, ["FLOAT32_PRECISION", "medium", "OUTPUT_DIR", str(tmp_path), "DEVICE", "cpu"]))
+def test_stages_apply_the_float32_precision(tmp_path, monkeypatch, main: Any) -> None:
+    cfg = load_config(None, ["FLOAT32_PRECISION", "medium", "OUTPUT_DIR", str(tmp_path), "DEVICE", "cpu"])
+    monkeypatch.setattr(stage, "set_float32_precision", pytest.fail)  # ends a stage with the precision
+    with pytest.raises(pytest.fail.Exception, match="medium"):
+        main(cfg)
 
 
 def test_protocols_record_a_float32_precision_that_is_set() -> None:

@@ -1,7 +1,5 @@
 """How a command line ends: its exit status and its last line."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every kind of image file becomes upright 8-bit RGB, or an error that names it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -63,15 +61,21 @@ def of_values(values: np.ndarray, suffix: str) -> bytes:
     return cv2.imencode(suffix, values)[1].tobytes()
 
 
+def refused_by_both(folder: Path, data: bytes, says: str) -> None:
+    """Assert that OpenCV's way of reading a file and Pillow's alone refuse it in these words."""
+    path = folder / "a.png"
+    path.write_bytes(data)
+    for read in (Files(folder, [path.name]).read, lambda _: images.open_upright(str(path))):
+        with pytest.raises(CorruptImage, match=rf"a\.png: .*{says}"):
+            read(0)
+
+
 @pytest.mark.parametrize("kind", ["float32", "float64", "int16", "int32"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, channels: int):
     """If they were clipped to 8 bits, floating-point numbers from 0 to 1 would be black and large integers white."""
-    path = tmp_path / "a.tif"
-    path.write_bytes(of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif"))
-    for read in (lambda: decode(path.read_bytes(), str(path)), lambda: images.open_upright(str(path))):
-        with pytest.raises(CorruptImage, match=r"a\.tif: .*8 (and|or) 16 bits"):
-            read()
+    data = of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif")
+    refused_by_both(tmp_path, data, "8 (and|or) 16 bits")
 
 
 def packed_tiff(values: np.ndarray) -> bytes:
@@ -129,21 +133,12 @@ def test_exif_orientation_is_applied(orientation: int, form: str):
     exif = Image.Exif()
     exif[0x0112] = orientation
     transposed = RGB.transpose(1, 0, 2)
-    turned = {
-        1: RGB,
-        2: RGB[:, ::-1],
-        3: RGB[::-1, ::-1],
-        4: RGB[::-1],
-        5: transposed,
-        6: np.rot90(RGB, -1),
-        7: transposed[::-1, ::-1],
-        8: np.rot90(RGB),
-    }[orientation]
-    got = decode(
-        encoded(PIL_RGB, form, exif=exif, **({"quality": 100, "subsampling": 0} if form == "JPEG" else {})), "x"
-    )
-    assert got.shape == turned.shape
-    assert np.abs(got.astype(int) - turned).mean() < 2
+    upright = [RGB, RGB[:, ::-1], RGB[::-1, ::-1], RGB[::-1]]  # of the orientations 1 to 4
+    upright += [transposed, np.rot90(RGB, -1), transposed[::-1, ::-1], np.rot90(RGB)]  # of 5 to 8
+    options = {"quality": 100, "subsampling": 0} if form == "JPEG" else {}
+    got = decode(encoded(PIL_RGB, form, exif=exif, **options), "x")
+    assert got.shape == upright[orientation - 1].shape
+    assert np.abs(got.astype(int) - upright[orientation - 1]).mean() < 2
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "WEBP"])
@@ -163,10 +158,7 @@ def test_truncated_files_are_corrupt(form: str, share: float):
     ],
 )
 def test_what_is_no_image_is_described(tmp_path: Path, content: bytes, says: str):
-    (tmp_path / "a.jpg").write_bytes(content)
-    for read in (lambda: decode(content, "a.jpg"), lambda: images.open_upright(f"{tmp_path}/a.jpg")):
-        with pytest.raises(CorruptImage, match=rf"a\.jpg: .*{says}"):
-            read()
+    refused_by_both(tmp_path, content, says)
 
 
 def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
@@ -184,11 +176,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     monkeypatch.setattr(images.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(images, "upright", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
-    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: images.open_upright(f"{tmp_path}/a.png")):
-        with pytest.raises(
-            CorruptImage, match=r"a\.png: .* exceeds limit of 2238 pixels; cut it into tiles, or shrink it$"
-        ):
-            read()
+    refused_by_both(tmp_path, encoded(PIL_RGB, "PNG"), "exceeds limit of 2238 pixels; cut it .*, or shrink it$")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])

@@ -1,7 +1,5 @@
 """From each project's file, exactly the intended ResNet is read; files with none or several are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,17 +119,11 @@ EXTRA = {  # an additional tensor -> what the error says about it
     "layer1.0.conv1.lora_A": "merge",
     "layer1_adapter.weight": "merge",
     "bn1.adapter": "merge",
-    "layer0.weight": "",
-    "layer0.0.weight": "",
-    "layer5.0.conv1.weight": "",
     "layer1.0.se.fc1.weight": "SE-ResNet",
-    "layer1.2.conv1.weight": "",
     "layer2.0.downsample.2.weight": "ResNet-D",
     "conv2.weight": "another stem",
-    "stem.conv1.weight": "",
-    "relu.weight": "",
-    "maxpool.1.filt": "",
-    "res5.0.conv1.weight": "",
+    **dict.fromkeys(["layer0.weight", "layer0.0.weight", "layer5.0.conv1.weight", "layer1.2.conv1.weight"], ""),
+    **dict.fromkeys(["stem.conv1.weight", "relu.weight", "maxpool.1.filt", "res5.0.conv1.weight"], ""),
 }
 
 

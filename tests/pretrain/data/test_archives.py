@@ -1,7 +1,5 @@
 """Named data sets: archives in their real layout on disk, and their downloads."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle
@@ -19,6 +17,7 @@ import torchvision.datasets as tv
 from pretrain.data import archives
 from pretrain.data.datasets import load
 from tests.errors import refused
+from tests.pretrain.data.test_folders import labels
 from tests.pretrain.images import picture, write_folder
 
 RNG = np.random.default_rng(0)
@@ -32,7 +31,7 @@ def test_fashion_mnist(tmp_path: Path):
         (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">iiii", 2051, 4, 28, 28) + pixels.tobytes())
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 4) + bytes([3, 1, 0, 9]))
     data = load("fashion_mnist", "val", tmp_path)
-    assert data.labels is not None and data.labels.tolist() == [3, 1, 0, 9] and data.classes[9] == "Ankle boot"
+    assert labels(data) == [3, 1, 0, 9] and data.classes[9] == "Ankle boot"
     np.testing.assert_array_equal(data.read(1), np.dstack([pixels[1]] * 3))
 
 
@@ -44,14 +43,13 @@ def test_stl10(tmp_path: Path):
         (folder / f"{part}_X.bin").write_bytes(images.tobytes())
     (folder / "train_y.bin").write_bytes(bytes([10, 1]))
     (folder / "test_y.bin").write_bytes(bytes([2]))
-    (folder / "class_names.txt").write_text("\n".join(f"class{i}" for i in range(10)))
-    train = load("stl10", "train", tmp_path)
-    val = load("stl10", "val", tmp_path)
-    assert train.labels is not None and train.labels.tolist() == [9, 0, -1, -1]
-    assert val.labels is not None and val.labels.tolist() == [1] and train.classes == [f"class{i}" for i in range(10)]
+    classes = [f"class{i}" for i in range(10)]
+    (folder / "class_names.txt").write_text("\n".join(classes))
+    train, val = (load("stl10", split, tmp_path) for split in ("train", "val"))
+    assert (labels(train), labels(val), train.classes) == ([9, 0, -1, -1], [1], classes)
     assert train.image_name(3) == "stl10/unlabeled[1]"
-    np.testing.assert_array_equal(train.read(1), pixels[1].transpose(2, 1, 0))
-    np.testing.assert_array_equal(train.read(3), pixels[3].transpose(2, 1, 0))
+    for number in (1, 3):
+        np.testing.assert_array_equal(train.read(number), pixels[number].transpose(2, 1, 0))
     (folder / "test_y.bin").write_bytes(bytes([2, 3]))
     refused(lambda: load("stl10", "val", tmp_path), folder)
 
@@ -71,9 +69,8 @@ def test_tiny_imagenet(tmp_path: Path):
     val = load("tiny_imagenet", "val", tmp_path)
     assert train.image_name(0) == f"{root}/train/n01/images/n01_0.JPEG"
     assert train.classes == val.classes == ["n01", "n02"]
-    assert train.labels is not None and train.labels.tolist() == [0, 0, 1]
     assert [val.image_name(i) for i in range(2)] == [f"{root}/val/images/val_{i}.JPEG" for i in range(2)]
-    assert val.labels is not None and val.labels.tolist() == [1, 0]
+    assert (labels(train), labels(val)) == ([0, 0, 1], [1, 0])
     np.testing.assert_array_equal(val.read(0), picture(1))
 
 
@@ -152,8 +149,7 @@ def test_an_archive_of_torchvisions_is_fetched(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tv.CIFAR100, "test_list", [test])
     monkeypatch.setattr(tv.CIFAR100, "meta", {"filename": meta[0], "key": "fine_label_names", "md5": meta[1]})
     data = load("cifar100", "val", root, download=True)
-    assert data.labels is not None and data.labels.tolist() == [7] and data.classes[3] == "class3"
-    assert data.image_name(0) == "cifar100/val[0]"
+    assert labels(data) == [7] and data.classes[3] == "class3" and data.image_name(0) == "cifar100/val[0]"
     np.testing.assert_array_equal(data.read(0), pixels[0].reshape(3, 32, 32).transpose(1, 2, 0))
     assert sorted(os.listdir(root)) == [".cifar-100-python.lock", "cifar-100-python"]
     (root / "cifar-100-python/train").write_bytes(b"half")

@@ -1,7 +1,5 @@
 """Images in folders: which folders are splits, which are classes, and what is refused."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -25,6 +23,11 @@ def names(data: ImageData, below: Path) -> list[str]:
     return [os.path.relpath(data.image_name(i), below) for i in range(len(data))]
 
 
+def labels(data: ImageData) -> list[int]:
+    assert data.labels is not None and data.labels.dtype == np.int64
+    return data.labels.tolist()
+
+
 def test_a_flat_folder_has_no_labels(tmp_path: Path):
     write_folder(tmp_path, ["b.png", "a.JPG", ".hidden.png"])
     (tmp_path / "notes.txt").write_text("no image")
@@ -34,9 +37,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path):
     np.testing.assert_array_equal(data.read(1), picture(0))
 
 
-def test_variables_of_the_environment_are_expanded_where_the_data_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_variables_of_the_environment_are_expanded_where_the_data_are_read(tmp_path, monkeypatch):
     write_folder(tmp_path / "set", ["a.png"])
     (tmp_path / "imagenet/train/n00000001").mkdir(parents=True)
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
@@ -57,11 +58,9 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
     """It is read in another process, by a replacement of pillow-heif that reads PNG under that suffix."""
     write_folder(tmp_path / "photos", ["IMG_1.HEIC"])
     (tmp_path / "pillow_heif.py").write_text("def register_heif_opener(): print('registered')\n")
-    words = (
-        "from pathlib import Path; from pretrain.data.folders import images_below; print(images_below(Path('photos')))"
-    )
+    code = "import pathlib, pretrain.data.folders as f; print(f.images_below(pathlib.Path('photos')))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(folders.__file__).parents[2])])}
-    done = subprocess.run([sys.executable, "-c", words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == "registered\n['IMG_1.HEIC']\n", done.stderr
 
 
@@ -77,10 +76,10 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]
     ignored = "cat/3.HEIC dog/deep/4.heic 5.Mov cat/notes.txt labels.json dog/Thumbs.db cat/.x.psd"
     for name in ignored.split():
         (tmp_path / name).touch()
-    for read in (lambda: load(f"folder:{tmp_path}", "train"), lambda: folders.images_below(tmp_path)):
-        warnings.clear()
-        read()
-        assert len(warnings) == 1 and f"3 files are not read: .heic 2, .mov (in {tmp_path}); " in warnings[0]
+    load(f"folder:{tmp_path}", "train")
+    folders.images_below(tmp_path)
+    assert len(warnings) == 2
+    assert all(f"3 files are not read: .heic 2, .mov (in {tmp_path}); " in warning for warning in warnings)
     warnings.clear()
     write_folder(tmp_path / "cat", ["6.png"])
     (tmp_path / "cat" / "3.HEIC").unlink()
@@ -88,14 +87,16 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]
     assert not warnings
 
 
-def test_folders_of_a_nas_and_links_to_nothing(tmp_path: Path, warnings: list[str]):
-    """They are neither images nor classes; a warning names what may have been meant as a class."""
+def test_folders_of_a_nas_and_links(tmp_path: Path, warnings: list[str]):
+    """They are neither images nor classes, but a link to a folder is; a warning names what may have been one."""
     write_folder(tmp_path, ["cat/1.png", "@eaDir/1.png/THUMB.jpg", "__MACOSX/cat/2.png", "cat/@eaDir/3.png/THUMB.jpg"])
     write_folder(tmp_path, ["#snapshot/daily/cat/4.png", "System Volume Information/cat/5.png"])
     write_folder(tmp_path, ["cat/4.png/5.png"])
     (tmp_path / "dog").symlink_to(tmp_path / "not mounted")
+    (tmp_path / "linked").symlink_to(write_folder(tmp_path / ".store", ["6.png"]))
     data = load(f"folder:{tmp_path}", "train")
-    assert data.classes == ["cat"] and names(data, tmp_path) == ["cat/1.png"]
+    assert data.classes == ["cat", "linked"] and names(data, tmp_path) == ["cat/1.png", "linked/6.png"]
+    assert data.read(1).shape == (40, 56, 3)
     assert len(warnings) == 1
     assert f"2 files are not read: broken link {tmp_path}/dog, folders called *.png" in warnings[0]
 
@@ -105,39 +106,32 @@ def test_one_folder_per_class(tmp_path: Path):
     data = load(f"folder:{tmp_path}", "val")  # it has no train and val, so the folder itself is the data set
     assert names(data, tmp_path) == ["ant/4.png", "cat/1.png", "cat/2.png", "dog/deep/3.png"]
     assert data.classes == ["ant", "cat", "dog"]
-    assert data.labels is not None and data.labels.tolist() == [0, 1, 1, 2] and data.labels.dtype == np.int64
+    assert labels(data) == [0, 1, 1, 2]
 
 
 def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
     write_folder(tmp_path, ["train/a/1.png", "train/b/2.png", "train/c/3.png", "val/c/4.png", "val/b/5.png"])
     train = load(f"folder:{tmp_path}", "train")
     val = load(f"folder:{tmp_path}", "val")
-    assert train.classes == val.classes == ["a", "b", "c"]
-    assert val.labels is not None and val.labels.tolist() == [1, 2]
+    assert train.classes == val.classes == ["a", "b", "c"] and labels(val) == [1, 2]
     write_folder(tmp_path, ["val/zebra/6.png"])
     refused(lambda: load(f"folder:{tmp_path}", "val"), "val/zebra")
 
 
-def test_imagenet(tmp_path: Path):
-    root = tmp_path / "imagenet"
-    write_folder(root, ["train/n02/b.JPEG", "train/n01/a.JPEG", "val/n01/v.JPEG", "val/n02/w.JPEG"])
+@pytest.mark.parametrize("place", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
+def test_imagenet(tmp_path: Path, place: str):
+    root = tmp_path / place
+    write_folder(root, ["train/n02/b.JPEG", "train/n01/a.JPEG"])
+    check_exists("imagenet", tmp_path)
     train = load("imagenet", "train", tmp_path)
-    val = load("imagenet", "val", tmp_path)
     assert names(train, root) == ["train/n01/a.JPEG", "train/n02/b.JPEG"]
-    assert train.classes == val.classes == ["n01", "n02"]
-    assert val.labels is not None and val.labels.tolist() == [0, 1]
-    write_folder(root, ["val/loose.JPEG"])
-    refused(lambda: load("imagenet", "val", tmp_path), root / "val", "one folder per class")
     with pytest.raises(MissingSplit):  # pretraining works without kNN
         load("imagenet", "val", tmp_path)
-
-
-@pytest.mark.parametrize("place", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
-def test_other_names_of_imagenets_folder(tmp_path: Path, place: str):
-    write_folder(tmp_path / place, ["train/n02/b.JPEG", "train/n01/a.JPEG"])
-    check_exists("imagenet", tmp_path)
-    assert names(load("imagenet", "train", tmp_path), tmp_path / place / "train") == ["n01/a.JPEG", "n02/b.JPEG"]
-    with pytest.raises(MissingSplit):
+    write_folder(root, ["val/n01/v.JPEG", "val/n02/w.JPEG"])
+    val = load("imagenet", "val", tmp_path)
+    assert train.classes == val.classes == ["n01", "n02"] and labels(val) == [0, 1]
+    write_folder(root, ["val/loose.JPEG"])
+    with pytest.raises(MissingSplit, match=f"directly in {root}/val; expected one folder per class"):
         load("imagenet", "val", tmp_path)
 
 
@@ -147,26 +141,15 @@ def test_imagenet100_takes_its_classes_only(tmp_path: Path, folder: str):
     assert len(set(classes)) == 100
     write_folder(tmp_path / folder, [f"train/{c}/1.JPEG" for c in classes] + ["train/n00000000/2.JPEG"], 4, 4)
     data = load("imagenet100", "train", tmp_path)
-    assert data.classes == classes and data.labels is not None and data.labels.tolist() == list(range(100))
+    assert data.classes == classes and labels(data) == list(range(100))
     (tmp_path / folder / "train" / classes[3] / "1.JPEG").unlink()
     (tmp_path / folder / "train" / classes[3]).rmdir()
     refused(lambda: load("imagenet100", "train", tmp_path), "1 of 100", classes[3])
 
 
-def test_links_are_followed(tmp_path: Path):
-    write_folder(tmp_path / "store", ["1.png"])
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "cat").symlink_to(tmp_path / "store")
-    data = load(f"folder:{tmp_path / 'set'}", "train")
-    assert data.classes == ["cat"] and len(data) == 1
-    assert Image.fromarray(data.read(0)).size == (56, 40)
-
-
 @pytest.mark.parametrize(("paths", "holder", "to_name"), TABLE["nested"])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_splits_below_the_folder_are_not_read_as_one(
-    tmp_path: Path, paths: list[str], holder: str, to_name: str, split: str
-):
+def test_splits_below_the_folder_are_not_read_as_one(tmp_path, paths, holder, to_name, split):
     write_folder(tmp_path, paths, 4, 4)
     place = tmp_path / holder
     refused(lambda: load(f"folder:{tmp_path}", split), f"{place} contains ", f"folder:{place / to_name}")
@@ -180,11 +163,10 @@ def test_masks_are_not_trained_on(tmp_path: Path, paths: list[str], images: str)
     assert len(load(f"folder:{tmp_path / images}", "train")) == 1
 
 
-def test_classes_named_as_masks_are_classes(tmp_path: Path):
-    write_folder(tmp_path, ["mask/1.png", "no_mask/2.png", "with_mask/3.png", "labels/4.png"], 4, 4)
-    assert load(f"folder:{tmp_path}", "train").classes == ["labels", "mask", "no_mask", "with_mask"]
-    write_folder(tmp_path, ["image/5.png", "Dev Team/6.png", "Test Team/7.png"], 4, 4)  # no file is an image's mask
-    assert len(load(f"folder:{tmp_path}", "train").classes) == 7
+def test_classes_named_as_masks_or_splits_are_classes(tmp_path: Path):
+    classes = ["Dev Team", "Test Team", "image", "labels", "mask", "no_mask", "with_mask"]
+    write_folder(tmp_path, [f"{name}/{number}.png" for number, name in enumerate(classes)], 4, 4)  # no mask of an image
+    assert load(f"folder:{tmp_path}", "train").classes == classes
 
 
 def test_folders_next_to_splits_are_named(tmp_path: Path, warnings: list[str]):

@@ -1,13 +1,12 @@
 """The loader's batches depend only on seed, epoch and step; corrupt images are replaced or end the run."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, eval_batches
 from tests.errors import refused
 from tests.pretrain import ranks
+from tests.pretrain.data.test_folders import labels
 from tests.pretrain.images import write_folder
 
 IMAGES, BATCH = 23, 5
@@ -58,15 +58,13 @@ def test_an_epoch(data: ImageData):
     assert batches[0].views_VnCHW.shape == (2, BATCH, 3, 16, 16) and batches[0].views_VnCHW.dtype == torch.uint8
     index = torch.cat([b.index_n for b in batches])
     assert len(index.unique()) == len(index) == 20
-    assert data.labels is not None
-    assert torch.equal(torch.cat([b.label_n for b in batches]), torch.from_numpy(data.labels)[index])
+    assert torch.cat([b.label_n for b in batches]).tolist() == [labels(data)[i] for i in index]
 
 
 def test_each_view_is_of_its_image_and_recipe(data: ImageData):
     batch = next(epoch(make(data), 3))
-    plain = next(
-        epoch(Loader(data, [augmentations.AUGMENTATIONS["none"]], 16, batch_size=BATCH, seed=7, num_workers=0), 3)
-    )
+    unchanged = [augmentations.AUGMENTATIONS["none"]]
+    plain = next(epoch(Loader(data, unchanged, 16, batch_size=BATCH, seed=7, num_workers=0), 3))
     assert torch.equal(plain.index_n, batch.index_n)  # the order does not depend on the augmentations
     for n, index in enumerate(plain.index_n.tolist()):
         expected = views.center_view(data.read(index), 16, 16)
@@ -103,8 +101,10 @@ def test_seed_and_epoch_change_order_and_views(data: ImageData):
     first = next(epoch(make(data), 0))
     for other in (next(epoch(make(data), 1)), next(epoch(make(data, seed=8), 0))):
         assert not torch.equal(first.index_n, other.index_n)
-    by_image = {int(i): v for b in epoch(make(data), 0) for i, v in zip(b.index_n, b.views_VnCHW[0], strict=True)}
-    later = {int(i): v for b in epoch(make(data), 1) for i, v in zip(b.index_n, b.views_VnCHW[0], strict=True)}
+    by_image, later = (
+        {int(i): v for b in epoch(make(data), number) for i, v in zip(b.index_n, b.views_VnCHW[0], strict=True)}
+        for number in (0, 1)
+    )
     shared = by_image.keys() & later.keys()
     assert len(shared) > 10 and not any(torch.equal(by_image[i], later[i]) for i in shared)
 
@@ -213,14 +213,8 @@ def test_runs_on_several_machines_do_not_fork_their_workers(data: ImageData, mon
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.MonkeyPatch, num_workers: int):
-    def fail(path: str) -> bytes:
-        raise UserError(
-            f"cannot read image {path}: Input/output error (tried twice); check the disk or the file server"
-        )
-
-    monkeypatch.setattr(images, "read_file", fail)
-    for batches in (
-        epoch(make(data, num_workers, on_corrupt="skip"), 0),
-        eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip"),
-    ):
-        refused(lambda batches=batches: next(batches), "Input/output error")
+    monkeypatch.setattr(images, "read_file", mock.Mock(side_effect=UserError("cannot read image: Input/output error")))
+    training = epoch(make(data, num_workers, on_corrupt="skip"), 0)
+    refused(lambda: next(training), "Input/output error")
+    evaluation = eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip")
+    refused(lambda: next(evaluation), "Input/output error")

@@ -1,7 +1,5 @@
 """Images in tars equal those of the unpacked folder; tars are indexed once, and damaged ones are refused."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import gzip
@@ -9,8 +7,8 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from pretrain.data.image_data import ImageData, MissingSplit
 from pretrain.data.tars import images as tar_images
 from pretrain.data.tars import index
 from tests.errors import refused
+from tests.pretrain.data.test_folders import labels
 from tests.pretrain.images import write_folder
 
 NAMES = ["n02/b.png", "n02/a.png", "n01/d.png", "n01/c/x.png", "n01/c.png"]
@@ -72,42 +71,31 @@ def test_flat_images_have_no_labels_and_cls_members_give_them(tmp_path: Path):
     flat = load(f"tar:{pack(tmp_path / 'flat.tar', folder, images)}", "train")
     assert flat.labels is None
     assert [os.path.basename(flat.image_name(i)) for i in range(3)] == ["a.png", "b.png", "c.jpg"]
-    labels = {"b.cls": b"2\n", "a.cls": b"0", "c.json": b"{}"}
-    labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, images, **labels)}", "val")
-    assert labeled.labels is not None and labeled.labels.tolist() == [0, 2, -1] and labeled.classes == ["0", "1", "2"]
+    numbers = {"b.cls": b"2\n", "a.cls": b"0", "c.json": b"{}"}
+    labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, images, **numbers)}", "val")
+    assert labels(labeled) == [0, 2, -1] and labeled.classes == ["0", "1", "2"]
     pack(tmp_path / "words.tar", folder, ["a.png"], **{"a.cls": b"cat"})
     refused(lambda: load(f"tar:{tmp_path}/words.tar", "train"), "a.cls", "cat", "number of a class")
 
 
-def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    built: list[str] = []
-    build: Callable[..., index.Entries] = index._build_index
-
-    def record(tar: str, size: int) -> index.Entries:
-        built.append(tar)
-        return build(tar, size)
-
-    monkeypatch.setattr(index, "_build_index", record)
-    return built
-
-
 def test_the_index_is_built_once_per_version_of_the_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path):
-    built = count_builds(monkeypatch)
+    build = mock.Mock(wraps=index._build_index)
+    monkeypatch.setattr(index, "_build_index", build)
     folder = write_folder(tmp_path / "files", NAMES)
     tar = pack(tmp_path / "x.tar", folder, NAMES[:3])
     for _ in range(2):
         assert len(load(f"tar:{tar}", "train")) == 3
-    assert len(built) == 1 and (tmp_path / "x.tar.index.npz").is_file()
+    assert build.call_count == 1 and (tmp_path / "x.tar.index.npz").is_file()
     pack(tar, folder, NAMES)
     os.utime(tar, ns=(1, 1))  # an older time, as that of a copy
-    assert len(load(f"tar:{tar}", "train")) == 5 and len(built) == 2
+    assert len(load(f"tar:{tar}", "train")) == 5 and build.call_count == 2
     (tmp_path / "x.tar.index.npz").write_bytes(b"PK damaged")
-    assert len(load(f"tar:{tar}", "train")) == 5 and len(built) == 3
+    assert len(load(f"tar:{tar}", "train")) == 5 and build.call_count == 3
     (tmp_path / "x.tar.index.npz").unlink()
     (tmp_path / "x.tar.index.npz").mkdir()  # cannot be replaced by a file
     for _ in range(2):
         assert len(load(f"tar:{tar}", "train")) == 5
-    assert len(built) == 4 and len(list(cache.glob("x.tar.*.npz"))) == 1
+    assert build.call_count == 4 and len(list(cache.glob("x.tar.*.npz"))) == 1
 
 
 def test_damaged_tars_are_refused(tmp_path: Path):
@@ -168,18 +156,11 @@ def test_a_tar_that_changes_during_a_run_is_refused(tmp_path: Path):
 def test_a_tar_whose_handle_is_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = load(f"tar:{pack(tmp_path / 't.tar', write_folder(tmp_path, ['a.png']), ['a.png'])}", "train")
     expected = data.read(0)
-    errors = [OSError(errno.ESTALE, "Stale file handle")]
-    pread = os.pread
-
-    def fail_once(*args: int) -> bytes:
-        if errors:
-            raise errors.pop()
-        return pread(*args)
-
+    fail_once = mock.Mock(wraps=os.pread, side_effect=[OSError(errno.ESTALE, "Stale file handle"), mock.DEFAULT])
     monkeypatch.setattr(images, "_RETRY_AFTER_S", 0)
     monkeypatch.setattr(tar_images.os, "pread", fail_once)
     np.testing.assert_array_equal(data.read(0), expected)
-    assert not errors and tar_images._open_tar.cache_info()[:2] == (0, 1)  # no hit, one miss
+    assert tar_images._open_tar.cache_info()[:2] == (0, 1)  # no hit, one miss
 
 
 def test_links_are_named_and_splits_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -1,7 +1,5 @@
 """Views are compared with torchvision's transforms: equal boxes, equal operations, equal distributions."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Random embeddings for the objectives' tests, and how often hypothesis draws them (the same draws every time)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

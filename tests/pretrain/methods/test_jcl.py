@@ -1,7 +1,5 @@
 """JCL's loss against a loop over Eq. (8) with an explicit covariance, and the paper's own statements about it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy
@@ -73,24 +71,14 @@ def gaussian_case(seed: int, spread: float) -> tuple[QueueCase, Tensor]:
     return QueueCase(q, keys, unit(generator, dims, 6, dim=0)), mu + torch.cat([noise, -noise])
 
 
-@drawn(examples=20, seed=SEEDS, temperature=st.floats(0.2, 1.0), spread=st.floats(0.02, 0.3))
-def test_equation_8_bounds_equation_4_for_gaussian_keys(seed: int, temperature: float, spread: float):
-    case, draws = gaussian_case(seed, spread)
-    q = case.q_ND[0]
-    covariance = explicit_covariance(case.keys_MND[:, 0])[1]
-    torch.testing.assert_close(covariance, draws.T.cov(), rtol=0.05, atol=0.05 * spread**2)  # the construction holds
-    logits = draws @ q / temperature
-    losses = torch.logaddexp(logits, (q @ case.queue_DK / temperature).logsumexp(dim=0)) - logits  # Eq. (2) per draw
-    error = 4 * float(losses.std()) / math.sqrt(len(losses))
-    assert float(jcl(*case, temperature=temperature, lambda_=1.0).loss) >= float(losses.mean()) - error
-
-
 @drawn(examples=20, seed=SEEDS, spread=st.floats(0.05, 0.2))
 def test_equation_8_is_equation_7_for_gaussian_keys(seed: int, spread: float):
     """Monte Carlo sampling confirms the closed form of Eq. (8), and with it the factor 1/2 and lambda = 1."""
     temperature = 0.5
     case, draws = gaussian_case(seed, spread)
     q = case.q_ND[0]
+    covariance = explicit_covariance(case.keys_MND[:, 0])[1]
+    torch.testing.assert_close(covariance, draws.T.cov(), rtol=0.05, atol=0.05 * spread**2)  # the construction holds
     logits = draws @ q / temperature
     negative = (q @ case.queue_DK / temperature).exp().sum()
     expected = (logits.exp().mean() + negative).log() - logits.mean()

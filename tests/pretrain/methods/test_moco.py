@@ -1,7 +1,5 @@
 """MoCo's loss is compared with a loop over Eq. (1), and with its limits."""
 
-from __future__ import annotations
-
 import math
 
 import torch

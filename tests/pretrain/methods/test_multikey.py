@@ -1,7 +1,5 @@
 """The vanilla multi-key loss is compared with a loop over Eq. (2)-(3)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """ReSSL's loss is compared with a loop over its equation."""
 
-from __future__ import annotations
-
 import math
 
 from pretrain.methods.ressl import ressl

@@ -1,7 +1,5 @@
 """SCE's loss is compared with loops over the equation and the pseudo-code, and fulfills Proposition 1."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

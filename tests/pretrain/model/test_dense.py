@@ -1,7 +1,5 @@
 """Dense contrast is compared with a loop over images and locations, from DenseCL's equations (Sec. 3.2-3.4)."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

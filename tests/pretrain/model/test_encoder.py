@@ -6,13 +6,12 @@ from torch.nn import functional as F
 from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_encoder, pooled_features
 
 
-def test_head_has_mocos_names():
-    v1 = build_encoder("resnet18", "imagenet", hidden_dims=[], head_bn=False, dim=16)
-    v2 = build_encoder("resnet18", "imagenet", hidden_dims=[32], head_bn=False, dim=16)
-    assert {k for k in v1.state_dict() if k.startswith("fc")} == {"fc.weight", "fc.bias"}
-    two_layers = {"fc.0.weight", "fc.0.bias", "fc.2.weight", "fc.2.bias"}
-    assert {k for k in v2.state_dict() if k.startswith("fc")} == two_layers
-    assert v2(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
+@pytest.mark.parametrize(("hidden", "layers"), [([], ["fc"]), ([32], ["fc.0", "fc.2"])])
+def test_head_has_mocos_names(hidden, layers):
+    encoder = build_encoder("resnet18", "imagenet", hidden_dims=hidden, head_bn=False, dim=16)
+    head = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
+    assert [name for name in encoder.state_dict() if name.startswith("fc")] == head
+    assert encoder(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
 
 
 def test_cifar_stem_keeps_the_resolution():

@@ -1,7 +1,5 @@
 """Helpers of the probes' tests: a config (16 px, two classes, a linear probe of 4 epochs of 3 steps), and a stop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

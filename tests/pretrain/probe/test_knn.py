@@ -6,15 +6,14 @@ import torch
 from torch.nn import functional as F
 
 from pretrain import train
-from pretrain.common import distributed, interrupt
-from pretrain.common.weights import checkpoint
+from pretrain.common import distributed
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import assert_same_end, lines
+from tests.pretrain.runs import assert_same_end, lines, load_newest, stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -31,34 +30,23 @@ def _config(images, output, *more):
 def test_vote_equals_the_sum_over_neighbors():
     """The vote equals loops written from Wu et al. 2018, Sec. 3.4."""
     torch.manual_seed(0)
-    similarity = torch.rand(5, 20) * 2 - 1
-    labels = torch.randint(0, 4, (20,))
-    k = 7
-    tau = 0.07
-    classes = 4
-    neighbors = similarity.double().topk(k)
-    got = vote(neighbors.values, labels[neighbors.indices], tau, classes)
+    similarity = torch.rand(5, 7).double() * 2 - 1
+    labels = torch.randint(0, 4, (5, 7))
+    votes = vote(similarity, labels, 0.07, 4)
     for q in range(5):
-        nearest = sorted(range(20), key=lambda t: -similarity[q, t].item())[:k]
-        naive = [0.0] * classes
-        for t in nearest:
-            naive[labels[t]] += math.exp(similarity[q, t].item() / tau)
-        total = sum(naive)
-        assert (got[q] / got[q].sum()).tolist() == pytest.approx([n / total for n in naive], rel=1e-6)
+        naive = [0.0] * 4
+        for label, value in zip(labels[q].tolist(), similarity[q].tolist(), strict=True):
+            naive[label] += math.exp(value / 0.07)
+        assert (votes[q] / votes[q].sum()).tolist() == pytest.approx([n / sum(naive) for n in naive], rel=1e-6)
 
 
-def test_classify_counts_top1_and_top5():
-    bank = Features(torch.eye(6), torch.arange(6), 6)
+def test_classify_counts_top1_and_normalizes_the_features_in_place():
+    bank = Features(torch.eye(6) * 2, torch.arange(6), 6)
     queries = Features(torch.eye(6) * 3, torch.tensor([0, 1, 2, 3, 4, 0]), 6)
-    got = classify(bank, queries, k=1, temperature=0.01)
-    assert got["top1"] == pytest.approx(100 * 5 / 6) and got["train_images"] == 6
-    assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
-
-
-def test_knn_normalizes_the_features_in_place():
-    bank = Features(torch.randn(20, 4), torch.arange(20) % 3, 3)
-    classify(bank, bank, k=1, temperature=0.07)
-    assert bank.features_NF.norm(dim=1).tolist() == pytest.approx([1.0] * 20)
+    for k in (1, 200):
+        scores = classify(bank, queries, k=k, temperature=0.01)
+        assert scores["top1"] == pytest.approx(100 * 5 / 6) and scores["train_images"] == 6
+    assert torch.equal(bank.features_NF, torch.eye(6))
 
 
 def test_every_usual_k_is_scored_in_one_pass():
@@ -125,12 +113,8 @@ def whole(images, tmp_path_factory):
 def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch):
     with monkeypatch.context() as patch:
         seen = stop_in_batch(patch, batch)
-        with pytest.raises(interrupt.Stopped, match="asked"):
-            train.main(_config(images, tmp_path / "run"))
-    assert len(seen) == batch
-    saved = checkpoint.load_newest(tmp_path / "run")
-    assert saved is not None and saved[1]["step"] == (3 if batch == 2 else 6)
-    interrupt.clear()
+        stopped(lambda: train.main(_config(images, tmp_path / "run")), "asked")
+    assert len(seen) == batch and load_newest(tmp_path / "run")[1]["step"] == (3 if batch == 2 else 6)
     train.main(_config(images, tmp_path / "run"))
     assert_same_end(whole, tmp_path / "run")
     scores = [[(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run")]
@@ -138,14 +122,12 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
 
 
 def _one_rank_is_asked(images, output) -> None:
+    cfg = _config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}")
     with pytest.MonkeyPatch.context() as patch:
-        seen = stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
-        with pytest.raises(
-            interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
-        ):
-            knn.main(_config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}"), "random")
+        seen = stop_in_batch(patch, (-1, 2)[distributed.rank()])
+        reason = ("a signal to another process of this run", "asked")[distributed.rank()]
+        stopped(lambda: knn.main(cfg, "random"), reason)
         assert len(seen) == 3  # of six per rank; all know one batch later
-    interrupt.clear()
     results = knn.main(_config(images, output), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
     assert {"k": 5, "image_size": 16, "train_images": 48, "val_images": 16}.items() <= results["protocol"].items()

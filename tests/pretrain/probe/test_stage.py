@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from pretrain.common import interrupt
 from pretrain.common.run.state import update_state
 from pretrain.probe import distributions, embedding, features
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
+from tests.pretrain.runs import stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -19,25 +19,22 @@ def _distributions(cfg, weights):
     return distributions.main(cfg, {"one": weights}, images=48, augmentations=2)
 
 
-@pytest.mark.parametrize(
-    ("probe", "main", "owner", "name"),
-    [
-        ("embedding", embedding.main, features, "pooled_features"),
-        ("distributions", _distributions, distributions, "measure_similarity_and_variance"),
-    ],
-)
-def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(
-    images, tmp_path, monkeypatch, probe, main, owner, name
-):
+PROBES = {  # how to start each, and what it calls once per batch
+    "embedding": (embedding.main, features, "pooled_features"),
+    "distributions": (_distributions, distributions, "measure_similarity_and_variance"),
+}
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(images, tmp_path, monkeypatch, probe):
+    main, owner, name = PROBES[probe]
     products = [tmp_path / product for product in ("results.json", f"{probe}.csv", f"{probe}.png")]
     update_state(tmp_path, stage=probe)
     for path in products:
         path.write_text(json.dumps({"stage": probe}))
     seen = stop_in_batch(monkeypatch, 2, owner, name)
-    with pytest.raises(interrupt.Stopped, match="asked"):
-        main(probe_config(images, tmp_path), "random")
+    stopped(lambda: main(probe_config(images, tmp_path), "random"), "asked")
     assert len(seen) == 2 and not any(path.exists() for path in products)
-    interrupt.clear()
     main(probe_config(images, tmp_path), "random")
     assert json.loads((tmp_path / "results.json").read_text())["protocol"]["image_size"] == 16
 

@@ -1,7 +1,5 @@
 """Data sets are given by name or by two paths; bad records end the run, or are skipped."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -21,22 +19,24 @@ UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
-def test_bad_records_end_the_run_or_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def refused_twice(cfg: CfgNode, data_sets: list[str], *names: object, **recorded: Any) -> str:
+    """Assert that data sets are refused early, by the command, and again by the run; return the run's error."""
+    refused(lambda: data.check_data_sets_early(cfg, data_sets, **recorded), *names)
+    return refused(lambda: data.prepare_data_sets(cfg, data_sets, **recorded), *names)
+
+
+def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
-    keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
-    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    for check in (data.prepare_data_sets, data.check_data_sets_early):
-        refused(lambda check=check: check(cfg, [name]), "annotation 1 of image 1", ":skip_bad")
+    cfg = tiny_coco.config(tmp_path / "out", name, **KEYPOINTS)
+    refused_twice(cfg, [name], "annotation 1 of image 1", ":skip_bad")
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
         data.check_data_sets_early(cfg, [name])  # too slow to read here
     skipping = f"{name}:skip_bad"
     out = tmp_path / "with:colon"
-    data.prepare_data_sets(tiny_coco.config(out, skipping, **keys), [skipping])
+    data.prepare_data_sets(tiny_coco.config(out, skipping, **KEYPOINTS), [skipping])
     logged = caplog.messages
     assert "skipped 1 bad records" in logged[0] and "annotation 1 of image 1" in logged[0]
     assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
@@ -62,22 +62,19 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
         exif[0x0112] = 6
         Image.open(path).save(path, exif=exif)
 
-    def prepare(name: str) -> CfgNode:
+    def prepare(name: str) -> dict[str, Any]:
         cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (name,)})
         data.check_data_sets_early(cfg, [good, name])
         data.prepare_data_sets(cfg, [good, name])
-        return cfg
+        return data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
 
     refused(lambda: prepare(bad), bad.split(":")[1], "image 1: ", path, ":skip_bad")
-    content = data.read_annotations(
-        data.resolve_data_set(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR).annotations
-    )
+    content = prepare(f"{bad}:skip_bad")
     assert [image["id"] for image in content["images"]] == [2, 3, 4, 5, 6]
     assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["skipped_records"]) == 3
 
 
-def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
+def test_test_images_are_decoded_before_the_training(tmp_path: Path, name: str) -> None:
     path = tmp_path / "data" / "3.png"
     whole = path.read_bytes()
     path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
@@ -93,16 +90,14 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str)
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
     for name in tmp_path.glob("lost/*.png"):
         name.unlink()
-    for check in (data.prepare_data_sets, data.check_data_sets_early):
-        refused(lambda check=check: check(cfg, [good, f"{lost}:skip_bad"]), lost.split(":")[1], "no images", "1.png")
-        refused(lambda check=check: check(cfg, [good, lost]), f"is {tmp_path}/lost the folder of its images?", "1.png")
+    refused_twice(cfg, [good, f"{lost}:skip_bad"], lost.split(":")[1], "no images", "1.png")
+    refused_twice(cfg, [good, lost], f"is {tmp_path}/lost the folder of its images?", "1.png")
     tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
     refused(lambda: data.prepare_data_sets(cfg, [f"{lost}:skip_bad"]), "no images")
 
 
-def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
+def test_both_engines_read_the_checked_copy(tmp_path: Path, name: str) -> None:
     """Detectron2 refuses repeated ids, `ignore` and a byte-order mark, so it must not read the file itself."""
-    name = tiny_coco.write(tmp_path / "data")
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(id=2, ignore=1, segmentation=[[]]))
     path = Path(name.split(":")[1])
     cfg = tiny_coco.config(tmp_path / "out", name)
@@ -124,14 +119,11 @@ def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
         ({}, {"MODEL__MASK_ON": True}, {"INPUT__MASK_FORMAT": "bitmask"}, ["RLE", "INPUT.MASK_FORMAT"]),
     ],
 )
-def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(
-    tmp_path: Path, change: dict[str, Any], keys: dict[str, Any], allowed: dict[str, Any], names: list[str]
-) -> None:
+def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(tmp_path, change, keys, allowed, names):
     name = tiny_coco.write(tmp_path / "data", keypoints=keys is KEYPOINTS, rle="MODEL__MASK_ON" in keys)
     tiny_coco.edit(name, lambda content: [record.update(change) for record in content["annotations"]])
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    for check in (data.prepare_data_sets, data.check_data_sets_early):
-        refused(lambda check=check: check(cfg, [name]), name.split(":")[1], *names)
+    refused_twice(cfg, [name], name.split(":")[1], *names)
     data.check_data_sets_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
     good = tiny_coco.write(tmp_path / "good", keypoints=keys is KEYPOINTS)
     data.check_data_sets_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
@@ -156,18 +148,20 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read_annotations(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
-def test_images_in_both_train_and_test_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(tmp_path, caplog, name):
+    """Of a box that two annotators drew, a detector can only find one."""
     caplog.set_level("INFO")
-    train = tiny_coco.write(tmp_path / "data")
-    test = train.replace(".json", "_test.json")
-    shutil.copy(train.split(":")[1], test.split(":")[1])
+    test = name.replace(".json", "_test.json")
+    shutil.copy(name.split(":")[1], test.split(":")[1])
     tiny_coco.edit(test, lambda content: content.update(images=content["images"][:2], annotations=[]))
+    tiny_coco.edit(name, lambda content: content["annotations"].append({**content["annotations"][3], "id": 99}))
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
+    cfg = tiny_coco.config(tmp_path / "out", name, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
     data.prepare_data_sets(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
     logged = caplog.messages
-    assert test.split(":")[1] in logged[0] and "nothing can be scored" in logged[0]
-    assert str(tmp_path / "data/1.png") in logged[1] and str(tmp_path / "data/3.png") not in logged[1]
+    assert "1 boxes occur more than once" in logged[0] and "of image 2" in logged[0]
+    assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
+    assert str(tmp_path / "data/1.png") in logged[2] and str(tmp_path / "data/3.png") not in logged[2]
 
 
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
@@ -188,9 +182,8 @@ def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(tmp_
     names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
     tiny_coco.edit(names[1], lambda content: content["categories"].pop(position) and content["annotations"].clear())
     cfg = tiny_coco.config(tmp_path / "out", names[0], MODEL__ROI_HEADS__NUM_CLASSES=2)
-    for check in (data.prepare_data_sets, data.check_data_sets_early):
-        missing = f"category {position + 1} in the order of ids is 'c{position + 1}' in {names[0]}, but "
-        assert "NUM_CLASSES" not in refused(lambda check=check: check(cfg, names), missing, names[1])
+    missing = f"category {position + 1} in the order of ids is 'c{position + 1}' in {names[0]}, but "
+    assert "NUM_CLASSES" not in refused_twice(cfg, names, missing, names[1])
 
 
 def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
@@ -199,55 +192,38 @@ def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
     test = tiny_coco.write(tmp_path / "test", keypoints=True)
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(test,), **KEYPOINTS)
     names = tiny_coco.NAMES
-    for other_names in ([names[0], names[2], names[1], *names[3:]], []):
-        tiny_coco.edit(test, lambda content, names=other_names: content["categories"][0].update(keypoints=names))
-        for check in (data.prepare_data_sets, data.check_data_sets_early):
-            if other_names:
-                words = ["keypoint 2 is 'left_eye' in", train, "'right_eye' in", test, "the same order"]
-                refused(lambda check=check: check(cfg, [train, test]), *words)
-            else:  # not named: nothing to compare
-                check(cfg, [train, test])
-    spelled = [name.upper().replace("_", " ") for name in names]
-    tiny_coco.edit(test, lambda content: content["categories"][0].update(keypoints=spelled))
-    data.check_data_sets_early(cfg, [train, test])
-    tiny_coco.edit(test, lambda content: content["categories"][0].update(keypoints=17))  # nobody reads it for boxes
+
+    def rename(keypoints: object) -> None:
+        tiny_coco.edit(test, lambda content: content["categories"][0].update(keypoints=keypoints))
+
+    rename([names[0], names[2], names[1], *names[3:]])
+    words = ["keypoint 2 is 'left_eye' in", train, "'right_eye' in", test, "the same order"]
+    refused_twice(cfg, [train, test], *words)
+    for spelled in ([], [name.upper().replace("_", " ") for name in names]):  # without names: nothing to compare
+        rename(spelled)
+        data.check_data_sets_early(cfg, [train, test])
+        data.prepare_data_sets(cfg, [train, test])
+    rename(17)  # nobody reads it for boxes
     data.check_data_sets_early(tiny_coco.config(tmp_path / "out", test, MODEL__ROI_HEADS__NUM_CLASSES=1), [test])
 
 
-def test_boxes_that_occur_twice_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As of two annotators of one image: a detector can only find one of the two."""
-    caplog.set_level("INFO")
-    name = tiny_coco.write(tmp_path / "data")
-    tiny_coco.edit(name, lambda content: content["annotations"].append({**content["annotations"][3], "id": 99}))
-    data.prepare_data_sets(tiny_coco.config(tmp_path / "out", name), [name])
-    assert any("1 boxes occur more than once" in line and "of image 2" in line for line in caplog.messages)
-
-
-def test_classes_that_a_run_keeps(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
+def test_classes_that_a_run_keeps(tmp_path: Path, name: str) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
     names = data.prepare_data_sets(cfg, [name])
     assert names == ["c1", "c2", "c3"] == data.prepare_data_sets(cfg, [name], recorded={"kept.json": names})
-    recorded = {"kept.json": ["c1", "c3", "c2"]}
-    for check in (data.prepare_data_sets, data.check_data_sets_early):
-        refused(lambda check=check: check(cfg, [name], recorded=recorded), "category 2", "'c3' in kept.json", name)
+    refused_twice(cfg, [name], "category 2", "'c3' in kept.json", name, recorded={"kept.json": ["c1", "c3", "c2"]})
 
 
-def test_two_categories_of_one_name_and_none_are_refused(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
+def test_categories_of_another_number_of_one_name_and_none_are_refused(tmp_path: Path, name: str) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
+    cfg.MODEL.META_ARCHITECTURE = "RetinaNet"  # which has its own number of classes
+    refused(lambda: data.prepare_data_sets(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
+    cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", "3", "MODEL.ROI_HEADS.NUM_CLASSES", "80"])
+    data.prepare_data_sets(cfg, [name])
     tiny_coco.edit(name, lambda content: content["categories"][2].update(name="c1"))
     refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
     tiny_coco.edit(name, lambda content: content.update(categories=[]))
     refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "the export is empty")
-
-
-def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    cfg = tiny_coco.config(tmp_path / "out", name, MODEL__META_ARCHITECTURE="RetinaNet")
-    refused(lambda: data.prepare_data_sets(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
-    cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", "3", "MODEL.ROI_HEADS.NUM_CLASSES", "80"])
-    data.prepare_data_sets(cfg, [name])
 
 
 @pytest.mark.detectron2
@@ -275,9 +251,5 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content |= {"annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
     (tmp_path / "other.json").write_text(json.dumps(content))
     other = f"coco:{tmp_path / 'other.json'}:{tmp_path / 'coco' / 'val2017'}"
-    refused(
-        lambda: data.prepare_data_sets(cfg, [other, "coco_2017_val"]),
-        "category 80",
-        "'x' in coco:",
-        "'toothbrush' in coco_2017_val",
-    )
+    words = ("category 80", "'x' in coco:", "'toothbrush' in coco_2017_val")
+    refused(lambda: data.prepare_data_sets(cfg, [other, "coco_2017_val"]), *words)

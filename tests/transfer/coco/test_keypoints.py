@@ -23,16 +23,13 @@ def test_pairs_are_found_by_name(words):
 
 
 def test_pairs_of_the_file_come_first():
-    assert flip_pairs(content(["a", "b", "c"], flip=[["a", "c"]])) == [("a", "c")]
-    assert flip_pairs(content(["a", "b"], flip=[])) == []
-    assert flip_pairs(content(["a", "b"], flip=[["a", "x"]])) is None
-    assert flip_pairs(content(["a", "b"], flip=["a", "b"])) is None
+    for flip, pairs in (([["a", "c"]], [("a", "c")]), ([], []), ([["a", "x"]], None), (["a", "b"], None)):
+        assert flip_pairs(content(["a", "b", "c"], flip=flip)) == pairs
     assert flip_pairs(content([1, 2, 3], flip=[[1, 3]])) == [("1", "3")]
 
 
 def test_keypoints_without_left_and_right_have_no_flip_pairs():
-    assert flip_pairs(content(["a", "b"])) is None
-    assert flip_pairs(content(["nose", "left_eye"])) is None
+    assert flip_pairs(content(["a", "b"])) is flip_pairs(content(["nose", "left_eye"])) is None
     unnamed = {"categories": [{"id": 1, "name": "a"}], "annotations": [{"keypoints": [0] * 6}]}
     assert keypoint_names(unnamed) == ["0", "1"] and flip_pairs(unnamed) is None
 
@@ -49,8 +46,7 @@ def test_all_categories_change_the_same_places(second, known):
 def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):
     name = tiny_coco.write(tmp_path, keypoints=True)
     tiny_coco.edit(name, lambda content: content["categories"][0].update(keypoints=[f"p{i}" for i in range(17)]))
-    keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
-    refused(
-        lambda: prepare_data_sets(tiny_coco.config(tmp_path / "out", name, **keys), [name]), "INPUT.RANDOM_FLIP none"
-    )
-    prepare_data_sets(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys), [name])
+    cfg = tiny_coco.config(tmp_path / "out", name, MODEL__KEYPOINT_ON=True, MODEL__ROI_HEADS__NUM_CLASSES=1)
+    refused(lambda: prepare_data_sets(cfg, [name]), "INPUT.RANDOM_FLIP none")
+    cfg.INPUT.RANDOM_FLIP = "none"
+    prepare_data_sets(cfg, [name])

@@ -1,7 +1,7 @@
 """COCO metrics have known values, work without predictions, and equal Detectron2's."""
 
-from __future__ import annotations
-
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -35,25 +35,18 @@ def people(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def things(tmp_path: Path) -> dict[str, Any]:
-    return data.read_annotations(tiny_coco.write(tmp_path / "things").split(":")[1])
+def things(name: str) -> dict[str, Any]:
+    return data.read_annotations(name.split(":")[1])
 
 
-def test_perfect_predictions_score_100(people: dict[str, Any]) -> None:
-    metrics = results.evaluate(people, perfect(people), results.TASKS)
-    for task in results.TASKS:
-        assert metrics[task]["AP"] == pytest.approx(100) and metrics[task]["AP-person"] == pytest.approx(100)
-        assert metrics[task]["AP50"] == pytest.approx(100) and metrics[task]["AR"] == pytest.approx(100)
-    assert metrics["bbox"]["APl"] is None  # no object above 96 x 96 pixels
-    assert "APs" not in metrics["keypoints"]
-
-
-def test_no_predictions_are_zeros_not_missing_rows(people: dict[str, Any]) -> None:
-    metrics = results.evaluate(people, [], results.TASKS)
+@pytest.mark.parametrize("score", [100, 0])
+def test_perfect_predictions_score_100_and_none_0(people: dict[str, Any], score: int) -> None:
+    metrics = results.evaluate(people, perfect(people) if score else [], results.TASKS)
     assert list(metrics) == list(results.TASKS)
     for row in metrics.values():
-        assert (row["AP"], row["AP50"], row["AP75"], row["AR"], row["AP-person"]) == (0, 0, 0, 0, 0)
-    assert metrics["bbox"]["APl"] is None
+        assert [row[name] for name in ("AP", "AP50", "AP75", "AR", "AP-person")] == pytest.approx([score] * 5)
+    assert metrics["bbox"]["APl"] is None  # no object above 96 x 96 pixels
+    assert "APs" not in metrics["keypoints"]
 
 
 def test_a_shifted_box_counts_where_its_iou_suffices(things: dict[str, Any]) -> None:
@@ -69,7 +62,7 @@ def test_a_shifted_box_counts_where_its_iou_suffices(things: dict[str, Any]) -> 
 def test_annotation_id_zero_is_an_object_like_any_other(things: dict[str, Any]) -> None:
     for number, record in enumerate(things["annotations"]):
         record |= {"id": number, "keypoints": None}  # null means none
-        record.pop("area")
+        del record["area"]
     assert results.evaluate(things, perfect(things), ["bbox"])["bbox"]["AP"] == pytest.approx(100)
 
 
@@ -97,16 +90,11 @@ def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxes(people: 
 
 @pytest.mark.detectron2
 def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) -> None:
-    pytest.importorskip("detectron2")
-    import contextlib
-    import io
-
     from detectron2.evaluation.coco_evaluation import _evaluate_predictions_on_coco
     from pycocotools.coco import COCO
 
     rng = np.random.default_rng(0)
-    detections = perfect(people)
-    detections: list[Any] = [dict(record) for record in [*detections, *detections]]
+    detections: list[Any] = perfect(people) + perfect(people)
     for record in detections:
         record["bbox"] = (np.array(record["bbox"]) + rng.normal(0, 3, 4)).clip(1).tolist()
         record["score"] = float(rng.uniform())
@@ -117,9 +105,7 @@ def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) ->
         for task in results.TASKS:
             copied = json.loads(json.dumps(detections))
             stats = _evaluate_predictions_on_coco(COCO(str(tmp_path / "a.json")), copied, task).stats
-            names = (
-                ["AP", "AP50", "AP75", "APm", "APl"] if task == "keypoints" else ["AP", "AP50", "AP75", "APs", "APm"]
-            )
+            names = ["AP", "AP50", "AP75", *(["APm", "APl"] if task == "keypoints" else ["APs", "APm"])]
             expected = [None if value < 0 else pytest.approx(100 * value) for value in stats[:5]]
             assert [ours[task][name] for name in names] == expected
             assert task == "segm" or 0 < ours[task]["AP"] < 100  # masks were not moved

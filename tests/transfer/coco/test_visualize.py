@@ -1,7 +1,5 @@
 """Pictures of predictions beside the ground truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +31,33 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
         canvas = read(picture)
         half = canvas.shape[1] // 2
         assert np.abs(canvas[40:, : half - 4] - canvas[40:, half : 2 * half - 4]).mean() < limit
-        plain = cv2.resize(
-            read(tmp_path / picture.name).astype(np.uint8), (half - 4, 480), interpolation=cv2.INTER_CUBIC
-        ).astype(int)
-        difference = np.abs(canvas[28 + 110 :, : half - 4] - plain[110:]).mean()  # below the labels
+        image = read(tmp_path / picture.name).astype(np.uint8)
+        plain = cv2.resize(image, (half - 4, 480), interpolation=cv2.INTER_CUBIC)
+        difference = np.abs(canvas[28 + 110 :, : half - 4] - plain[110:].astype(int)).mean()  # below the labels
         assert (difference > 3) == (picture is written[0])
+
+
+def picture(folder: Path, content: dict[str, Any]) -> np.ndarray:
+    """Draw the truth of the first image."""
+    visualize.draw(content, folder, [], folder / "out", count=1)
+    return read(folder / "out" / "1.png")
 
 
 def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
     content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     pictures = []
-    for number, segmentation in enumerate((None, [[]], [[5, 5, 9, 9]])):
+    for segmentation in (None, [[]], [[5, 5, 9, 9]]):
         for record in content["annotations"]:
             record["segmentation"] = segmentation
-        visualize.draw(content, tmp_path, [], tmp_path / str(number), count=1)
-        pictures.append(read(tmp_path / str(number) / "1.png"))
+        pictures.append(picture(tmp_path, content))
     assert (pictures[0] == pictures[1]).all() and (pictures[0] == pictures[2]).all()
 
 
-def test_a_skeleton_of_names_and_a_picture_too_long_for_jpeg_are_drawn(tmp_path):
+def test_a_skeleton_may_have_names_and_what_is_no_pair(tmp_path):
     content = data.read_annotations(tiny_coco.write(tmp_path, keypoints=True).split(":")[1])
+    by_numbers = picture(tmp_path, content)
     content["categories"][0]["skeleton"] = [["nose", "left_eye"], 3, [0, 1], [1.0, 2.0], [1, 99]]
-    visualize.draw(content, tmp_path, [], tmp_path / "names", count=1)
-    content["categories"][0]["skeleton"] = [[1, 2]]
-    visualize.draw(content, tmp_path, [], tmp_path / "numbers", count=1)
-    assert (read(tmp_path / "names" / "1.png") == read(tmp_path / "numbers" / "1.png")).all()
-    Image.new("RGB", (66_000, 4)).save(tmp_path / "long.tif")
-    visualize.draw_predictions(tmp_path / "long.tif", [], [], 0.5, tmp_path / "long.tif.jpg")
-    assert read(tmp_path / "long.tif.jpg").shape == (4, 66_000, 3)
+    assert (picture(tmp_path, content) == by_numbers).all()
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
@@ -108,8 +105,9 @@ def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     }
 
 
-def test_a_thin_image_is_not_enlarged_beyond_measure(tmp_path: Path) -> None:
-    Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
-    visualize.draw_predictions(tmp_path / "thin.png", [], [], 0.5, tmp_path / "out.jpg")
-    with Image.open(tmp_path / "out.jpg") as drawn:
-        assert drawn.size == (4096, 3)
+@pytest.mark.parametrize(("size", "drawn"), [((3000, 2), (3, 4096, 3)), ((66_000, 4), (4, 66_000, 3))])
+def test_a_thin_image_is_not_enlarged_beyond_measure(tmp_path, size, drawn):
+    """One with a side that JPEG does not allow is drawn, too."""
+    Image.new("RGB", size).save(tmp_path / "thin.tif")
+    visualize.draw_predictions(tmp_path / "thin.tif", [], [], 0.5, tmp_path / "thin.tif.jpg")
+    assert read(tmp_path / "thin.tif.jpg").shape == drawn

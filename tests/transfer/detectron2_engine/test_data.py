@@ -1,7 +1,5 @@
 """The Detectron2 engine's reader, mapper and loaders."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -25,22 +23,18 @@ from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_confi
 pytestmark = pytest.mark.detectron2
 
 
-def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
-    """Register a data set; return Detectron2's config of a tiny detector, and the data set's name."""
-    name = tiny_coco.write(folder / "data")
+def build_config(folder: Path, name: str, **keys: Any) -> CfgNode:
+    """Build Detectron2's config of a tiny detector."""
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(folder / "out", name, **keys)))
-    data.register(name, cfg)
-    return cfg, name
+    return cfg
 
 
-def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
+def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     """Detectron2 itself refuses `ignore` and repeated ids, and drops a box whose mask has two points."""
-    name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
-    cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(tmp_path / "out", name)))
+    cfg = build_config(tmp_path, name)
     prepare_data_sets(cfg, [name])
     data.register(name, cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
@@ -55,8 +49,9 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
-    cfg, name = own_config(tmp_path, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
+def test_images_are_scaled_or_named(tmp_path: Path, workers: int, name: str) -> None:
+    cfg = build_config(tmp_path, name, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
+    data.register(name, cfg)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
     engine = Detectron2Engine(cfg)
     records, category_ids = engine.load_test_set(name)

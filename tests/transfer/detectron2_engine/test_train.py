@@ -1,7 +1,5 @@
 """The Detectron2 engine on six drawn images: keypoints, figures, two processes and augmentation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -67,8 +65,7 @@ def test_pictures_of_training_go_to_tensorboard(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path: Path, weights: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
+def test_two_processes(tmp_path: Path, weights: Path, name: str) -> None:
     words = command(tmp_path, name, "--num-gpus", "2", MODEL__WEIGHTS=str(weights), MODEL__ROI_BOX_HEAD__NORM="")
     main(words)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -78,16 +75,13 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
         launch(2, run_rank, parse(words), *resolve_config(parse(words)))
 
 
-def test_augmentation_at_test_time_is_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None
-) -> None:
+def test_augmentation_at_test_time_is_added(tmp_path, monkeypatch, tiny_resnet18, name):
     """With two sizes and their flips, each of the six images passes the network four times, and once unchanged."""
     from detectron2.modeling import GeneralizedRCNN
 
     seen: list[int] = []
     inference = GeneralizedRCNN.inference
     monkeypatch.setattr(GeneralizedRCNN, "inference", lambda *args, **keys: seen.append(1) or inference(*args, **keys))
-    name = tiny_coco.write(tmp_path / "data")
     keys = {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80]}
     metrics = go(tmp_path, name, SOLVER__MAX_ITER=1, **keys)["metrics"]
     assert metrics.keys() == {"bbox", "bbox_TTA"} and metrics["bbox"] != metrics["bbox_TTA"]

@@ -1,7 +1,5 @@
 """Coding and pooling of boxes are compared with values computed by hand; test_parity covers matching and sampling."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

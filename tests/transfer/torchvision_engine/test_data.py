@@ -1,7 +1,5 @@
 """The reader of annotation files, tested without Detectron2."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

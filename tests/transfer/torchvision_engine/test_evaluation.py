@@ -1,7 +1,5 @@
 """Detections are mapped to the original image and written in COCO's format."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

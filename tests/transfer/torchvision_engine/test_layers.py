@@ -1,7 +1,5 @@
 """The batch norms of the torchvision engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Reading, resizing and flipping an image, tested without Detectron2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

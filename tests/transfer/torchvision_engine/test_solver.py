@@ -1,7 +1,5 @@
 """Parameter groups of SGD, learning rate schedules and gradient clipping."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,9 +1,9 @@
 """MSRA's files with Caffe2's names are converted to what Detectron2 loads from them."""
 
-from __future__ import annotations
-
+import functools
 import pickle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -32,23 +32,24 @@ MSRA = {
 }
 
 
-class Case:
+class Case(NamedTuple):
     """One of the two kinds of files, and its conversion."""
 
-    def __init__(self, folder: Path, folded: bool) -> None:
-        self.folded = folded
-        self.source = folder / "R-50.pkl"
-        arrays = caffe2(folded)
-        arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
-        # As Python 2 wrote them: Detectron's wrapper, or none.
-        self.source.write_bytes(pickle.dumps({"blobs": arrays} if folded else arrays, protocol=2))
-        self.differences = convert(self.source, folder / "w.pth").differences
-        self.weights: Weights = read_weights(folder / "w.pth")
+    folded: bool
+    source: Path
+    differences: dict[str, float]
+    weights: Weights
 
 
-@pytest.fixture(scope="module", params=["with statistics", "folded"])
+@pytest.fixture(scope="module", params=[False, True], ids=["with statistics", "folded"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(tmp_path_factory.mktemp("msra"), request.param == "folded")
+    source = tmp_path_factory.mktemp("msra") / "R-50.pkl"
+    arrays = caffe2(request.param)
+    arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
+    # As Python 2 wrote them: Detectron's wrapper, or none.
+    source.write_bytes(pickle.dumps({"blobs": arrays} if request.param else arrays, protocol=2))
+    output = source.with_name("w.pth")
+    return Case(request.param, source, convert(source, output).differences, read_weights(output))
 
 
 def expected(folded: bool) -> dict[str, Tensor]:
@@ -111,12 +112,9 @@ def test_msras_weights_are_not_converted_to_torchvisions_names(case: Case, tmp_p
 
 
 def test_names_that_are_missing_or_unknown_are_refused() -> None:
-    for damage, name in (
-        (lambda a: a.pop("res4_5_branch2b_bn_gamma"), "layer3.5.bn2.weight"),
-        (lambda a: a.update(res6_0_branch2a_w=np.zeros(1)), "res6_0_branch2a_w"),
-    ):
-        arrays = caffe2()
-        damage(arrays)
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        file, _ = from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))
-        refused(lambda file=file: extract_backbone(file), name)
+    tensors = {name: torch.from_numpy(array) for name, array in caffe2().items()}
+    unknown = {**tensors, "res6_0_branch2a_w": torch.zeros(1)}
+    del tensors["res4_5_branch2b_bn_gamma"]
+    for damaged, name in ((tensors, "layer3.5.bn2.weight"), (unknown, "res6_0_branch2a_w")):
+        file, _ = from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, damaged, {}))
+        refused(functools.partial(extract_backbone, file), name)

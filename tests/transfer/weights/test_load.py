@@ -1,10 +1,7 @@
 """Loading is strict, and the config must describe the network and input that the weights were pretrained with."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,18 +51,18 @@ def r18(tmp_path_factory: pytest.TempPathFactory) -> Weights:
         ("MODEL.RESNETS.DEPTH", 101),
     ],
 )
-def test_wrong_key_is_named(tmp_path: Path, r50: Weights, key: str, value: Any) -> None:
+def test_wrong_key_is_named(tmp_path, r50: Weights, key: str, value: Any) -> None:
     check_config(r50, tiny_coco.config(tmp_path, "x", **R50))
     cfg = tiny_coco.config(tmp_path, "x", **(R50 | {key.replace(".", "__"): value}))
     refused(lambda: check_config(r50, cfg), key, value, "w.pth")
 
 
-def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path: Path, r18: Weights) -> None:
+def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path, r18: Weights) -> None:
     check_config(r18, tiny_coco.config(tmp_path, "x", MODEL__RESNETS__STRIDE_IN_1X1=True))
 
 
 @pytest.mark.core
-def test_load_names_what_does_not_fit(r50: Weights, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_names_what_does_not_fit(r50: Weights, caplog) -> None:
     caplog.set_level("INFO")
     state = {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
     state["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)
@@ -89,7 +86,7 @@ def test_load_names_what_does_not_fit(r50: Weights, caplog: pytest.LogCaptureFix
     refused(lambda: load_weights(lambda: state, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), (512, 1024, 1, 1))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path) -> None:
     torch.save(resnet_state(), tmp_path / "torchvision.pth")
     refused(lambda: read_weights(tmp_path / "torchvision.pth"), PREFIX, "convert_to_d2.py")
     refused(lambda: read_weights(tmp_path / "torchvison.pth"), "did you mean 'torchvision.pth'")
@@ -97,7 +94,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_weights(tmp_path), tmp_path / "model_final.pth")
 
 
-def test_detectron2s_own_backbone_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_detectron2s_own_backbone_file(tmp_path, caplog) -> None:
     caplog.set_level("INFO")
     names = to_detectron2(resnet_state(head=False), "resnet18")
     model = {k: v.numpy() for k, v in names.items() if "tracked" not in k} | {"stem.fc.weight": np.zeros((2, 2))}
@@ -109,7 +106,7 @@ def test_detectron2s_own_backbone_file(tmp_path: Path, caplog: pytest.LogCapture
     assert "does not record MODEL.RESNETS.STRIDE_IN_1X1, MODEL.PIXEL_MEAN" in caplog.messages[0]
 
 
-def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
+def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path) -> None:
     model = {name: tensor.numpy() for name, tensor in in_detectron2s_names("resnet50").items()}
     content = {"model": model, "__author__": "Detectron2 Model Zoo"}
     (tmp_path / "model_final.pkl").write_bytes(pickle.dumps(content))
@@ -124,14 +121,14 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "scratch.pkl").provenance == {}
 
 
-def test_a_detector_is_read_from_a_file_with_other_content(tmp_path: Path, r18: Weights) -> None:
+def test_a_detector_is_read_from_a_file_with_other_content(tmp_path, r18: Weights) -> None:
     torch.save({"model": r18.state, "optimizer": {"state": {}}, "loss": torch.ones(1)}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").state.keys() == r18.state.keys()
     torch.save({"model": r18.state, "ema": r18.state}, tmp_path / "w.pth")
     refused(lambda: read_weights(tmp_path / "w.pth"), tmp_path / "w.pth", "model, ema")
 
 
-def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights) -> None:
+def test_a_detectors_config_replaces_its_provenance(tmp_path, r18: Weights) -> None:
     torch.save({"model": r18.state, "iteration": 5}, tmp_path / "model_final.pth")
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")

@@ -1,7 +1,5 @@
 """MODEL.WEIGHTS may be a URL."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import socket

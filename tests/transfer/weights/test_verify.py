@@ -1,9 +1,5 @@
 """The verification of a conversion notices different features, and uses Detectron2's network."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from pretrain.common.weights.resnet_names import is_bottleneck, to_detectron2
@@ -34,7 +30,7 @@ def test_another_stride_is_refused() -> None:
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
-def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
+def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path, arch: str, suffix: str) -> None:
     state = resnet_state(arch, head=False)
     image = verify.sample_image()
     path = tiny_coco.write_backbone(tmp_path, arch, name=f"w{suffix}")

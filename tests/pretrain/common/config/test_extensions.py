@@ -1,7 +1,5 @@
 """User-defined objectives, views and data sets, from the templates in docs/templates."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -44,7 +42,7 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    refused(lambda: load_config(None, ["METHOD.NAME", "nothing"]), "METHOD.NAME is 'nothing'", "--import")
+    refused(lambda: load_config(None, ["METHOD.NAME", "jlc"]), "METHOD.NAME is 'jlc'", "--import", "did you mean 'jcl'")
     refused(lambda: extensions.add([f"{tmp_path}/absent.py"]), f"{tmp_path}/absent.py", "no such file")
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -85,13 +83,10 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     module.write_text("new = 2")
     assert load_config(None, ["METHOD.NAME", "jcl"]) == built_in
     edited = load_config(None, words)
-    refused(
-        lambda: check_same_run(edited, submitted.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe"
-    )
+    earlier = (submitted.dump(), "config.yaml", "run")
+    refused(lambda: check_same_run(edited, *earlier), "IMPORTED 'mine.py@", "--change-recipe")
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
-    assert check_same_run(changed, submitted.dump(), "config.yaml", "run") == [
-        f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"
-    ]
+    assert check_same_run(changed, *earlier) == [f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"]
     refused(lambda: train.main(submitted), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
     assert stages.build_pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
     assert stages.build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()

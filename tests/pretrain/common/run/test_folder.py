@@ -1,10 +1,7 @@
 """environment.txt records where a run was started, and where it was resumed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +12,7 @@ from pretrain.common.run.state import update_state
 from tests.errors import refused
 
 
-def test_a_resumed_run_keeps_the_record_of_its_first_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_the_record_of_its_first_environment(tmp_path, monkeypatch):
     for word in ("first", os.fsdecode(b"\xff")):  # a path need not be UTF-8
         monkeypatch.setattr("sys.argv", ["train.py", word])
         write_environment(tmp_path)
@@ -28,7 +23,7 @@ def test_a_resumed_run_keeps_the_record_of_its_first_environment(
     ]
 
 
-def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_too_old_hides_no_error(tmp_path, monkeypatch) -> None:
     """Such a driver counts GPUs, but torch cannot use them or read their names."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -37,7 +32,7 @@ def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: py
     assert "devices: cpu\n" in (tmp_path / "environment.txt").read_text()
 
 
-def test_the_environment_names_what_numbers_on_gpus_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_what_numbers_on_gpus_depend_on(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
@@ -55,7 +50,7 @@ def test_the_environment_names_what_numbers_on_gpus_depend_on(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "name", ["metrics.json", "results.json", "events.out.tfevents.17.host.1.0", "views.png", "config.yaml", "knn.csv"]
 )
-def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_files_of_another_program_is_refused(tmp_path, name: str) -> None:
     for harmless in ("notes.txt", "recipe.yaml", "model_final.pth"):
         (tmp_path / harmless).touch()
     check_stage_of(tmp_path, "knn")
@@ -66,7 +61,7 @@ def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name:
     check_stage_of(tmp_path, "knn")
 
 
-def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("pretrain.common.run.folder.__file__", str(tmp_path / "pretrain/common/run/folder.py"))
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "first")):

@@ -1,7 +1,5 @@
 """A run folder has one owner; others are refused until it has ended or is taken for dead."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -111,9 +110,7 @@ def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypat
         assert path.stat().st_mtime > 0
 
 
-def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setattr(lock, "_DEAD_AFTER_S", 1.0)
     _owner(tmp_path, 0)
@@ -148,11 +145,8 @@ def test_exactly_one_of_many_concurrent_processes_gets_the_folder(tmp_path: Path
 
 
 def test_an_unreadable_owner_file_counts_as_a_live_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> str:
-        raise OSError(24, "Too many open files")
-
     _owner(tmp_path, 5)
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(24, "Too many open files")))
     _refused(tmp_path, "another machine")
 
 

@@ -1,13 +1,9 @@
 """metrics.json is continued where a run was cut short."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from pretrain.common.run.metrics import drop_metrics
 
 
-def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path) -> None:
+def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path) -> None:
     lines = [b'{"iteration": 1, "loss": 2.0}', b"\xff", b'{"iteration": "a"}', b"[]", b'{"iteration": 2}']
     (tmp_path / "metrics.json").write_bytes(b"\n".join(lines) + b'\n{"iterat')
     drop_metrics(tmp_path, 2)

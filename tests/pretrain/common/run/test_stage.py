@@ -1,7 +1,5 @@
 """The process group is left, and the run folder released, at the right moment."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 
 ROOT = Path(__file__).parents[4]
-CPU = torch.device("cpu")
 
 
 def _refuse() -> None:
@@ -58,7 +55,7 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     with process_group(init, "cpu") as device, stage("test", tmp_path):
-        assert device == CPU and read_state(tmp_path)["state"] == "running"
+        assert device == torch.device("cpu") and read_state(tmp_path)["state"] == "running"
         with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path):
             pytest.fail("entered")
     with stage("test", tmp_path):

@@ -1,13 +1,11 @@
 """What a stage records in state.json and failed.RANK.json, also if the disk is full or another job writes them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -34,9 +32,7 @@ def _without_a_job() -> Iterator[None]:
         (RuntimeError("a bug\nin two lines"), {"state": "failed", "reason": "a bug in two lines"}),
     ],
 )
-def test_a_stage_records_that_it_runs_and_how_it_ended(
-    tmp_path: Path, error: BaseException | None, end: dict[str, str]
-) -> None:
+def test_a_stage_records_that_it_runs_and_how_it_ended(tmp_path, error, end):
     set_job("s", fingerprint="f")
     try:
         with record_state(tmp_path, "knn"):
@@ -53,15 +49,10 @@ def test_a_stage_records_that_it_runs_and_how_it_ended(
         assert not {"reason", "ended"} & read_state(tmp_path).keys()
 
 
-def test_a_full_disk_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_disk() -> None:
-        def fail(_file: int) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(files.os, "fsync", fail)
-
+def test_a_full_disk_hides_no_error(tmp_path, monkeypatch) -> None:
+    full_disk = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(RuntimeError, match="a bug"), record_state(tmp_path, "knn"):
-        fill_disk()
+        monkeypatch.setattr(files.os, "fsync", full_disk)
         raise RuntimeError("a bug")
     assert read_state(tmp_path)["state"] == "running"
     refused(lambda: record_state(tmp_path, "knn").__enter__(), "state.json", "No space left")
@@ -69,13 +60,13 @@ def test_a_full_disk_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def complete() -> None:
         with record_state(tmp_path, "knn"):
-            fill_disk()
+            monkeypatch.setattr(files.os, "fsync", full_disk)
 
     refused(complete, "state.json", "No space left")  # a stage is not complete before this is recorded
     assert read_state(tmp_path)["state"] == "running"
 
 
-def test_a_start_removes_the_failures_of_earlier_ones(tmp_path: Path) -> None:
+def test_a_start_removes_the_failures_of_earlier_ones(tmp_path) -> None:
     """Another rank of the same job may fail before rank 0 starts the stage."""
     write_failure(tmp_path, 0, UserError("of an earlier start"))
     write_failure(tmp_path, 1, UserError("of this job"), "s")
@@ -87,7 +78,7 @@ def test_a_start_removes_the_failures_of_earlier_ones(tmp_path: Path) -> None:
         assert list(tmp_path.glob("failed.*")) == []
 
 
-def test_a_damaged_record_is_empty(tmp_path: Path) -> None:
+def test_a_damaged_record_is_empty(tmp_path) -> None:
     assert read_state(tmp_path) == {}
     for text in ("", "{", "[1]"):
         (tmp_path / "state.json").write_text(text)

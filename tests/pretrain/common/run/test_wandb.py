@@ -1,9 +1,7 @@
 """Weights & Biases continues the run of a folder; its library works offline here."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +17,7 @@ def wandb_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
 
 
-def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: None, tmp_path: Path) -> None:
+def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: None, tmp_path) -> None:
     folder = tmp_path / "runs" / "jcl"
     folder.mkdir(parents=True)
     for first in (0, 40):
@@ -34,11 +32,8 @@ def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: 
     assert not (folder / wandb.RECORD).exists()
 
 
-def test_a_failure_of_wandb_is_one_warning(wandb_offline: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
-    def fail(**_options: Any) -> None:
-        raise ConnectionError("unreachable")
-
-    monkeypatch.setattr("wandb.init", fail)
+def test_a_failure_of_wandb_is_one_warning(wandb_offline: None, tmp_path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr("wandb.init", mock.Mock(side_effect=ConnectionError("unreachable")))
     writer = MetricsWriter(tmp_path)
     writer.write(0, {"loss": 1.0})
     writer.close()
@@ -47,7 +42,7 @@ def test_a_failure_of_wandb_is_one_warning(wandb_offline: None, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("value", "names"), [("wandbb", "'wandbb'"), ("wandb", "pip install wandb")])
-def test_a_name_that_cannot_log_is_refused(value: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_log_is_refused(value: str, names: str, monkeypatch) -> None:
     monkeypatch.setenv(wandb.VARIABLE, value)
     monkeypatch.setattr(wandb.importlib.util, "find_spec", lambda name: None)
     refused(wandb.check_logger, names)

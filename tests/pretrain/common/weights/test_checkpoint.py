@@ -1,9 +1,12 @@
+from unittest import mock
+
 import pytest
 import torch
 
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
+from tests.pretrain.runs import load_newest
 
 
 def _state(value: float) -> dict:
@@ -14,8 +17,7 @@ def test_a_damaged_checkpoint_is_skipped_on_resume_and_without_a_good_one_the_ru
     checkpoint.save(checkpoint.path_of_step(tmp_path, 1), _state(1))
     damaged = checkpoint.path_of_step(tmp_path, 2)
     damaged.write_bytes(checkpoint.path_of_step(tmp_path, 1).read_bytes()[:500])
-    newest = checkpoint.load_newest(tmp_path)
-    assert newest is not None and newest[1]["step"] == 1
+    assert load_newest(tmp_path)[1]["step"] == 1
     (message,) = caplog.messages
     assert "trying the checkpoint before it" in message and damaged.name in message
     checkpoint.path_of_step(tmp_path, 1).unlink()
@@ -26,26 +28,18 @@ def test_a_damaged_checkpoint_is_skipped_on_resume_and_without_a_good_one_the_ru
 
 
 def test_the_newest_checkpoint_is_read_once(tmp_path):
-    reads: list[str] = []
     for step in (1, 2):
         checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
-
-    def read(path):
-        reads.append(path.name)
-        return checkpoint.read(path)
-
+    read = mock.Mock(wraps=checkpoint.read)
     newest = checkpoint.load_newest_on_all_ranks(tmp_path, checkpoint.list_checkpoints(tmp_path), read)
-    assert newest is not None and newest[1]["step"] == 2 and reads == ["checkpoint_00000002.pth"]
+    assert newest is not None and newest[1]["step"] == 2
+    read.assert_called_once_with(tmp_path / "checkpoint_00000002.pth")
 
 
 def test_an_error_of_the_device_is_not_a_full_disk(tmp_path, monkeypatch):
-    def fail(*_args):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=RuntimeError("CUDA error: an illegal memory access")))
     with pytest.raises(RuntimeError, match="CUDA error"):
         checkpoint.save(tmp_path / "c.pth", _state(1))
-    monkeypatch.undo()
     assert not list(tmp_path.iterdir())
 
 

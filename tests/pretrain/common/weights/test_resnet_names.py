@@ -1,7 +1,5 @@
 """The name table is a bijection between torchvision's ResNets and Detectron2's."""
 
-from __future__ import annotations
-
 import pytest
 import torchvision
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.tools.launcher.helpers import programs
 from tools import launch
 from tools.launcher import doctor
 
@@ -54,10 +54,10 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_gpus_that_torch_cannot_use(programs: Callable, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    programs(monkeypatch, tmp_path, path="/usr/bin:/bin", **{"nvidia-smi": "echo NVIDIA A100; echo NVIDIA A100"})
+    programs("/usr/bin:/bin", **{"nvidia-smi": "echo NVIDIA A100; echo NVIDIA A100"})
     ((_, state, text),) = doctor._inspect_gpus()
     assert state == "bad" and "nvidia-smi shows 2, but torch" in text
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pretrain.common.errors import UserError
 from pretrain.common.run.state import read_record, read_state
-from tests.tools.launcher.helpers import ROOT, fake, graph_of, job_of, programs, run_alone, steps, wait_for
+from tests.errors import refused
+from tests.tools.launcher.helpers import Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus, jobs, local_job, status
 from tools.launcher.graph import Node
 from tools.launcher.options import Options
@@ -70,38 +69,8 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
-class Attached:
-    """A launcher in its own session: signals go to the whole foreground group, as a terminal sends them."""
-
-    def __init__(self, folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> None:
-        code = (
-            "import sys; from tests.tools.launcher.helpers import fake, run_alone\n"
-            f"sys.exit(run_alone(fake({str(folder)!r}, {function!r}, *{args!r})))"
-        )
-        self._process = subprocess.Popen(
-            [*by, sys.executable, "-c", code],
-            cwd=ROOT,
-            start_new_session=True,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
-
-    def interrupt_twice(self) -> None:
-        assert self._process.stderr is not None
-        self.signal(signal.SIGINT)
-        while "press Ctrl-C again" not in self._process.stderr.readline():
-            assert self._process.poll() is None
-        self.signal(signal.SIGINT)
-
-    def end(self, status: int = 130) -> str:
-        """Wait for it; return its standard error. Exit status 130 means a signal or `cancel`."""
-        _, printed = self._process.communicate(timeout=60)
-        assert self._process.returncode == status, printed
-        return printed
+def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> Attached:
+    return Attached(f"run_alone(fake({str(folder)!r}, {function!r}, *{args!r}))", by)
 
 
 COUNT = ("count", 1000, 0.1)
@@ -120,11 +89,10 @@ COUNT = ("count", 1000, 0.1)
 def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture, stage: tuple[Any, ...], moment: str, how: str, said: str
 ):
-    started = Attached(tmp_path, *stage)
+    started = attach(tmp_path, *stage)
     wait_for((tmp_path / moment).exists)
     if how == "cancel":
-        with pytest.raises(UserError, match="is already running in"):
-            run_alone(fake(tmp_path))
+        refused(lambda: run_alone(fake(tmp_path)), "is already running in")
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
     else:
@@ -147,7 +115,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
 
 @pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 0)])
 def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[str, ...], status: int):
-    started = Attached(tmp_path, "count", 30, 0.1, by=by)
+    started = attach(tmp_path, "count", 30, 0.1, by=by)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGHUP)
     started.end(status)
@@ -156,17 +124,17 @@ def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[
 
 def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     """The stage completes because no step is left to stop after, but a pipeline must not start the next one."""
-    started = Attached(tmp_path, "count", 20, 0.1, "", True)
+    started = attach(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)
     assert "finished before the stop request" in started.end()
     assert steps(tmp_path) == list(range(20))
 
 
-def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callable):
     """The job has started, but the launcher is still asking git about the code."""
-    programs(monkeypatch, tmp_path, os.environ["PATH"], git="exec sleep 30")
-    started = Attached(tmp_path, *COUNT)
+    programs("/usr/bin:/bin", git="exec sleep 30")
+    started = attach(tmp_path, *COUNT)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
@@ -230,17 +198,11 @@ def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.Captur
 
 
 def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
-    code = (
-        "import sys; from pathlib import Path; from tests.tools.launcher.test_local_graph import *\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "nodes = [Node(name, fake(folder / name, 'count', 1000, 0.05)) for name in 'abc']\n"
-        "sys.exit(start_graph(graph_of(folder, *nodes), two()))"
-    )
-    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 1000, 0.05)) for name in 'abc')"
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {two()!r})")
     wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())
     jobs.cancel(tmp_path)
-    _, printed = started.communicate(timeout=60)
-    assert started.returncode == 130
+    printed = started.end()
     for name in "ab":
         assert 0 < len(steps(tmp_path / name)) == int((tmp_path / name / "count.0").read_text()) < 1000
     assert f"to continue: python tools/launch.py resume {tmp_path}" in printed

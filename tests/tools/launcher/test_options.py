@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,14 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import ROOT, programs
+from tests.tools.launcher.helpers import ROOT
 from tools.launcher import gpus, options, stages
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import preview
 
 
-@pytest.fixture(autouse=True)
-def no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
 
 def from_site(text: str, **options: object) -> Options:
@@ -230,10 +229,10 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
     ],
 )
 def test_auto_is_slurm_where_it_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
+    programs: Callable, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
 ):
     monkeypatch.setenv("SLURM_JOB_ID", "")  # as unset
-    programs(monkeypatch, tmp_path, **({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
+    programs(**({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
     if cluster:
         assert resolve({}).cluster == cluster
     else:

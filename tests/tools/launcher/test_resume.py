@@ -11,8 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, ROOT, TINY
-from tests.tools.launcher.test_jobs import LOCAL
+from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY
 from tools import launch
 from tools.launcher import stages
 from tools.launcher.graph import Graph, write_graph

@@ -6,6 +6,7 @@ import errno
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,16 @@ OPTIONS = Options(cluster="slurm", gpus=0)
 
 
 def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    tmp_path: Path, cluster: Path, programs: Callable, capfd: pytest.CaptureFixture
 ):
-    program = tmp_path / "bin/sbatch"
-    program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\necho 'sbatch: error: no' >&2\nexit 1\n")
-    message = "^sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no$"
-    with pytest.raises(UserError, match=message):
-        run_alone(fake(tmp_path / "runs/run"), OPTIONS)
+    programs(sbatch="echo 1200; echo 'sbatch: error: invalid partition' >&2; echo 'sbatch: error: no' >&2; exit 1")
+    text = refused(lambda: run_alone(fake(tmp_path / "runs/run"), OPTIONS))
+    assert text == "sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no"
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "runs").exists()
-    program.write_text("#!/bin/sh\necho Eingereicht: 77\n")
-    with pytest.raises(UserError, match=r"^sbatch: Eingereicht: 77; look for fake-run in squeue"):
-        run_alone(fake(tmp_path / "runs/run"), OPTIONS)
+    programs(sbatch="echo Eingereicht: 77")
+    text = "sbatch: Eingereicht: 77; look for fake-run in squeue"
+    refused(lambda: run_alone(fake(tmp_path / "runs/run"), OPTIONS), text)
     assert list(tmp_path.glob("runs/run/launch/code-*"))  # a job may be queued
 
 

@@ -20,7 +20,6 @@ from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import preview
 
-
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
 

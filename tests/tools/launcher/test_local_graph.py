@@ -15,20 +15,19 @@ import pytest
 
 from pretrain.common.run.state import read_record, read_state
 from tests.errors import refused
-from tests.tools.launcher.helpers import Attached, fake, graph_of, job_of, run_alone, steps, wait_for
+from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus, jobs, local_job, status
 from tools.launcher.graph import Node
 from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
 from tools.launcher.start import start_graph
 
-
-def here(tasks: int = 1, **values: object) -> Options:
-    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **values})  # type: ignore[arg-type]
+TWO_RANKS = replace(HERE, tasks=2)
+TWO_STAGES = replace(HERE, tasks=1, parallel=2)
 
 
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_alone(fake(tmp_path, "count", 2), here(2)) == 0
+    assert run_alone(fake(tmp_path, "count", 2), TWO_RANKS) == 0
     assert "counting from 0" in capfd.readouterr().out
     assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
@@ -43,7 +42,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
         os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    assert run_alone(fake(tmp_path, "hang"), here(2)) == 1
+    assert run_alone(fake(tmp_path, "hang"), TWO_RANKS) == 1
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
 
 
@@ -62,7 +61,7 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(
     """The rank may hang at its exit, or be unable to record its error."""
     stage, exit_status, shown = FAILURES[case]
     monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
-    assert run_alone(fake(tmp_path, *stage), here(2)) == exit_status
+    assert run_alone(fake(tmp_path, *stage), TWO_RANKS) == exit_status
     printed = capfd.readouterr().err
     assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
     assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
@@ -157,16 +156,12 @@ def pair(folder: Path) -> list[Node]:
     return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
 
 
-def two(gpus: int = 0, **values: object) -> Options:
-    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **values)  # type: ignore[arg-type]
-
-
 def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
-    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
+    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), replace(TWO_STAGES, gpus=1, cpus_per_task=1)) == 0
     variables = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
     assert sorted(values["CUDA_VISIBLE_DEVICES"] for values in variables) == ["3", "5"]
     assert {values["OMP_NUM_THREADS"] for values in variables} == {"1"}
@@ -182,7 +177,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
     d = Node("d", replace(fake(tmp_path / "d"), one_process=True))
     graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
-    assert start_graph(graph, replace(two(gpus=2), parallel=3)) == 0
+    assert start_graph(graph, replace(TWO_STAGES, gpus=2, parallel=3)) == 0
     printed = capfd.readouterr().out
     assert printed.index("[1/4] a: ") < printed.index("[2/4] c -> ") < printed.index("[3/4] d -> ")
 
@@ -190,7 +185,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))
-    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
+    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), TWO_STAGES) == 2
     printed = capfd.readouterr().err
     assert "[1/4] bad: failed; the other branches continue" in printed
     assert "[2/4] child: skipped, because bad failed" in printed
@@ -199,7 +194,7 @@ def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.Captur
 
 def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
     nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 1000, 0.05)) for name in 'abc')"
-    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {two()!r})")
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {TWO_STAGES!r})")
     wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())
     jobs.cancel(tmp_path)
     printed = started.end()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.run.lock import claim
 from tests.errors import refused
 from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
@@ -45,12 +44,6 @@ def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: P
     (cluster / "before").write_text(BUSY)
     refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "did not submit fake-other", "4 attempts", "Socket")
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("words", ["Slurm backup controller in standby mode", "Connection refused"])
-def test_a_controller_that_fails_over_is_asked_again(tmp_path: Path, cluster: Path, words: str):
-    (cluster / "before").write_text(f"mkdir {cluster}/asked 2> /dev/null && {{ echo {words} >&2; exit 1; }}")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
 
 
 def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path, programs: Callable):
@@ -113,13 +106,6 @@ def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(
     assert len(scripts(cluster)) == 6
 
 
-def test_a_run_is_submitted_by_one_process_at_a_time(tmp_path: Path, cluster: Path):
-    with claim(tmp_path / "run", "a submission", of="launch"):
-        refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "run/launch is in use: a submission on")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
-    assert scripts(cluster) == ["100"] and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
-
-
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
     limit = f"[ $(ls {cluster} | grep -c script) -lt 1 ] || {{ echo QOSMaxSubmitJobPerUserLimit >&2; exit 1; }}"
     (cluster / "before").write_text(limit)
@@ -152,6 +138,9 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
         "printf 'Press Enter: '; read answer; echo Submitted batch job 77",  # which nobody sees
         "echo 1200; echo Submitted batch job 77",  # of its GPU hours
         "echo Submitted job 77",
+        # A controller fails over, and is asked again.
+        "mkdir asked 2> /dev/null && { echo Slurm backup controller in standby mode >&2; exit 1; }; echo 77",
+        "mkdir asked 2> /dev/null && { echo Connection refused >&2; exit 1; }; echo 77",
     ],
 )
 def test_the_wrapper_of_a_site_may_print_more(

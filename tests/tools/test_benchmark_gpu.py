@@ -56,9 +56,7 @@ def test_every_kind_of_row_is_measured_on_tiny_models(tmp_path: Path):
     assert numbers["gpu"] is None and torch.__version__.startswith(numbers["torch"]) and len(numbers["git"]) >= 7
 
 
-def test_rows_that_fail_or_do_not_fit_are_named_and_others_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_rows_that_fail_or_do_not_fit_are_named_and_others_are_measured(tmp_path: Path, monkeypatch, capsys):
     def out_of_memory() -> dict[str, Any]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 

@@ -27,9 +27,7 @@ def test_the_doctor_examines_this_machine(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("states", "status"), [(["ok", "note"], 0), (["ok", "bad", "note"], 1)])
-def test_the_doctor_fails_only_if_a_finding_is_bad(
-    states: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_the_doctor_fails_only_if_a_finding_is_bad(states: list[str], status: int, monkeypatch, capsys):
     findings = [(f"part {number}", state, f"text {number}") for number, state in enumerate(states)]
     monkeypatch.setattr(doctor, "inspect_machine", lambda output, data_root: iter(findings))
     assert launch.main(["doctor"]) == status

@@ -89,9 +89,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     assert (cluster / "asked").read_text() == "\n"
 
 
-def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
-):
+def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, cluster: Path, capsys):
     bad = replace(fake(tmp_path / "bad"), inputs={"gone.pth": ""})
     nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
     nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
@@ -130,9 +128,7 @@ def test_a_complete_graph_is_reported_without_a_job(tmp_path: Path, cluster: Pat
     assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
-def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-):
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, capsys):
     graph = chain(tmp_path)
     assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")

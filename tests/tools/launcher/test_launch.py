@@ -41,9 +41,7 @@ def test_torchrun_is_told_that_the_launcher_starts_the_processes(monkeypatch: py
     assert launch.main(["recipes", "CIFAR100"]) == 0
 
 
-def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
-    monkeypatch: pytest.MonkeyPatch, images: Path, tmp_path: Path
-):
+def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(monkeypatch, images: Path, tmp_path: Path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("tools.launcher.gpus._device_count", lambda: pytest.fail("GPUs were counted"))
     monkeypatch.setattr("tools.launcher.local_graph.LocalRun.run", lambda run: len(run._free_gpus))
@@ -121,9 +119,7 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
     assert "distributions  -> fig3\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_was_checked_or_would_be_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture, images: Path
-):
+def test_a_dry_run_says_what_was_checked_or_would_be_refused(tmp_path: Path, capsys, images: Path):
     words = ["pretrain", "--method", "jcl", *HERE, "--dry-run", "SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
@@ -138,9 +134,7 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
-def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cluster: str
-):
+def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(capsys, monkeypatch, cluster: str):
     """Nodes of a cluster may have no internet."""
     monkeypatch.setattr("transfer.weights.locate.download", lambda address: pytest.fail(address))
     monkeypatch.setattr("transfer.coco.data.find_data_set", lambda name: None)
@@ -152,9 +146,7 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(
         launch.main(words)
 
 
-def test_a_dry_run_reports_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_dry_run_reports_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
     words = ["pretrain", "--method", "mocov2", *HERE, "OUTPUT_DIR", str(tmp_path / "a/run"), "--dry-run"]
     assert launch.main(words) == 2
@@ -163,9 +155,7 @@ def test_a_dry_run_reports_a_folder_that_cannot_be_written(
 
 @pytest.mark.parametrize("file", ["demo", "demo_quick"])
 @pytest.mark.parametrize("gpus", [0, 6])
-def test_the_demo_uses_one_gpu_per_stage(
-    file: str, gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_demo_uses_one_gpu_per_stage(file: str, gpus: int, monkeypatch, capsys):
     Path("configs").symlink_to(f"{ROOT}/configs")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
     makefile = (ROOT / "Makefile").read_text()

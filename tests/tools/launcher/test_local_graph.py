@@ -55,9 +55,7 @@ FAILURES = {  # function and arguments of the stage, the exit status, and what i
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_the_first_failing_rank_is_shown_and_the_others_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, case: str
-):
+def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monkeypatch, capfd, case: str):
     """The rank may hang at its exit, or be unable to record its error."""
     stage, exit_status, shown = FAILURES[case]
     monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
@@ -141,9 +139,7 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callab
 
 
 @pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
-def test_a_job_is_told_which_gpus_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, variable: str | None
-):
+def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str | None):
     """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_device_count", lambda: count)
@@ -156,9 +152,7 @@ def pair(folder: Path) -> list[Node]:
     return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
 
 
-def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-):
+def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(tmp_path: Path, monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
     assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), replace(TWO_STAGES, gpus=1, cpus_per_task=1)) == 0
@@ -168,9 +162,7 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
     assert "last: counting from 0" in capfd.readouterr().out  # whose line it is
 
 
-def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-):
+def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(tmp_path: Path, monkeypatch, capfd):
     """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)

@@ -227,9 +227,7 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
         ("echo Unable to contact slurm controller >&2; exit 1", ""),
     ],
 )
-def test_auto_is_slurm_where_it_answers(
-    programs: Callable, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
-):
+def test_auto_is_slurm_where_it_answers(programs: Callable, monkeypatch, sinfo: str | None, cluster: str):
     monkeypatch.setenv("SLURM_JOB_ID", "")  # as unset
     programs(**({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
     if cluster:
@@ -251,9 +249,7 @@ HOST = socket.gethostname()
         ("n[", "", False),
     ],
 )
-def test_auto_uses_the_allocation_that_this_machine_is_in(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, nodes: str, name: str, is_here: bool
-):
+def test_auto_uses_the_allocation_that_this_machine_is_in(monkeypatch, capsys, nodes: str, name: str, is_here: bool):
     for variable, value in {"SLURM_JOB_ID": "99", "SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": name}.items():
         monkeypatch.setenv(variable, value)
     if is_here:

@@ -101,9 +101,7 @@ def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: st
         assert [graph.nodes[0].spec.args[0][:3] for graph, _ in started[-2:]] == [["--resume", "--engine", engine]] * 2
 
 
-def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
-    pipeline_file: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(pipeline_file: str, monkeypatch):
     monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("tools.launcher.start.LocalRun.run", lambda run: pytest.fail("it was started"))
     words = ["pipeline", pipeline_file, "--cluster", "local", "--gpus", "0", "--engine"]

@@ -119,9 +119,7 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")
 
 
-def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(tmp_path: Path, monkeypatch, capsys):
     def shown() -> str:
         assert launch.main(["logs", str(tmp_path)]) == 0
         out, err = capsys.readouterr()

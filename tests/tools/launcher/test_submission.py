@@ -78,9 +78,7 @@ def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path,
     assert [job["dependency"] for job in records] == ["", "", *["afterany:100"] * 2]  # as many at once as asked
 
 
-def test_an_array_is_split_before_slurm_refuses_it(
-    tmp_path: Path, cluster: Path, programs: Callable, capsys: pytest.CaptureFixture
-):
+def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, programs: Callable, capsys):
     shown = "MaxArraySize            = 1001\nSchedulerParameters = max_array_tasks=3,bf_interval=1"
     programs(scontrol=f"[ \"$*\" = 'show config' ] && echo '{shown}'")
     graph = graph_of(tmp_path / "p", *(Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(7)))
@@ -143,9 +141,7 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
         "mkdir asked 2> /dev/null && { echo Connection refused >&2; exit 1; }; echo 77",
     ],
 )
-def test_the_wrapper_of_a_site_may_print_more(
-    tmp_path: Path, cluster: Path, programs: Callable, capsys: pytest.CaptureFixture, answer: str
-):
+def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, programs: Callable, capsys, answer: str):
     programs(sbatch=f"echo 'sbatch: warning: 98% of your hours' >&2; {answer}")
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert job_of(tmp_path / "run")["id"] == "77"
@@ -194,9 +190,7 @@ def test_the_cost_is_that_of_every_attempt(tmp_path: Path, cluster: Path, capsys
     assert "no GPU-hours" in describe_cost([replace(fake("a"), gpu=False)], options)
 
 
-def test_slurm_is_asked_about_each_kind_of_job(
-    tmp_path: Path, cluster: Path, programs: Callable, capsys: pytest.CaptureFixture
-):
+def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, programs: Callable, capsys):
     programs(sbatch="echo $1: Job 7 to start now >&2\n! grep -q -e --time=30")
     nodes = [Node(key, replace(fake(tmp_path / key), gpu=key != "c"), ("a",) * (key == "b")) for key in "abc"]
     assert show_graph(graph_of(tmp_path / "p", *nodes), OPTIONS, ask_slurm=True) == 2
@@ -206,9 +200,7 @@ def test_slurm_is_asked_about_each_kind_of_job(
     assert scripts(cluster) == []
 
 
-def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
-):
+def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, cluster: Path, capsys):
     trained = replace(fake(tmp_path / "p/a"), stage="pretrain")
     graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
     complete(graph.nodes[0].spec)
@@ -233,9 +225,7 @@ def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path, p
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
-def test_data_that_this_machine_does_not_have(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture, is_checked: bool
-):
+def test_data_that_this_machine_does_not_have(tmp_path: Path, cluster: Path, capsys, is_checked: bool):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", *["--check-data"] * is_checked, "OUTPUT_DIR", "r"]
     assert launch.main([*words, "DATA.TRAIN", "folder:$SLURM_TMPDIR/data"]) == 0
     assert "folder:$SLURM_TMPDIR/data is not checked here" in capsys.readouterr().err

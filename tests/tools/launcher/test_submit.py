@@ -24,9 +24,7 @@ from tools.launcher.start import start_graph
 OPTIONS = Options(cluster="slurm", gpus=0)
 
 
-def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(
-    tmp_path: Path, cluster: Path, programs: Callable, capfd: pytest.CaptureFixture
-):
+def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(tmp_path: Path, cluster: Path, programs: Callable, capfd):
     programs(sbatch="echo 1200; echo 'sbatch: error: invalid partition' >&2; echo 'sbatch: error: no' >&2; exit 1")
     text = refused(lambda: run_alone(fake(tmp_path / "runs/run"), OPTIONS))
     assert text == "sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no"
@@ -117,9 +115,7 @@ def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
         assert shown.stdout == f"/the code{behind}"
 
 
-def test_a_job_that_cannot_be_recorded_is_a_warning(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_a_job_that_cannot_be_recorded_is_a_warning(cluster: Path, tmp_path: Path, monkeypatch, capsys):
     def full(*_given: object) -> None:
         raise UserError("cannot write launch.json: No space left on device")
 

@@ -94,6 +94,7 @@ def test_without_a_gpu_only_small_models_are_measured():
 
 
 def test_peaks_go_by_the_name_of_the_device():
+    assert find_peak("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
     assert find_peak("NVIDIA H100 80GB HBM3", "tf32") == 494.7e12
     assert find_peak("NVIDIA H100 PCIe", "float32") == 51e12
     assert find_peak("NVIDIA L40S", "float32") == 91.6e12

@@ -140,7 +140,7 @@ def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) ->
     torch.save({"model": {k: torch.from_numpy(v) for k, v in caffe2().items()}}, tmp_path / "msra.pth")
     (tmp_path / "used").mkdir()
     for name, output, target, message in (
-        ("cifar.pth", "out", "timm", "has the CIFAR stem"),
+        ("cifar.pth", "out", "timm", "use --format onnx"),
         ("msra.pth", "out", "timm", "strides in the 1x1"),
         ("pretrain", "used", "timm", "used exists; choose another output"),
         ("pretrain", "out", "onnx", "must end in .onnx"),

@@ -120,15 +120,7 @@ def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Pat
     assert build_single(spec).nodes[0].spec.is_complete()
 
 
-def test_a_complete_graph_is_reported_without_a_job(tmp_path: Path, cluster: Path):
-    graph = chain(tmp_path)
-    for node in graph.nodes:
-        complete(node.spec)
-    assert start_graph(graph, SLURM) == 0
-    assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
-
-
-def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, capsys):
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, cluster: Path, capsys):
     graph = chain(tmp_path)
     assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")
@@ -141,6 +133,9 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(t
     shown = capsys.readouterr().out
     assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
     assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
+    (tmp_path / "report/results.json").unlink()
+    assert start_graph(chain(tmp_path), SLURM) == 0  # reports without a job
+    assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
 def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):

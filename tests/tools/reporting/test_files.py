@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.errors import refused
-from tests.tools.reporting.runs import DIGITS, cells, column, detector, pipeline, pretrain, probe, render, write
+from tests.tools.reporting.runs import DIGITS, cells, column, pipeline, pretrain, probe, render
 from tools import report
 
 
@@ -30,22 +30,6 @@ def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pyte
     assert f"- {tmp_path}/results.json " in capsys.readouterr().out
     pretrain(tmp_path / "jcl")
     assert report.main([str(tmp_path)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"stage": "transfer", "metr', " is not JSON (Unterminated string"),
-        ('{"stage": "transfer"}', " cannot be shown: it lacks 'weights'"),
-    ],
-)
-def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, content: str, message: str):
-    write(tmp_path / "a", detector())
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/results.json").write_text(content)
-    shown = render([tmp_path])
-    assert column(shown, "a", "box AP") == "38.0"
-    assert f"- {tmp_path / 'b' / 'results.json'}{message}" in shown.split("## Unreadable files")[1]
 
 
 def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path):

@@ -58,11 +58,8 @@ def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
 
 
 def test_unequal_protocols_never_share_a_column(tmp_path: Path):
-    for name, overrides, top1 in (
-        ("a", (), 51.0),
-        ("b", ("PROBE.KNN_K", 5), 70.2),
-        ("c", ("PROBE.IMAGE_SIZE", 64), 55.0),
-    ):
+    probes = (("a", (), 51.0), ("b", ("PROBE.KNN_K", 5), 70.2), ("c", ("PROBE.IMAGE_SIZE", 64), 55.0))
+    for name, overrides, top1 in probes:
         config = pretrain(tmp_path / name, *DIGITS, knn=None)
         probe(tmp_path / name / "knn", config, top1, *overrides)
     text = render([tmp_path])

@@ -212,9 +212,8 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, clust
     (cluster / "queue").write_text("")
     shutil.rmtree(tmp_path / "p/report")
     assert start_graph(graph, OPTIONS) == 0
-    assert (
-        "a has no result and runs again, although every stage that depends on it is complete" in capsys.readouterr().err
-    )
+    warning = "a has no result and runs again, although every stage that depends on it is complete"
+    assert warning in capsys.readouterr().err
 
 
 def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path, programs: Callable):

@@ -57,9 +57,8 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
 
 def is_the_recipes_own(row: Mapping[str, str]) -> bool:
     """Return whether a row is the recipe itself; SCE's table names both temperatures even then."""
-    return "recipe" not in row and load_config(row["pretrain"], row["overrides"].split()) == load_config(
-        row["pretrain"]
-    )
+    recipe = row.get("pretrain")
+    return bool(recipe) and load_config(recipe, row["overrides"].split()) == load_config(recipe)
 
 
 # Recipes that stay although they differ in two keys or fewer: the first command line of the README and its sisters, a

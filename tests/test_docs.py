@@ -146,18 +146,15 @@ def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.Mo
     keys = PRETRAINING.split()
     fewer_steps = dict(zip(keys[::2], map(yaml.safe_load, keys[1::2]), strict=True))
     monkeypatch.setattr(pretrain, "pretrain", lambda file, overrides: train(file, overrides | fewer_steps))
-    blocks = [block for block in snippets("bash", "python") if "your own images" in block.needs]
-    shell, python = (block._replace(text=block.text.replace("/data/", "data/")) for block in blocks if is_readme(block))
+    blocks = [block for block in snippets("bash", "python") if block.page == ROOT / "README.md"]
+    blocks = [block for block in blocks if "your own images" in block.needs]
+    shell, python = (block._replace(text=block.text.replace("/data/", "data/")) for block in blocks)
     for line in shell.lines():
         run_line(line)
     assert len(list(Path("predictions/pictures").iterdir())) == 4
     variables: dict[str, Any] = {}
     exec(python.text, variables)
     assert variables["resnet"](torch.zeros(2, 3, 64, 64)).shape == (2, 512)
-
-
-def is_readme(block: Snippet) -> bool:
-    return block.page == ROOT / "README.md"
 
 
 def write_own_images(folder: Path) -> None:

@@ -26,7 +26,7 @@ class Fault:
 
     Attributes:
         action: count | record | fail from (that call on) | signal.
-        call: open | read | write | fsync | rename | link | unlink | mkdir. Empty: any but read.
+        call: open | write | fsync | rename | link | unlink | mkdir. Empty: any.
         value: the error or the signal.
     """
 
@@ -79,9 +79,9 @@ class Injector:
         fault = self._fault
         if not full.startswith(self._folder):
             return
-        if fault.action == "record" and name != "read":
+        if fault.action == "record":
             self.report.recorded.append(Call(name, full, **details))
-        if (fault.call != name if fault.call else name == "read") or fault.part not in full:
+        if fault.call not in ("", name) or fault.part not in full:
             return
         number = self.report.calls = next(self._numbers)
         if fault.action == "fail from" and number >= fault.nth:
@@ -103,7 +103,8 @@ class Injector:
             changes = flags & (os.O_WRONLY | os.O_RDWR)
             if self._fault.action == "record" and changes and not os.path.exists(path):
                 self.meet("create", path)
-            self.meet("open" if changes else "read", path)
+            if changes:
+                self.meet("open", path)
         elif event in ("os.rename", "os.link"):
             self.meet(_EVENTS[event], arguments[1], source=os.fsdecode(arguments[0]))
         elif event in _EVENTS:

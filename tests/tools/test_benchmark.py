@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
 from tools.benchmarks import objectives, reading, views
@@ -58,8 +58,7 @@ def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 
 def test_both_loops_step():
-    with pytest.raises(UserError, match="no image folder at datasets/digits/images"):
-        benchmark.main(["all"])
+    refused(lambda: benchmark.main(["all"]), "no image folder at datasets/digits/images")
     make_data.main(["digits", "--output", "datasets/digits", "--scenes", "1"])
     assert benchmark.main(["step", "--rounds", "1", "--output", "numbers.json"]) == 0
     written = json.loads(Path("numbers.json").read_text())

@@ -18,11 +18,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import functional
 
-from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.run.state import update_state
 from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
+from tests.errors import refused
 from tests.resnets import caffe2, moco, resnet_state
 from tools import export
 from tools.exporting import formats, source
@@ -104,8 +104,8 @@ def test_a_wrong_export_is_refused(run: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(formats, "_write_timm", lambda source, out: write(replace(source, resize=0), out))
     monkeypatch.setattr(formats._PixelBackbone, "forward", lambda self, images: self.resnet(images / 255))
     output = tmp_path / ("out.onnx" if target == "onnx" else "out")
-    with pytest.raises(UserError, match=r"features of the exported model differs by .*; nothing was written"):
-        export.main([str(run), "--format", target, "--output", str(output)])
+    words = [str(run), "--format", target, "--output", str(output)]
+    refused(lambda: export.main(words), "features of the exported model differs by ", "; nothing was written")
     assert list(tmp_path.iterdir()) == [run]
 
 
@@ -140,21 +140,21 @@ def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) ->
     torch.save({"model": {k: torch.from_numpy(v) for k, v in caffe2().items()}}, tmp_path / "msra.pth")
     (tmp_path / "used").mkdir()
     for name, output, target, message in (
-        ("cifar.pth", "out", "timm", "has the CIFAR stem .* use --format onnx"),
+        ("cifar.pth", "out", "timm", "use --format onnx"),
         ("msra.pth", "out", "timm", "strides in the 1x1"),
         ("pretrain", "used", "timm", "used exists; choose another output"),
-        ("pretrain", "out", "onnx", r"must end in \.onnx"),
-        ("pretrain", "out.onnx", "timm", r"must not end in \.onnx"),
+        ("pretrain", "out", "onnx", "must end in .onnx"),
+        ("pretrain", "out.onnx", "timm", "must not end in .onnx"),
     ):
-        with pytest.raises(UserError, match=message):
-            export.main([str(tmp_path / name), "--format", target, "--output", str(tmp_path / output)])
+        words = [str(tmp_path / name), "--format", target, "--output", str(tmp_path / output)]
+        refused(lambda: export.main(words), message)  # noqa: B023
     assert not list(tmp_path.glob("*out*"))
 
 
 def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs onnxscript and onnxruntime; .*pip install -e '\.\[export\]'"):
-        export.main([str(run), "--format", "onnx", "--output", str(tmp_path / "out.onnx")])
+    words = [str(run), "--format", "onnx", "--output", str(tmp_path / "out.onnx")]
+    refused(lambda: export.main(words), "needs onnxscript and onnxruntime; ", "pip install -e '.[export]'")
 
 
 def test_a_card_says_what_is_recorded_and_no_more(run: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
+from tests.errors import refused
 from tools import make_data
 from tools.data import trees
 
@@ -94,6 +94,5 @@ def test_a_crown_is_an_object_where_at_least_half_of_it_is_visible(wheel: Path):
 
 def test_another_file_is_refused(wheel: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trees, "_SHA256", "0" * 64)
-    with pytest.raises(UserError, match=r"is not the wheel of deepforest==2\.1\.0"):
-        make(wheel, 0)
+    refused(lambda: make(wheel, 0), "is not the wheel of deepforest==2.1.0")
     assert [path.name for path in wheel.parent.iterdir()] == [wheel.name]

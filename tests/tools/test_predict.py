@@ -123,8 +123,5 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[s
     tiny_coco.write(Path("data"))
     Path("empty").mkdir()
     Path("empty.yaml").write_text("VERSION: 2\n")
-    command = (
-        ["--output", "predictions", *words] if words[0] == "--config-file" else [*words, "--output", "predictions"]
-    )
-    refused(lambda: predict.main(command), named)
+    refused(lambda: predict.main(["--output", "predictions", *words]), named)
     assert not Path("predictions").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,11 +58,8 @@ def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
 
 
 def test_unequal_protocols_never_share_a_column(tmp_path: Path):
-    for name, overrides, top1 in (
-        ("a", (), 51.0),
-        ("b", ("PROBE.KNN_K", 5), 70.2),
-        ("c", ("PROBE.IMAGE_SIZE", 64), 55.0),
-    ):
+    probes = (("a", (), 51.0), ("b", ("PROBE.KNN_K", 5), 70.2), ("c", ("PROBE.IMAGE_SIZE", 64), 55.0))
+    for name, overrides, top1 in probes:
         config = pretrain(tmp_path / name, *DIGITS, knn=None)
         probe(tmp_path / name / "knn", config, top1, *overrides)
     text = render([tmp_path])
@@ -101,18 +97,18 @@ def test_initial_weights_of_a_pretraining_are_shown(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("overrides", "engine"),
     [
-        detector(engine="torchvision"),
-        detector("SOLVER.MAX_ITER", "180000"),
-        detector("MODEL.ROI_BOX_HEAD.NORM", "BN"),
-        detector("INPUT.MIN_SIZE_TEST", "600"),
-        detector("DATASETS.TEST", "('other',)"),
+        ("", "torchvision"),
+        ("SOLVER.MAX_ITER 180000", "detectron2"),
+        ("MODEL.ROI_BOX_HEAD.NORM BN", "detectron2"),
+        ("INPUT.MIN_SIZE_TEST 600", "detectron2"),
+        ("DATASETS.TEST ('other',)", "detectron2"),
     ],
 )
-def test_engines_schedules_heads_and_data_never_share_a_table(other: dict[str, Any], tmp_path: Path):
+def test_engines_schedules_heads_and_data_never_share_a_table(overrides: str, engine: str, tmp_path: Path):
     write(tmp_path / "a", detector())
-    write(tmp_path / "b", other)
+    write(tmp_path / "b", detector(*overrides.split(), engine=engine))
     text = render([tmp_path])
     heads = [part.split("\n| run ")[0] for part in text.split("\n## ")[1:] if "\n| run " in part]
     assert len(heads) == 2 and heads[0] != heads[1]

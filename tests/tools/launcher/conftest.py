@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.launcher.helpers import ROOT, programs
+from tests.tools.launcher.helpers import ROOT
 from tools.launcher import slurm, submit
 from tools.launcher.options import Options, resolve
 
@@ -24,7 +25,24 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that writes shell scripts as programs, the only ones on PATH besides those in ``path``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def write(path: str = "", **scripts: str) -> None:
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+        if path:
+            monkeypatch.setenv("PATH", f"{folder}:{path}")
+
+    return write
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Callable[..., None]) -> Path:
     """Replace SLURM's programs by fakes, whose jobs are numbered from 100.
 
     Returns the folder with the accepted scripts, the environment of the last one, the queue, a line per question and
@@ -41,7 +59,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     squeue = f"echo >> {folder}/asked; cat {folder}/queue"
     scancel = f"for id; do :; done; echo $id >> {folder}/cancelled"
-    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=sbatch, squeue=squeue, sacct="", scancel=scancel)
+    programs("/usr/bin:/bin", sbatch=sbatch, squeue=squeue, sacct="", scancel=scancel)
     monkeypatch.setattr(slurm, "_RETRY_S", 0)
     monkeypatch.setattr(submit, "CODE", ("tools",))  # is copied fast
     return folder

@@ -1,14 +1,17 @@
-"""Helpers of the launcher's tests: fake stages and programs, and the files that jobs leave in a run folder."""
+"""Helpers of the launcher's tests: fake stages, launchers in processes, and the files that jobs leave in a folder."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pretrain.common.run.state import read_record, update_state
 from tools.launcher.graph import Graph, Node, build_graph, build_single
@@ -23,6 +26,17 @@ ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
 HERE = Options(cluster="local", gpus=0)
+# Jobs as launch.json lists them.
+LOCAL = {
+    "id": "99999999",
+    "cluster": "local",
+    "name": "n",
+    "logs": "/l/s",
+    "host": socket.gethostname(),
+    "submitted": 0,
+}
+ELSEWHERE = {**LOCAL, "host": "another-machine"}
+SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
 
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
@@ -33,6 +47,19 @@ def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpe
 
 def graph_of(folder: Path, *nodes: Node) -> Graph:
     return build_graph(str(folder), nodes, fake(folder / "report"))
+
+
+def chain(folder: Path) -> Graph:
+    """Build a graph of stage a, and of stage b that builds on it."""
+    return graph_of(folder, Node("a", fake(folder / "a")), Node("b", fake(folder / "b"), ("a",)))
+
+
+def started(folder: Path, *job_records: dict[str, Any]) -> Path:
+    """Write what the launcher leaves in the folder of a stage for which it has started these jobs."""
+    (folder / "launch").mkdir(parents=True)
+    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": job_records}
+    (folder / "launch" / "launch.json").write_text(json.dumps(record))
+    return folder
 
 
 def job_of(folder: Path | str) -> dict[str, Any]:
@@ -83,10 +110,36 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, path: str = "", **scripts: str) -> None:
-    """Set a PATH that begins with these programs, and continues with ``path``."""
-    (folder / "bin").mkdir()
-    for name, script in scripts.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{path}".rstrip(":"))
+class Attached:
+    """A launcher in its own session: signals go to the whole foreground group, as a terminal sends them.
+
+    It runs ``code``, an expression that starts stages and returns the exit status.
+    """
+
+    def __init__(self, code: str, by: Sequence[str] = ()) -> None:
+        imports = "import sys; from pathlib import Path; from tests.tools.launcher.helpers import *\n"
+        imports += "from pretrain.common.errors import run_command_line\n"
+        self._process = subprocess.Popen(
+            [*by, sys.executable, "-c", f"{imports}run_command_line(lambda _: {code})"],
+            cwd=ROOT,
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def interrupt_twice(self) -> None:
+        assert self._process.stderr is not None
+        self.signal(signal.SIGINT)
+        while "press Ctrl-C again" not in self._process.stderr.readline():
+            assert self._process.poll() is None
+        self.signal(signal.SIGINT)
+
+    def end(self, status: int = 130) -> str:
+        """Wait for it; return its standard error. Exit status 130 means a signal or `cancel`."""
+        _, printed = self._process.communicate(timeout=60)
+        assert self._process.returncode == status, printed
+        return printed

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of
+from tests.tools.launcher import helpers
+from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of, run_alone, started
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, build_single
 from tools.launcher.options import Options
@@ -33,21 +32,17 @@ def chain(folder: Path, extra: str = "") -> Graph:
 
 def queue(cluster: Path, folder: Path, job_id: str) -> None:
     """Add a running job of the stage in a folder."""
-    job = {"id": job_id, "cluster": "slurm", "host": socket.gethostname(), "name": "x", "logs": "", "tasks": 1}
-    write_json(folder / "launch/launch.json", {"spec": {}, "jobs": [job]})
+    started(folder, {**helpers.SLURM, "id": job_id})
     with open(cluster / "queue", "a") as file:
-        file.write(f"{job_id}|RUNNING|None|x\n")
+        file.write(f"{job_id}|RUNNING|None|n\n")
 
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
     complete(chain(tmp_path, "earlier").nodes[1].spec)
-    with pytest.raises(
-        UserError, match=r"b: .*/b contains a different run \(arguments .*; a has changed\).*nothing was started"
-    ):
-        start_graph(chain(tmp_path), SLURM)
+    changes = ("/b contains a different run (arguments ", "; a has changed)", "nothing was started")
+    refused(lambda: start_graph(chain(tmp_path), SLURM), "b: ", *changes)
     complete(chain(tmp_path, "earlier").nodes[0].spec)
-    with pytest.raises(UserError, match="2 of 3 stages are invalid"):
-        start_graph(chain(tmp_path), SLURM)
+    refused(lambda: start_graph(chain(tmp_path), SLURM), "2 of 3 stages are invalid")
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
 
@@ -56,8 +51,7 @@ def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, clust
     (cluster / "before").write_text("! grep -q job-name=.*:refused $1 || { echo invalid partition >&2; exit 1; }")
     parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
     nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
-    with pytest.raises(UserError, match="invalid partition"):
-        start_graph(graph_of(tmp_path, *nodes), SLURM)
+    refused(lambda: start_graph(graph_of(tmp_path, *nodes), SLURM), "invalid partition")
     assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and len(list(cluster.glob("*.script"))) == 2
 
@@ -95,9 +89,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     assert (cluster / "asked").read_text() == "\n"
 
 
-def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
-):
+def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, cluster: Path, capsys):
     bad = replace(fake(tmp_path / "bad"), inputs={"gone.pth": ""})
     nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
     nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
@@ -128,17 +120,7 @@ def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Pat
     assert build_single(spec).nodes[0].spec.is_complete()
 
 
-def test_a_complete_graph_is_reported_without_a_job(tmp_path: Path, cluster: Path):
-    graph = chain(tmp_path)
-    for node in graph.nodes:
-        complete(node.spec)
-    assert start_graph(graph, SLURM) == 0
-    assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
-
-
-def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-):
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, cluster: Path, capsys):
     graph = chain(tmp_path)
     assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")
@@ -151,6 +133,9 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(
     shown = capsys.readouterr().out
     assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
     assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
+    (tmp_path / "report/results.json").unlink()
+    assert start_graph(chain(tmp_path), SLURM) == 0  # reports without a job
+    assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
 def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):
@@ -189,16 +174,18 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, s
         assert spec.is_complete() == is_complete
 
 
-def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
-    with claim(tmp_path, "a pipeline"):
+def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):
+    alone = fake(tmp_path / "run")
+    with claim(tmp_path, "a pipeline"), claim(alone.folder, "a submission", of="launch"):
         for options in (HERE, SLURM):
-            with pytest.raises(UserError, match="is in use: a pipeline"):
-                start_graph(chain(tmp_path), options)
+            refused(lambda: start_graph(chain(tmp_path), options), "is in use: a pipeline")  # noqa: B023
+        refused(lambda: run_alone(alone, SLURM), "run/launch is in use: a submission on")
     assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
+    assert run_alone(alone, SLURM) == 0 and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
     (tmp_path / "report.md").write_text("precious")
-    with pytest.raises(UserError, match=r"contains report.md of another program.*; choose another folder"):
-        start_graph(chain(tmp_path), Options(cluster="local"))
+    words = ("contains report.md of another program", "; choose another folder")
+    refused(lambda: start_graph(chain(tmp_path), Options(cluster="local")), *words)
     assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

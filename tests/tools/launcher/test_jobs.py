@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from pretrain.common.errors import UserError
 from pretrain.common.run.lock import read_start_time
 from tests.errors import refused
-from tests.tools.launcher.helpers import end, job_of, programs
+from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, started
 from tools.launcher import jobs, slurm, status
 from tools.launcher.local_job import CANCEL
 from tools.launcher.records import launch_files
-
-LOCAL = {
-    "id": "999999999",
-    "cluster": "local",
-    "name": "n",
-    "logs": "/l/s",
-    "host": socket.gethostname(),
-    "submitted": 0.0,
-}
-ELSEWHERE = {**LOCAL, "host": "another-machine"}
-SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
-
-
-def started(folder: Path, *job_records: dict[str, Any]) -> Path:
-    (folder / "launch").mkdir(parents=True)
-    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": job_records}
-    (folder / "launch" / "launch.json").write_text(json.dumps(record))
-    return folder
-
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -46,14 +25,11 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
 @pytest.mark.parametrize(
     ("squeue", "sacct", "state"),
     [
-        ("echo '77|RUNNING|None|n'", None, "RUNNING"),
         ("echo '77|COMPLETING|None|n'", None, "RUNNING (finishing)"),
         ("echo '77|RESIZING|None|n'", None, "RUNNING"),
-        ("echo '77|STAGE_OUT|None|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids started again from 1
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
-        ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
         (GONE, "echo '77|CANCELLED+|None|n'", "CANCELLED"),
         (GONE, "echo '77|OUT_OF_ME+|None|n'", "OUT_OF_MEMORY"),
@@ -66,29 +42,22 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         (None, None, "UNKNOWN"),
     ],
 )
-def test_states_of_a_slurm_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str | None, sacct: str | None, state: str
-):
-    scripts = {name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None}
-    programs(monkeypatch, tmp_path, **scripts)
+def test_states_of_a_slurm_job(programs: Callable, squeue: str | None, sacct: str | None, state: str):
+    programs(**{name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None})
     assert jobs.job_states([SLURM])[0] == state
 
 
-def test_each_cluster_is_asked_for_its_own_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_each_cluster_is_asked_for_its_own_jobs(programs: Callable, monkeypatch: pytest.MonkeyPatch):
     """Job 77 runs on alex, and one of the same id and name has ended on the default cluster."""
     on_alex = f"case \"$*\" in *'-M alex'*) echo '77|RUNNING|None|n';; *-M*) echo 'CLUSTER: fritz';; *) {GONE};; esac"
-    scancel = f'echo "$*" >> {tmp_path}/cancelled'
-    programs(
-        monkeypatch, tmp_path, squeue=f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}', scancel=scancel
-    )
+    squeue = f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}'
+    programs(squeue=squeue, scancel='echo "$*" >> cancelled')
     for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # the shell's cluster, where these jobs are not
         monkeypatch.setenv(name, "other")
     elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
     assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
-    jobs.cancel(started(tmp_path / "run", {**SLURM, "slurm_cluster": "alex"}))
-    assert (tmp_path / "cancelled").read_text() == "-M alex 77\n"
+    jobs.cancel(started(Path("run"), {**SLURM, "slurm_cluster": "alex"}))
+    assert Path("cancelled").read_text() == "-M alex 77\n"
 
 
 def test_cancel_stops_a_launcher_between_two_stages_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -100,12 +69,11 @@ def test_cancel_stops_a_launcher_between_two_stages_of_a_pipeline(tmp_path: Path
         assert launcher.wait(30) == -CANCEL
 
 
-def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    scancel = f'echo "$*" >> {tmp_path}/cancelled'
+def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(programs: Callable):
     squeue = 'for id in 76 77; do echo "$id|PENDING|Dependency|n"; done'
-    programs(monkeypatch, tmp_path, squeue=squeue, scancel=scancel)
-    jobs.cancel(started(tmp_path / "report", ELSEWHERE, {**SLURM, "id": "76"}, SLURM))
-    assert (tmp_path / "cancelled").read_text() == "76\n77\n"
+    programs(squeue=squeue, scancel='echo "$*" >> cancelled')
+    jobs.cancel(started(Path("report"), ELSEWHERE, {**SLURM, "id": "76"}, SLURM))
+    assert Path("cancelled").read_text() == "76\n77\n"
 
 
 @pytest.mark.parametrize(
@@ -116,8 +84,8 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(tmp_path: P
         ("exit 3", "exit status 3"),
     ],
 )
-def test_why_slurm_did_not_obey_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
-    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scancel=scancel)
+def test_why_slurm_did_not_obey_is_named(programs: Callable, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
+    programs("/usr/bin:/bin", scancel=scancel)
     monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.5)
     refused(lambda: slurm.cancel(SLURM), "scancel 77 failed", why, "try again")
 
@@ -131,20 +99,14 @@ def refuse_if_running(folder: Path) -> None:
     ("job", "why"), [(SLURM, "SLURM does not answer; try again"), (ELSEWHERE, "use another-machine, where it started")]
 )
 def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], why: str, capsys: pytest.CaptureFixture
+    tmp_path: Path, programs: Callable, capsys: pytest.CaptureFixture, job: dict[str, Any], why: str
 ):
-    programs(monkeypatch, tmp_path)
     folder = started(tmp_path / "run", LOCAL, job)
     for state in ("", "running", "requeued"):  # which waits for its turn
         if state:
             end(folder, state)
-        with pytest.raises(
-            UserError, match=rf"may still be running in .* \({why}\); if you know .* ended: rm /"
-        ) as raised:
-            refuse_if_running(folder)
-        assert "\n" not in str(raised.value)
-        with pytest.raises(UserError, match=rf"job {job['id']} of .* may still be running \({why}\)"):
-            jobs.cancel(folder)
+        refused(lambda: refuse_if_running(folder), "may still be running in", f"({why}); if you know", "ended: rm /")
+        refused(lambda: jobs.cancel(folder), f"job {job['id']} of", f"may still be running ({why})")
         status.print_status(folder)
         printed = capsys.readouterr().out
         assert re.search(rf"unknown: .*{why}(.*\n)*knn +unknown", printed) and "lost" not in printed
@@ -156,33 +118,26 @@ def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
     assert re.search("knn +complete", capsys.readouterr().out)
 
 
-def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path):
     started(tmp_path / "runs/a", LOCAL)
     started(tmp_path / "runs/a/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
     started(tmp_path / "runs/b/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
     assert launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
-    with pytest.raises(UserError, match="nothing was started in"):
-        status.print_status(tmp_path / "runs/b")
+    refused(lambda: status.print_status(tmp_path / "runs/b"), "nothing was started in")
 
 
-def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    scancel = (
-        f'for id; do :; done; echo "$*" >> {tmp_path}/asked; [ $id != 78 ] || {{ echo no permission >&2; exit 1; }}'
-    )
-    squeue = 'for id in 77 78 79; do echo "$id|RUNNING|None|n"; done'
-    programs(monkeypatch, tmp_path, squeue=squeue, scancel=scancel)
-    for name, job in (("a", "77"), ("b", "78"), ("c", "79")):
-        started(tmp_path / "runs" / name, {**SLURM, "id": job})
-    with pytest.raises(UserError, match="scancel 78 failed: no permission"):
-        jobs.cancel(tmp_path / "runs", now=True)
-    assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
+def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(programs: Callable, capsys: pytest.CaptureFixture):
+    scancel = 'for id; do :; done; echo "$*" >> asked; [ $id != 78 ] || { echo no permission >&2; exit 1; }'
+    programs(squeue='for id in 77 78 79; do echo "$id|RUNNING|None|n"; done', scancel=scancel)
+    for job in ("77", "78", "79"):
+        started(Path("runs", job), {**SLURM, "id": job})
+    refused(lambda: jobs.cancel(Path("runs"), now=True), "scancel 78 failed: no permission")
+    assert Path("asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
 
 
-def test_the_output_of_a_job_that_was_cancelled_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    programs(monkeypatch, tmp_path, squeue="echo '77|CANCELLED|Resources|n'")
+def test_the_output_of_a_job_that_was_cancelled_before_it_began(tmp_path: Path, programs: Callable):
+    programs(squeue="echo '77|CANCELLED|Resources|n'")
     run = started(tmp_path / "run", {**SLURM, "logs": str(tmp_path / "run/launch/s")})
     refused(lambda: jobs.print_logs(run, 0, False), "rank 0 of job 77 has ended without output (cancelled): ")
 

@@ -5,31 +5,29 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pretrain.common.errors import UserError
 from pretrain.common.run.state import read_record, read_state
-from tests.tools.launcher.helpers import ROOT, fake, graph_of, job_of, programs, run_alone, steps, wait_for
+from tests.errors import refused
+from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus, jobs, local_job, status
 from tools.launcher.graph import Node
 from tools.launcher.options import Options
 from tools.launcher.rank_main import LOCAL_STOP_REASON
 from tools.launcher.start import start_graph
 
-
-def here(tasks: int = 1, **values: object) -> Options:
-    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **values})  # type: ignore[arg-type]
+TWO_RANKS = replace(HERE, tasks=2)
+TWO_STAGES = replace(HERE, tasks=1, parallel=2)
 
 
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_alone(fake(tmp_path, "count", 2), here(2)) == 0
+    assert run_alone(fake(tmp_path, "count", 2), TWO_RANKS) == 0
     assert "counting from 0" in capfd.readouterr().out
     assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
@@ -44,7 +42,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
         os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    assert run_alone(fake(tmp_path, "hang"), here(2)) == 1
+    assert run_alone(fake(tmp_path, "hang"), TWO_RANKS) == 1
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
 
 
@@ -57,51 +55,19 @@ FAILURES = {  # function and arguments of the stage, the exit status, and what i
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_the_first_failing_rank_is_shown_and_the_others_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, case: str
-):
+def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monkeypatch, capfd, case: str):
     """The rank may hang at its exit, or be unable to record its error."""
     stage, exit_status, shown = FAILURES[case]
     monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
-    assert run_alone(fake(tmp_path, *stage), here(2)) == exit_status
+    assert run_alone(fake(tmp_path, *stage), TWO_RANKS) == exit_status
     printed = capfd.readouterr().err
     assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
     assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
-class Attached:
-    """A launcher in its own session: signals go to the whole foreground group, as a terminal sends them."""
-
-    def __init__(self, folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> None:
-        code = (
-            "import sys; from tests.tools.launcher.helpers import fake, run_alone\n"
-            f"sys.exit(run_alone(fake({str(folder)!r}, {function!r}, *{args!r})))"
-        )
-        self._process = subprocess.Popen(
-            [*by, sys.executable, "-c", code],
-            cwd=ROOT,
-            start_new_session=True,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
-
-    def interrupt_twice(self) -> None:
-        assert self._process.stderr is not None
-        self.signal(signal.SIGINT)
-        while "press Ctrl-C again" not in self._process.stderr.readline():
-            assert self._process.poll() is None
-        self.signal(signal.SIGINT)
-
-    def end(self, status: int = 130) -> str:
-        """Wait for it; return its standard error. Exit status 130 means a signal or `cancel`."""
-        _, printed = self._process.communicate(timeout=60)
-        assert self._process.returncode == status, printed
-        return printed
+def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> Attached:
+    return Attached(f"run_alone(fake({str(folder)!r}, {function!r}, *{args!r}))", by)
 
 
 COUNT = ("count", 1000, 0.1)
@@ -120,11 +86,10 @@ COUNT = ("count", 1000, 0.1)
 def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture, stage: tuple[Any, ...], moment: str, how: str, said: str
 ):
-    started = Attached(tmp_path, *stage)
+    started = attach(tmp_path, *stage)
     wait_for((tmp_path / moment).exists)
     if how == "cancel":
-        with pytest.raises(UserError, match="is already running in"):
-            run_alone(fake(tmp_path))
+        refused(lambda: run_alone(fake(tmp_path)), "is already running in")
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
     else:
@@ -147,7 +112,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
 
 @pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 0)])
 def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[str, ...], status: int):
-    started = Attached(tmp_path, "count", 30, 0.1, by=by)
+    started = attach(tmp_path, "count", 30, 0.1, by=by)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGHUP)
     started.end(status)
@@ -156,17 +121,17 @@ def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[
 
 def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     """The stage completes because no step is left to stop after, but a pipeline must not start the next one."""
-    started = Attached(tmp_path, "count", 20, 0.1, "", True)
+    started = attach(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)
     assert "finished before the stop request" in started.end()
     assert steps(tmp_path) == list(range(20))
 
 
-def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callable):
     """The job has started, but the launcher is still asking git about the code."""
-    programs(monkeypatch, tmp_path, os.environ["PATH"], git="exec sleep 30")
-    started = Attached(tmp_path, *COUNT)
+    programs("/usr/bin:/bin", git="exec sleep 30")
+    started = attach(tmp_path, *COUNT)
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
@@ -174,9 +139,7 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
-def test_a_job_is_told_which_gpus_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, variable: str | None
-):
+def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str | None):
     """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_device_count", lambda: count)
@@ -189,32 +152,24 @@ def pair(folder: Path) -> list[Node]:
     return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
 
 
-def two(gpus: int = 0, **values: object) -> Options:
-    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **values)  # type: ignore[arg-type]
-
-
-def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-):
+def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(tmp_path: Path, monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
-    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
+    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), replace(TWO_STAGES, gpus=1, cpus_per_task=1)) == 0
     variables = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
     assert sorted(values["CUDA_VISIBLE_DEVICES"] for values in variables) == ["3", "5"]
     assert {values["OMP_NUM_THREADS"] for values in variables} == {"1"}
     assert "last: counting from 0" in capfd.readouterr().out  # whose line it is
 
 
-def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-):
+def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(tmp_path: Path, monkeypatch, capfd):
     """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)
     b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
     d = Node("d", replace(fake(tmp_path / "d"), one_process=True))
     graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
-    assert start_graph(graph, replace(two(gpus=2), parallel=3)) == 0
+    assert start_graph(graph, replace(TWO_STAGES, gpus=2, parallel=3)) == 0
     printed = capfd.readouterr().out
     assert printed.index("[1/4] a: ") < printed.index("[2/4] c -> ") < printed.index("[3/4] d -> ")
 
@@ -222,7 +177,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))
-    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
+    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), TWO_STAGES) == 2
     printed = capfd.readouterr().err
     assert "[1/4] bad: failed; the other branches continue" in printed
     assert "[2/4] child: skipped, because bad failed" in printed
@@ -230,17 +185,11 @@ def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.Captur
 
 
 def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
-    code = (
-        "import sys; from pathlib import Path; from tests.tools.launcher.test_local_graph import *\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "nodes = [Node(name, fake(folder / name, 'count', 1000, 0.05)) for name in 'abc']\n"
-        "sys.exit(start_graph(graph_of(folder, *nodes), two()))"
-    )
-    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 1000, 0.05)) for name in 'abc')"
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {TWO_STAGES!r})")
     wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())
     jobs.cancel(tmp_path)
-    _, printed = started.communicate(timeout=60)
-    assert started.returncode == 130
+    printed = started.end()
     for name in "ab":
         assert 0 < len(steps(tmp_path / name)) == int((tmp_path / name / "count.0").read_text()) < 1000
     assert f"to continue: python tools/launch.py resume {tmp_path}" in printed

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from submitit.core.utils import UncompletedJobError
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import record_state, set_job
-from tests.tools.launcher.helpers import programs
 from tools.launcher import rank_main
 from tools.launcher.records import read_outcome
 
@@ -62,14 +61,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_job_does_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
+def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monkeypatch: pytest.MonkeyPatch, case: str):
     def requeue(_number: int, _frame: Any) -> None:
         env.requeues.append("submitit")
         if error:
             raise error
 
     received, scontrol, error, requeues, state = CASES[case]
-    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=scontrol)
+    programs("/usr/bin:/bin", scontrol=scontrol)
     monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)

@@ -38,13 +38,10 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     comment = 'it\'s "50 %" of $HOME; `id`'
     (job,) = submit_jobs([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
     slurm_cluster.wait_state(job, "COMPLETED")
-    assert f"Comment={comment}" in shown_by_scontrol(job)
+    shown_job = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True).stdout
+    assert f"Comment={comment}" in shown_job
     assert read_record(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(tmp_path.glob("hacked"))
-
-
-def shown_by_scontrol(job_id: str) -> str:
-    return subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True).stdout
 
 
 def test_a_failed_stage_ends_its_own_branch_only(

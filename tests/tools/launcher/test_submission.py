@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pretrain.common.errors import UserError
-from pretrain.common.run.lock import claim
 from tests.errors import refused
-from tests.tools.launcher.helpers import ROOT, complete, fake, graph_of, job_of, run_alone, wait_for
+from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_of, job_of, run_alone, wait_for
 from tools import launch
 from tools.launcher import jobs, submit
-from tools.launcher.graph import Graph, Node
+from tools.launcher.graph import Node
 from tools.launcher.options import Options
 from tools.launcher.start import describe_cost, show_graph, start_graph
 
@@ -28,10 +24,6 @@ OPTIONS = Options(cluster="slurm", gpus=0)
 
 def scripts(cluster: Path) -> list[str]:
     return sorted(path.stem for path in cluster.glob("*.script"))
-
-
-def chain(folder: Path) -> Graph:
-    return graph_of(folder, Node("a", fake(folder / "a")), Node("b", fake(folder / "b"), ("a",)))
 
 
 BUSY = "{ echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1; }"
@@ -54,15 +46,9 @@ def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: P
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("words", ["Slurm backup controller in standby mode", "Connection refused"])
-def test_a_controller_that_fails_over_is_asked_again(tmp_path: Path, cluster: Path, words: str):
-    (cluster / "before").write_text(f"mkdir {cluster}/asked 2> /dev/null && {{ echo {words} >&2; exit 1; }}")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
-
-
-def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path):
+def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path, programs: Callable):
     (cluster / "after").write_text(BUSY)
-    (tmp_path / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
+    programs(squeue="exit 1")
     refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "look for fake-run in squeue", "Socket timed out")
     assert scripts(cluster) == ["100"] and len(list(tmp_path.glob("run/launch/*/0.pkl"))) == 1
 
@@ -73,23 +59,11 @@ def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path
 def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path, cluster: Path, name: str):
     """The terminal sends Ctrl-C to sbatch, too."""
     (cluster / "after").write_text(f"[ $number != 101 ] || {{ touch {cluster}/waits; sleep 1; }}")
-    code = (
-        "from pathlib import Path; from tests.tools.launcher.test_submission import *\n"
-        "from pretrain.common.errors import run_command_line\n"
-        f"run_command_line(lambda _: start_graph(chain(Path({str(tmp_path / 'p')!r})), OPTIONS))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )
+    launcher = Attached(f"start_graph(chain(Path({str(tmp_path / 'p')!r})), {OPTIONS!r})")
     wait_for((cluster / "waits").exists)
-    os.killpg(process.pid, getattr(signal, name))
-    _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130 and f"stopped by {name}" in printed
+    launcher.signal(signal.Signals[name])
+    printed = launcher.end()
+    assert f"stopped by {name}" in printed
     assert "cancelled the 2 jobs that were submitted: 100, 101" in printed
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
 
@@ -101,18 +75,12 @@ def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path,
     assert start_graph(graph_of(tmp_path / "p", *points), OPTIONS) == 0
     records = [job_of(tmp_path / f"p/{i}") for i in range(4)]
     assert [job["id"] for job in records] == ["100_0", "100_1", "101_0", "101_1"]
-    assert [job["dependency"] for job in records] == [
-        "",
-        "",
-        "afterany:100",
-        "afterany:100",
-    ]  # as many at once as asked
+    assert [job["dependency"] for job in records] == ["", "", *["afterany:100"] * 2]  # as many at once as asked
 
 
-def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, programs: Callable, capsys):
     shown = "MaxArraySize            = 1001\nSchedulerParameters = max_array_tasks=3,bf_interval=1"
-    (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\n[ \"$*\" = 'show config' ] && echo '{shown}'\n")
-    (tmp_path / "bin/scontrol").chmod(0o755)
+    programs(scontrol=f"[ \"$*\" = 'show config' ] && echo '{shown}'")
     graph = graph_of(tmp_path / "p", *(Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(7)))
     assert show_graph(graph, OPTIONS) == 0
     assert re.findall("--array=(.*)%", capsys.readouterr().out) == ["0-2", "0-2"]  # and a job
@@ -122,25 +90,18 @@ def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path
     assert [job["dependency"] for job in records] == ["", "", "afterany:100", "afterany:100", "afterany:101"]
 
 
-def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, cluster: Path, monkeypatch):
+def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(
+    tmp_path: Path, cluster: Path, programs: Callable, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(jobs, "_ENDING_CHECK_S", 0)
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
-    squeue = (
-        f"#!/bin/sh\necho >> {cluster}/asked; [ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
-    )
-    (tmp_path / "bin/squeue").write_text(f"{squeue} || echo '100|COMPLETING|None|p:a'\n")
+    ended = f"[ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
+    programs(squeue=f"echo >> {cluster}/asked; {ended} || echo '100|COMPLETING|None|p:a'")
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
     assert job_of(tmp_path / "p/a")["id"] == "103" and job_of(tmp_path / "p/b")["dependency"] == "afterok:103"
-    (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho '103|COMPLETING|None|p:a'\n")
+    programs(squeue="echo '103|COMPLETING|None|p:a'")
     refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "still ending job 103", "try again in a moment")
     assert len(scripts(cluster)) == 6
-
-
-def test_a_run_is_submitted_by_one_process_at_a_time(tmp_path: Path, cluster: Path):
-    with claim(tmp_path / "run", "a submission", of="launch"):
-        refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "run/launch is in use: a submission on")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
-    assert scripts(cluster) == ["100"] and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
@@ -156,16 +117,10 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
 
 @pytest.mark.parametrize(("limits", "is_named"), [("2", True), ("2\\n\\n", False), ("3", False)])
 def test_a_limit_of_jobs_is_named_before_the_submission(
-    tmp_path: Path,
-    cluster: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    limits: str,
-    is_named: bool,
+    tmp_path: Path, cluster: Path, programs: Callable, monkeypatch, capsys, limits: str, is_named: bool
 ):
     """Of two accounts, one may have no limit."""
-    (tmp_path / "bin/sacctmgr").write_text(f"#!/bin/sh\n[ $4 = user=me ] && printf '{limits}\\n'\n")
-    (tmp_path / "bin/sacctmgr").chmod(0o755)
+    programs(sacctmgr=f"[ $4 = user=me ] && printf '{limits}\\n'")
     monkeypatch.setenv("USER", "me")
     assert show_graph(chain(tmp_path / "p"), OPTIONS) == 0
     named = "these are 3 jobs, but your account may have 2 in the queue at a time"
@@ -181,19 +136,15 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
         "printf 'Press Enter: '; read answer; echo Submitted batch job 77",  # which nobody sees
         "echo 1200; echo Submitted batch job 77",  # of its GPU hours
         "echo Submitted job 77",
+        # A controller fails over, and is asked again.
+        "mkdir asked 2> /dev/null && { echo Slurm backup controller in standby mode >&2; exit 1; }; echo 77",
+        "mkdir asked 2> /dev/null && { echo Connection refused >&2; exit 1; }; echo 77",
     ],
 )
-def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, answer: str):
-    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer}\n")
+def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, programs: Callable, capsys, answer: str):
+    programs(sbatch=f"echo 'sbatch: warning: 98% of your hours' >&2; {answer}")
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert job_of(tmp_path / "run")["id"] == "77"
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 1200\necho Invalid account >&2\nexit 1\n")
-    refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "sbatch refused", "Invalid account")
-
-
-def test_what_sbatch_warns_of_is_shown(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
-    (cluster / "after").write_text("echo 'sbatch: warning: 98% of your hours' >&2")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert "sbatch: warning: 98% of your hours" in capsys.readouterr().err
 
 
@@ -239,8 +190,8 @@ def test_the_cost_is_that_of_every_attempt(tmp_path: Path, cluster: Path, capsys
     assert "no GPU-hours" in describe_cost([replace(fake("a"), gpu=False)], options)
 
 
-def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho $1: Job 7 to start now >&2\n! grep -q -e --time=30")
+def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, programs: Callable, capsys):
+    programs(sbatch="echo $1: Job 7 to start now >&2\n! grep -q -e --time=30")
     nodes = [Node(key, replace(fake(tmp_path / key), gpu=key != "c"), ("a",) * (key == "b")) for key in "abc"]
     assert show_graph(graph_of(tmp_path / "p", *nodes), OPTIONS, ask_slurm=True) == 2
     shown = capsys.readouterr().out
@@ -249,9 +200,7 @@ def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, ca
     assert scripts(cluster) == []
 
 
-def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture
-):
+def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, cluster: Path, capsys):
     trained = replace(fake(tmp_path / "p/a"), stage="pretrain")
     graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
     complete(graph.nodes[0].spec)
@@ -263,23 +212,19 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(
     (cluster / "queue").write_text("")
     shutil.rmtree(tmp_path / "p/report")
     assert start_graph(graph, OPTIONS) == 0
-    assert (
-        "a has no result and runs again, although every stage that depends on it is complete" in capsys.readouterr().err
-    )
+    warning = "a has no result and runs again, although every stage that depends on it is complete"
+    assert warning in capsys.readouterr().err
 
 
-def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path):
-    (tmp_path / "bin/sinfo").write_text("#!/bin/sh\nprintf 'CLUSTER: c64\\n4\\n16\\n'\n")
-    (tmp_path / "bin/sinfo").chmod(0o755)
+def test_more_cores_than_a_node_has_are_refused(tmp_path: Path, cluster: Path, programs: Callable):
+    programs(sinfo="printf 'CLUSTER: c64\\n4\\n16\\n'")
     asked = replace(OPTIONS, tasks=2, cpus_per_task=9)
     refused(lambda: run_alone(fake(tmp_path / "run"), asked), "--cpus-per-task 9", "18 cores", "more than 16")
     assert run_alone(fake(tmp_path / "run"), replace(asked, cpus_per_task=8)) == 0
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
-def test_data_that_this_machine_does_not_have(
-    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture, is_checked: bool
-):
+def test_data_that_this_machine_does_not_have(tmp_path: Path, cluster: Path, capsys, is_checked: bool):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", *["--check-data"] * is_checked, "OUTPUT_DIR", "r"]
     assert launch.main([*words, "DATA.TRAIN", "folder:$SLURM_TMPDIR/data"]) == 0
     assert "folder:$SLURM_TMPDIR/data is not checked here" in capsys.readouterr().err
@@ -289,5 +234,4 @@ def test_data_that_this_machine_does_not_have(
     else:
         assert launch.main([*words, "DATA.TRAIN", "folder:gone"]) == 0
         assert "this machine does not have the data: no image folder at gone" in capsys.readouterr().err
-    with pytest.raises(UserError, match="--tasks 2 is more than the 1 GPU"):
-        launch.main([*words, "--gpus", "1", "--tasks", "2"])
+    refused(lambda: launch.main([*words, "--gpus", "1", "--tasks", "2"]), "--tasks 2 is more than the 1 GPU")

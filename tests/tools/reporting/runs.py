@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fvcore.common.config import CfgNode
 
@@ -17,6 +19,7 @@ from pretrain.probe.protocol import build_protocol
 from tools import report
 from tools.reporting.document import render_markdown
 from transfer import config as transfer_config
+from transfer.coco import results as coco_results
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 JCL = "coco_mask_R50_FPN_1x_jcl"
@@ -98,31 +101,10 @@ def detector(
     """Return the results.json of a fine-tuning; ``weights`` is their provenance, None a random initialization."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
     metrics = {"bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None}, "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0}}
-    return {
-        "stage": "transfer",
-        "engine": {"name": engine, "version": "0.6"},
-        "metrics": metrics,
-        "datasets": dict.fromkeys(cfg.DATASETS.TEST, metrics),
-        "predictions": {},
-        "iteration": cfg.SOLVER.MAX_ITER,
-        "protocol": {
-            "detector": "mask",
-            "backbone": "R50-FPN",
-            "norm": "SyncBN",
-            "heads": "0conv2fc",
-            "freeze_at": 2,
-            "train": list(cfg.DATASETS.TRAIN),
-        },
-        "schedule": {
-            "iterations": cfg.SOLVER.MAX_ITER,
-            "name": "1x",
-            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH,
-            "base_lr": cfg.SOLVER.BASE_LR,
-        },
-        "weights": {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}},
-        "config": cfg.dump(),
-        **change,
-    }
+    summary = {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}}
+    with mock.patch.object(coco_results, "write_json"), mock.patch.object(metadata, "version", lambda name: "0.6"):
+        datasets = dict.fromkeys(cfg.DATASETS.TEST, metrics)
+        return coco_results.write_results(cfg, datasets, engine, summary, cfg.SOLVER.MAX_ITER) | change
 
 
 def pipeline(folder: Path, *keys: str, **record: Any) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.errors import UserError
-from tests.tools.reporting.runs import DIGITS, cells, column, detector, pipeline, pretrain, probe, render, write
+from tests.errors import refused
+from tests.tools.reporting.runs import DIGITS, cells, column, pipeline, pretrain, probe, render
 from tools import report
 
 
@@ -23,35 +23,13 @@ def test_a_pipelines_branches_are_rows_and_incomplete_stages_are_named(tmp_path:
 
 
 def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pytest.CaptureFixture):
+    refused(lambda: report.main([str(tmp_path / "absent")]), "is not a folder")
+    refused(lambda: report.main([str(tmp_path)]), "no results.json in")
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UserError, match="no result could be read"):
-        report.main([str(tmp_path)])
+    refused(lambda: report.main([str(tmp_path)]), "no result could be read")
     assert f"- {tmp_path}/results.json " in capsys.readouterr().out
     pretrain(tmp_path / "jcl")
     assert report.main([str(tmp_path)]) == 0
-
-
-def test_a_report_without_results_is_an_error(tmp_path: Path):
-    with pytest.raises(UserError, match=r"no results.json in"):
-        render([tmp_path])
-    with pytest.raises(UserError, match="is not a folder"):
-        render([tmp_path / "absent"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"stage": "transfer", "metr', " is not JSON (Unterminated string"),
-        ('{"stage": "transfer"}', " cannot be shown: it lacks 'weights'"),
-    ],
-)
-def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, content: str, message: str):
-    write(tmp_path / "a", detector())
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/results.json").write_text(content)
-    shown = render([tmp_path])
-    assert column(shown, "a", "box AP") == "38.0"
-    assert f"- {tmp_path / 'b' / 'results.json'}{message}" in shown.split("## Unreadable files")[1]
 
 
 def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path):

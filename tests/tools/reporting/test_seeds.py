@@ -42,9 +42,11 @@ def half_of_interval(values: list[float]) -> float:
     return (interval.high - interval.low) / 2
 
 
-def test_means_and_welchs_difference(tmp_path: Path):
+def test_a_table_has_means_and_welchs_differences_with_the_digits_that_they_need(tmp_path: Path):
     study = read_study(study_in(tmp_path / "study"))
     assert study and (study.name, study.seeds, study.baseline) == ("study", SEEDS, "random")
+    columns = ["kNN top-1", "similarity of views", "variance of views", "mask_40 box AP", "mask_9 box AP"]
+    assert list(study.scores) == columns  # in the order of the file
     random, jcl = AP.values()
     welch = stats.ttest_ind(jcl, random, equal_var=False).confidence_interval()
     change = f"{(welch.high + welch.low) / 2:+.1f} ± {(welch.high - welch.low) / 2:.1f}"
@@ -54,17 +56,20 @@ def test_means_and_welchs_difference(tmp_path: Path):
         ["random", f"{sum(random) / 3:.1f} ± {half_of_interval(random):.1f}"],
         ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} ({change})"],
     ]
+    text = render_table(build_table(study))
+    assert f"{sum(jcl) / 300:.4f} ± " in text and f"{sum(jcl) / 3e5:.7f} ± " in text
+    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
+    assert "(n)" not in shown.notes[0]
 
 
-@pytest.mark.parametrize("results", [None, {"checkpoint_sha256": "5678"}], ids=["not finished", "done again"])
-def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path, results: dict[str, Any] | None):
+def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path):
     run = study_in(tmp_path) / "jcl_seed=2"
     write(run / "knn", {"stage": "knn", "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
     write(run / "pretrain", {"checkpoint_sha256": "1234"})
     update_state(run / "pretrain", stage="pretrain")
     complete = read_study(tmp_path)
     assert complete and complete.scores["kNN top-1"]["jcl"]["2"] == 9.9
-    write(run / "pretrain", results) if results else (run / "pretrain/results.json").unlink()
+    write(run / "pretrain", {"checkpoint_sha256": "5678"})  # of the pretraining's end
     study = read_study(tmp_path)
     assert study and set(study.scores["kNN top-1"]["jcl"]) == {"1", "3"}
     assert "[n 2]" in build_table(study, ["kNN top-1"]).rows[1][1]
@@ -78,18 +83,6 @@ def test_scores_of_one_backbone_are_compared_seed_by_seed():
     assert change and change.mean == 0.75 and change.p == pytest.approx(paired.pvalue)
     assert difference(ours, {}) is None and difference({"1": 3.0}, {"2": 1.0}) == Difference(2.0)
     assert difference({"1": 3.0, "2": 3.0}, {"1": 3.0, "2": 3.0}) == Difference(0.0, 0.0, 1.0)  # fixed weights
-
-
-def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Path):
-    study = read_study(study_in(tmp_path))
-    assert study
-    columns = ["kNN top-1", "similarity of views", "variance of views", "mask_40 box AP", "mask_9 box AP"]
-    assert list(study.scores) == columns
-    shown = build_table(study)
-    text = render_table(shown)
-    assert f"{sum(AP['jcl']) / 300:.4f} ± " in text and f"{sum(AP['jcl']) / 3e5:.7f} ± " in text
-    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
-    assert "(n)" not in shown.notes[0]
 
 
 def test_a_report_over_seeds_omits_a_damaged_score(tmp_path: Path):

@@ -89,8 +89,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
     rows = build_rows(scores, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [score for score in scores if score.detector]
     names = shorten_names([*(row.folder for row in rows), *(score.folder for score in detections)])
-    studies = [seeds.read_study(pipeline.folder) for pipeline in collection.pipelines]
-    scored = [study for study in studies if study and study.scores]
+    scored = [study for study in map(seeds.read_study, collection.pipelines) if study and study.scores]
     tables = [
         *map(seeds.build_table, scored),
         *build_probe_tables(rows, names),

@@ -3,7 +3,6 @@
 import argparse
 import io
 import os
-import statistics
 import tarfile
 import tempfile
 import time
@@ -65,16 +64,12 @@ def _measure(root: Path, jpeg: bytes, count: int, rounds: int) -> dict[str, dict
             drop_pages(files[form])
             for cache in _CACHES:  # the cold read leaves a warm cache
                 seconds[form, cache].append(_time_reads(forms[form], order))
-    return {cache: _summarize(count, seconds["folder", cache], seconds["tar", cache]) for cache in _CACHES}
-
-
-def _summarize(count: int, folder_seconds: list[float], tar_seconds: list[float]) -> dict[str, float]:
-    ratios = [folder / tar for folder, tar in zip(folder_seconds, tar_seconds, strict=True)]
-    return {
-        "folder": count / statistics.median(folder_seconds),
-        "tar": count / statistics.median(tar_seconds),
-        "tar_to_folder": statistics.median(ratios),
-    }
+    results: dict[str, dict[str, float]] = {}
+    for cache in _CACHES:
+        times = {form: np.array(seconds[form, cache]) for form in forms}
+        results[cache] = {form: count / float(np.median(values)) for form, values in times.items()}
+        results[cache]["tar_to_folder"] = float(np.median(times["folder"] / times["tar"]))
+    return results
 
 
 def _encode_commented() -> bytes:

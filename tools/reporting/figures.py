@@ -12,7 +12,7 @@ from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write, read_json
 
 from .document import Figure
-from .files import Collection, PipelineRun
+from .files import Collection, Stages
 from .panels import build_panels
 from .runs import Score
 from .seeds import Study, draw_scores
@@ -52,18 +52,19 @@ def draw_figures(collection: Collection, studies: list[Study], scores: list[Scor
 def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
     """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
     figures: list[Figure] = []
-    for pipeline in collection.pipelines:
+    for pipeline, stages in collection.pipelines.items():
+        file = _name_file(output, "features", len(figures) + 1)
         try:
-            figure = _draw_feature_maps(pipeline, scores, _name_file(output, "features", len(figures) + 1))
+            figure = _draw_feature_maps(pipeline.name, stages, scores, file)
         except UserError as error:
-            collection.unreadable.append(f"the feature maps of {pipeline.folder.name} are not drawn: {error}")
+            collection.unreadable.append(f"the feature maps of {pipeline.name} are not drawn: {error}")
             continue
         if figure:
             figures.append(figure)
     return figures
 
 
-def _draw_feature_maps(pipeline: PipelineRun, scores: Sequence[Score], file: Path) -> Figure | None:
+def _draw_feature_maps(name: str, stages: Stages, scores: Sequence[Score], file: Path) -> Figure | None:
     """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
 
     Returns:
@@ -74,7 +75,7 @@ def _draw_feature_maps(pipeline: PipelineRun, scores: Sequence[Score], file: Pat
     """
     maps: dict[str, _Points] = {}
     top1: dict[str, float | None] = {}
-    for folder, (branch, stage) in pipeline.stages.items():
+    for folder, (branch, stage) in stages.items():
         if stage.partition("_")[0] == "embedding" and (folder / "results.json").is_file() and branch not in maps:
             maps[branch] = _read_map(folder / "embedding.csv")
             knn = (score for score in scores if score.stage == "knn" and score.folder.parent == folder.parent)
@@ -89,7 +90,7 @@ def _draw_feature_maps(pipeline: PipelineRun, scores: Sequence[Score], file: Pat
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    title = f"Features of validation images in {pipeline.folder.name}"
+    title = f"Features of validation images in {name}"
     return Figure(title, [note], f"features of {', '.join(maps)}", file)
 
 
@@ -130,10 +131,10 @@ def _draw_panels(maps: Mapping[str, _Points], top1: Mapping[str, float | None]) 
 def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple[Path, str, str], dict[str, Score]]:
     """Map pipeline, detector and test set to branch -> score."""
     groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
-    for pipeline in collection.pipelines:
-        for score in (score for score in scores if score.folder in pipeline.stages):
-            branch, detector = pipeline.stages[score.folder]
-            groups.setdefault((pipeline.folder, detector, score.test), {}).setdefault(branch, score)
+    for pipeline, stages in collection.pipelines.items():
+        for score in (score for score in scores if score.folder in stages):
+            branch, detector = stages[score.folder]
+            groups.setdefault((pipeline, detector, score.test), {}).setdefault(branch, score)
     return groups
 
 

@@ -16,6 +16,8 @@ from pretrain.common.files import existing_file, read_json
 from tools.launcher.records import files_below
 from tools.launcher.spec import read_fingerprint
 
+Stages = dict[Path, tuple[str, str]]  # run folder -> branch, without its seed, and stage: ("jcl", "mask")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -26,20 +28,12 @@ class Run:
     config: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PipelineRun:
-    """A pipeline or sweep; ``stages`` maps run folders to branch, without its seed, and stage: ``("jcl", "mask")``."""
-
-    folder: Path
-    stages: dict[Path, tuple[str, str]]
-
-
 @dataclass
 class Collection:
-    """Runs, their pipelines and sweeps, and one line for each unreadable file and each incomplete pipeline."""
+    """Runs, their pipelines and sweeps by folder, and one line for each unreadable file and incomplete pipeline."""
 
     runs: list[Run] = field(default_factory=list)
-    pipelines: list[PipelineRun] = field(default_factory=list)
+    pipelines: dict[Path, Stages] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
 
@@ -58,9 +52,9 @@ def find_runs(folders: Sequence[Path]) -> Collection:
         for path in files_below(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
-            elif path.parents[1] not in [pipeline.folder for pipeline in collection.pipelines]:
+            elif path.parents[1] not in collection.pipelines:
                 _add_pipeline(path, collection)
-    planned = [folder for pipeline in collection.pipelines for folder in pipeline.stages if folder in run_folders]
+    planned = [folder for stages in collection.pipelines.values() for folder in stages if folder in run_folders]
     for folder in dict.fromkeys([*planned, *run_folders]):
         try:
             results = read_json(folder / "results.json")
@@ -104,7 +98,7 @@ def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
 def _add_pipeline(path: Path, collection: Collection) -> None:
     """Add the pipeline or sweep of a record, even if its folder was moved."""
     pipeline_folder = path.parents[1]
-    stages: dict[Path, tuple[str, str]] = {}
+    stages: Stages = {}
     incomplete: list[str] = []
     for stage in read_json(path)["stages"]:
         moved = pipeline_folder / stage["key"]
@@ -113,7 +107,7 @@ def _add_pipeline(path: Path, collection: Collection) -> None:
         stages[folder] = branch.partition("_seed=")[0], name
         if read_fingerprint(folder) != stage["fingerprint"]:
             incomplete.append(stage["key"])
-    collection.pipelines.append(PipelineRun(pipeline_folder, stages))
+    collection.pipelines[pipeline_folder] = stages
     if incomplete:
         remedy = f"run `python tools/launch.py status {pipeline_folder}` to see why"
         collection.incomplete.append(f"{pipeline_folder.name}: {', '.join(incomplete)} ({remedy})")

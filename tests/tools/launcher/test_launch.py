@@ -80,6 +80,7 @@ TRUTH = ["DATASETS.TRAIN", "('coco:a.json:here',)", "DATASETS.TEST", "('coco:a.j
             [*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],
             "is 12; it must be a multiple of 8 (8 processes",
         ),
+        ([*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.STEPS", "(200, 100)"], "SOLVER.STEPS is (200, 100)"),
         (["knn", "random", "OUTPUT_DIR", "50%", "--cluster", "slurm"], "interprets '%'"),
     ],
 )

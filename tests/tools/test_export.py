@@ -54,25 +54,21 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def expected_features(image: Any) -> Tensor:
-    """Compute features of a raw image by torchvision's transforms and network."""
-    resized = functional.resize(image, [RESIZE])  # bilinear, as the probes resize
-    crop = cast(Any, functional.center_crop(resized, [SIZE, SIZE]))
-    pixels = functional.normalize(functional.to_tensor(crop), MEAN, STD)
-    resnet = torchvision.models.resnet18(weights=None)
-    resnet.fc = nn.Identity()  # type: ignore[assignment]
-    resnet.load_state_dict(resnet_state("resnet18", head=False))
-    with torch.no_grad():
-        return resnet.eval()(pixels[None])
-
-
 def photo() -> Image.Image:
     noise = np.random.default_rng(1).integers(0, 255, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((83, 61), Image.Resampling.BICUBIC)
 
 
 def check_features(features: Tensor) -> None:
-    expected = expected_features(photo())
+    """Compare features of the photo with those by torchvision's transforms and network."""
+    resized = functional.resize(cast(Any, photo()), [RESIZE])  # bilinear, as the probes resize
+    crop = cast(Any, functional.center_crop(resized, [SIZE, SIZE]))
+    pixels = functional.normalize(functional.to_tensor(crop), MEAN, STD)
+    resnet = torchvision.models.resnet18(weights=None)
+    resnet.fc = nn.Identity()  # type: ignore[assignment]
+    resnet.load_state_dict(resnet_state("resnet18", head=False))
+    with torch.no_grad():
+        expected = resnet.eval()(pixels[None])
     assert (features - expected).abs().max() < 2e-3 * expected.abs().max()  # Pillow and torch round pixels differently
 
 

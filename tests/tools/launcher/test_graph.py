@@ -15,7 +15,6 @@ from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.tools.launcher import helpers
 from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of, run_alone, started
-from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, build_single
 from tools.launcher.options import Options
 from tools.launcher.rank_main import run_stage
@@ -100,13 +99,6 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
     assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
     assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, of which 1 is invalid" in shown
     assert show_graph(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
-
-
-def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "content_of", lambda path: pytest.fail(f"{path} was read"))
-    a = fake(tmp_path / "a")
-    b = replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
-    assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
 
 
 def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):

@@ -120,17 +120,13 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
     assert "distributions  -> fig3\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_was_checked_or_would_be_refused(tmp_path: Path, capsys, images: Path):
+def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images: Path):
     words = ["pretrain", "--method", "jcl", *HERE, "--dry-run", "SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
     assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process on this machine" in shown
     assert "stages to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
-    assert launch.main([*words, "folder:gone"]) == 2
-    shown = capsys.readouterr().out
-    assert "invalid  pretrain" in shown and "no image folder at gone" in shown
-    assert "process on this machine" not in shown
     assert not (tmp_path / "runs").exists()
 
 

@@ -122,6 +122,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     for count, used in ((4, 1), (0, 0)):
         options = replace(asked, gpus=count).for_stage(DISTRIBUTIONS)
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
+    assert Options(cluster="local").for_stage(spec("pretrain")).cpus_per_task is None
 
 
 WORDS = """\
@@ -175,14 +176,6 @@ def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     assert resolve({"cluster": "local"}).sbatch == {}
     monkeypatch.setenv("SLURM_CLUSTERS", "alex,fritz")
     refused(lambda: resolve({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
-
-
-def test_a_slurm_job_gets_a_core_per_worker_and_one():
-    pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
-    asked = Options(cluster="slurm")
-    assert [asked.for_stage(stage).cpus_per_task for stage in (pretraining, spec("report"))] == [9, 1]
-    assert replace(asked, cpus_per_task=6).for_stage(pretraining).cpus_per_task == 6
-    assert Options(cluster="local").for_stage(pretraining).cpus_per_task is None
 
 
 def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -63,8 +63,6 @@ def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
     assert launch.main(["resume", "x"]) == 0
     ((graph, options),) = started
     assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
-    Path("x").rename("y")
-    refused(lambda: launch.main(["resume", "y"]), "y was moved from", "/x")
 
 
 @pytest.mark.parametrize("entry", ["os:system", "tools.launcher.submit:snapshot", "pretrain.train:main"])

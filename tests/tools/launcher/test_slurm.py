@@ -67,26 +67,6 @@ def test_a_failed_stage_ends_its_own_branch_only(
     all_jobs.cancel(tmp_path)
 
 
-def test_a_pretraining_that_was_cancelled_while_pending_is_not_probed(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
-):
-    """SLURM drops a pending task out of an array without a record, and then counts afterok as satisfied."""
-    nodes = []
-    for point in "abc":
-        nodes.append(Node(f"{point}/pretrain", fake(tmp_path / point / "pretrain", "count", 8, 0.3)))
-        nodes.append(Node(f"{point}/knn", fake(tmp_path / point / "knn"), (f"{point}/pretrain",)))
-    graph = build_graph(str(tmp_path), tuple(nodes), fake(tmp_path / "report"))
-    assert start_graph(graph, replace(slurm_options, parallel=1)) == 0
-    slurm_cluster.wait_state(job_of(tmp_path / "a/pretrain")["id"], "RUNNING")
-    all_jobs.cancel(tmp_path / "b/pretrain")
-    slurm_cluster.wait_state(job_of(tmp_path / "b/knn")["id"], "FAILED")
-    assert not (tmp_path / "b/knn/results.json").exists()
-    assert "builds on b/pretrain, which is not complete" in outcome(tmp_path / "b/knn")["failure"]["error"]
-    slurm_cluster.wait_state(job_of(tmp_path / "c/knn")["id"], "COMPLETED")
-    slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")  # it needs the folder of this test
-    assert [node.key for node in graph.nodes if not node.spec.is_complete()] == ["b/pretrain", "b/knn"]
-
-
 def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_say(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
 ):

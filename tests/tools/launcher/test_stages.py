@@ -34,14 +34,11 @@ def test_every_method_has_a_default_recipe(method: str):
 
 def test_a_detector_has_its_folder_from_the_overrides_and_an_evaluation_one_in_it(tmp_path: Path):
     Path("c.yaml").write_text("VERSION: 2\n")
-    words = ["OUTPUT_DIR", "here", "SEED", "1"]
-    trained, evaluated = (
-        stages.build_transfer("c.yaml", words, engine="torchvision", eval_only=end) for end in (False, True)
-    )
-    assert (trained.folder, evaluated.folder) == (str(tmp_path / "here"), str(tmp_path / "here/eval_only"))
-    assert trained.args[0] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", trained.folder]
-    assert evaluated.args[0] == ["--eval-only", "--engine", "torchvision", "OUTPUT_DIR", evaluated.folder]
-    assert yaml.safe_load(trained.config)["SEED"] == 1
+    for option, folder in (("--resume", tmp_path / "here"), ("--eval-only", tmp_path / "here/eval_only")):
+        words = ["OUTPUT_DIR", "here", "SEED", "1"]
+        spec = stages.build_transfer("c.yaml", words, engine="torchvision", eval_only=option == "--eval-only")
+        assert (spec.folder, yaml.safe_load(spec.config)["SEED"]) == (str(folder), 1)
+        assert spec.args[0] == [option, "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
 def test_every_shipped_detector_is_resolved_as_its_file_says():

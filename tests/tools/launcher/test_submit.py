@@ -9,15 +9,15 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
-from tests.tools.launcher.helpers import fake, job_of, run_alone, submit_jobs
+from tests.tools.launcher.helpers import chain, fake, job_of, run_alone, submit_jobs
 from tools.launcher import records, submit
-from tools.launcher.graph import build_graph, build_single
+from tools.launcher.graph import build_single
 from tools.launcher.options import Options
 from tools.launcher.start import start_graph
 
@@ -83,23 +83,13 @@ def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
     assert set(re.findall(r"SBATCH_([^ ,]*)", shown)) == received
 
 
-@pytest.mark.parametrize("what", ["stage", "pipeline"])
+@pytest.mark.parametrize("is_single", [True, False])
 def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_single: bool
 ):
-    real = shutil.copy2
-    copied = []
-
-    def copy(source: str, target: str, **more: Any) -> Any:
-        copied.append(source)
-        if len(copied) > 20:
-            raise OSError(errno.EDQUOT, "Disk quota exceeded", target)
-        return real(source, target, **more)
-
-    monkeypatch.setattr(shutil, "copy2", copy)
-    graph = build_single(fake(tmp_path / "full"))
-    if what == "pipeline":
-        graph = build_graph(str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))
+    full = OSError(errno.EDQUOT, "Disk quota exceeded", "a file")
+    monkeypatch.setattr(shutil, "copy2", mock.Mock(side_effect=full))
+    graph = build_single(fake(tmp_path / "full")) if is_single else chain(tmp_path / "full")
     text = refused(lambda: start_graph(graph, OPTIONS), tmp_path / "full/launch", "Disk quota exceeded", "free space")
     assert len(text) < 300 and not list(cluster.glob("*.script"))
     assert not list(tmp_path.glob("full/*"))
@@ -127,8 +117,6 @@ def test_a_job_that_cannot_be_recorded_is_a_warning(cluster: Path, tmp_path: Pat
 
 def test_jobs_are_told_apart_by_name(tmp_path: Path):
     """Names serve in squeue, and to recognize another user's job with the same id."""
-    root = str(tmp_path / "demo")
-    stages = [replace(fake(tmp_path / "demo" / name / "pretrain"), root=root) for name in ("jcl", "sce")]
-    assert [submit.name_job([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]
-    assert submit.name_job(stages) == "demo:fake"
-    assert submit.name_job([fake(tmp_path / "jcl")]) == "fake-jcl"
+    jcl, sce = (replace(fake(tmp_path / f"demo/{name}/x"), root=str(tmp_path / "demo")) for name in ("jcl", "sce"))
+    names = [submit.name_job(stages) for stages in ([jcl], [sce], [jcl, sce], [fake(tmp_path / "jcl")])]
+    assert names == ["demo:jcl/x", "demo:sce/x", "demo:fake", "fake-jcl"]

@@ -120,12 +120,17 @@ def describe_kind(tensors: Iterable[str]) -> str:
 def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen: Network) -> str:
     """List the modules and other networks in a file that are not part of the ``chosen`` one, in short."""
     prefixes = [other.prefix for other in networks if other.prefix not in ("", chosen.prefix)]
-    unread: dict[str, None] = {}
+    modules: dict[str, list[str]] = {}
     for name in tensors:
         if name not in chosen.names:
-            module = ".".join(name.split(".")[:3])
-            unread[next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)] = None
-    return shorten_list(list(unread))
+            parents = chosen.prefix.split(".")[:-1]
+            while parents and not name.startswith(".".join(parents) + "."):
+                parents.pop()
+            short = name.removeprefix("".join(f"{parent}." for parent in parents))
+            module = ".".join(short.split(".")[:-1][:2]) or short
+            other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)
+            modules.setdefault(other, []).append(short)
+    return shorten_list([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
 
 
 def _move_into_resnet(name: str) -> str:

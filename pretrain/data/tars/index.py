@@ -31,7 +31,8 @@ from ..sources import PackedNames
 log = logging.getLogger(__name__)
 INDEX_SUFFIX = ".index.npz"
 # Byte offset of an image in its tar, its size in bytes, and the class in the sample's .cls member (-1: there is none).
-_MEMBER = np.dtype([("offsets", np.int64), ("sizes", np.int64), ("labels", np.int64)])
+_FIELDS = ("offsets", "sizes", "labels")
+_MEMBER = np.dtype([(field, np.int64) for field in _FIELDS])
 _FORMAT = 1  # version of the index files; an index of another version is rebuilt
 _LOG_PERIOD_S = 60.0  # where there is no terminal
 _MAX_PADDING = 1 << 20  # bytes after the end mark
@@ -84,7 +85,7 @@ def read_version(tar: str | int) -> tuple[int, int]:
 def _write_index(tar: str, size: int, version: np.ndarray, paths: Sequence[Path]) -> Entries:
     entries = _build_index(tar, size)
     file = io.BytesIO()
-    fields = {name: entries.members[name] for name in _MEMBER.names}
+    fields: dict = {name: entries.members[name] for name in _FIELDS}
     np.savez(file, version=version, names=entries.names.text, ends=entries.names.ends, **fields)
     for path in paths:
         with contextlib.suppress(UserError):
@@ -111,7 +112,7 @@ def _read_index(path: Path, version: np.ndarray) -> Entries | None:
         with np.load(path, allow_pickle=False) as file:
             if not np.array_equal(file["version"], version):
                 return None
-            members = np.rec.fromarrays([file[name] for name in _MEMBER.names], _MEMBER)
+            members = np.rec.fromarrays([file[name] for name in _FIELDS], _MEMBER)
             return Entries(PackedNames(file["names"], file["ends"]), members)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

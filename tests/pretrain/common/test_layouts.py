@@ -145,6 +145,6 @@ def test_the_table_of_layouts_is_current() -> None:
 def test_what_is_not_read_is_listed(tmp_path: Path) -> None:
     torch.save(LAYOUTS["lightly, MoCo"](), tmp_path / "w.pth")
     assert read_backbone(tmp_path / "w.pth").unread == (
-        "state_dict.backbone_momentum, state_dict.projection_head.layers, state_dict.projection_head_momentum.layers, "
-        "state_dict.criterion.memory_bank"
+        "state_dict.backbone_momentum, projection_head.layers.0.weight, projection_head_momentum.layers.0.weight, "
+        "criterion.memory_bank.bank"
     )

@@ -136,9 +136,8 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     cfg.defrost()
     solver = cfg.SOLVER
     if solver.IMS_PER_BATCH % reference:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is not a multiple of REFERENCE_WORLD_SIZE {reference}"
-        )
+        batch = solver.IMS_PER_BATCH
+        raise UserError(f"SOLVER.IMS_PER_BATCH {batch} is not a multiple of REFERENCE_WORLD_SIZE {reference}")
     scale = world / reference
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
     solver.BASE_LR *= scale

@@ -127,8 +127,7 @@ class Engine(ABC):
         Raises:
             Stopped: a stop was requested on one of the ranks.
         """
-        indices = range(len(records))[distributed.rank_slice(len(records))]
-        items = [[(index, index)] for index in indices]
+        items = [[(index, index)] for index in range(len(records))[distributed.rank_slice(len(records))]]
         workers = self.cfg.DATALOADER.NUM_WORKERS
         batches = load_batches(self.test_images(records), items, workers, pin_memory=self.pin_memory)
         results: list[Any] = []

@@ -55,12 +55,12 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not exist, a small data set has bad records, or a data set's evaluator is unknown.
     """
-    if weights:
-        find_weights(cfg.MODEL.WEIGHTS)
     names = sorted(data_names(cfg, eval_only), key=data.in_catalog)  # the catalog's last: they import Detectron2
     data.check_data_sets_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
+    if weights:
+        find_weights(cfg.MODEL.WEIGHTS)
     extensions.load()
     _check_registered("INPUT.MAPPER", filter(None, [cfg.INPUT.MAPPER]), MAPPERS)
     _check_registered("SOLVER.HOOKS", cfg.SOLVER.HOOKS, HOOKS)

@@ -64,9 +64,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest undamaged checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
-    parser.add_argument(
-        "--engine", choices=ENGINES, default="auto", help="use this engine (default: Detectron2 if it is installed)"
-    )
+    text = "use this engine (default: Detectron2 if it is installed)"
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help=text)
     text = "draw the predictions on N test images (default: 0)"
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help=text)
     text = "start N processes, on the CPU if there is no GPU (default: 1)"

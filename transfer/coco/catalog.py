@@ -60,9 +60,7 @@ def check_evaluator(name: str) -> None:
     kind = read_metadata(name).get("evaluator_type", "")
     if kind not in ("coco", *OTHER_EVALUATORS):
         known = ", ".join(("coco", *OTHER_EVALUATORS))
-        raise UserError(
-            f"the evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})"
-        )
+        raise UserError(f"evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})")
 
 
 def prepare(name: str, copy: Path | None) -> list[str]:

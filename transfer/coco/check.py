@@ -223,7 +223,7 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
 
 
 def _find_keypoint_problem(record: Mapping[str, Any], count: int) -> str:
-    points = record.get("keypoints")
+    points: Any = record.get("keypoints")
     if not are_numbers(points):
         return f"keypoints {short(points)} are not numbers (if no object has any, set MODEL.KEYPOINT_ON False)"
     if len(points) != 3 * count:

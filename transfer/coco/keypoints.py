@@ -18,11 +18,8 @@ def named_keypoints(content: Mapping[str, Any]) -> list[str]:
 
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:
     """Return the keypoints' names in a COCO file, or their numbers if its categories do not name them."""
-    names = named_keypoints(content)
-    if names:
-        return names
     points = next((a["keypoints"] for a in content["annotations"] if a.get("keypoints")), [])
-    return [str(index) for index in range(len(points) // 3)]
+    return named_keypoints(content) or [str(index) for index in range(len(points) // 3)]
 
 
 def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:

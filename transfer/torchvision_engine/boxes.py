@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torchvision.ops import box_iou, roi_align
 from .mapper import Target
 
 _MAX_LOG_SCALE = math.log(1000.0 / 16)  # decoded boxes grow by this factor at most, as in Detectron2
-DeltaWeights = tuple[float, float, float, float]  # factors of the deltas x, y, w, h
+DeltaWeights = Any  # four factors of the deltas x, y, w, h, which need not be the tensor that torchvision names
 
 
 def decode(deltas: Tensor, anchors: Tensor, weights: DeltaWeights) -> Tensor:

@@ -198,14 +198,9 @@ def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
 
 def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndarray:
     """Draw polygons inside ``box`` on a grid of side x side; the sides of the box count as at least 0.1 pixel."""
-    # As in Detectron2, float32 scalars act on float64 polygons: other types flip border cells.
+    # As in Detectron2, float32 numbers act on float64 polygons: other types flip border cells.
     ratios = [side / max(box[i + 2] - box[i], 0.1) for i in (0, 1)]
-    scaled = []
-    for polygon in polygons:
-        points = polygon.copy()
-        points[0::2] = (points[0::2] - box[0]) * ratios[0]
-        points[1::2] = (points[1::2] - box[1]) * ratios[1]
-        scaled.append(points)
+    scaled: Any = [((polygon.reshape(-1, 2) - box[:2]) * ratios).reshape(-1) for polygon in polygons]
     return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(scaled, side, side))).astype(bool)
 
 

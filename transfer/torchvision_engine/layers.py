@@ -32,17 +32,16 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.momentum is not None
         x = input.float()  # counts and statistics are exact, and have the type of the running statistics
         count = differentiable_all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
         mean = differentiable_all_reduce(x.sum((0, 2, 3))) / count
         centered = x - mean[:, None, None]
         var = differentiable_all_reduce(centered.square().sum((0, 2, 3))) / count
         with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * count / (count - 1), self.momentum)
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked += 1
+            self.get_buffer("running_mean").lerp_(mean, self.momentum)
+            self.get_buffer("running_var").lerp_(var * count / (count - 1), self.momentum)
+            self.get_buffer("num_batches_tracked").add_(1)
         scale = (var + self.eps).rsqrt() * self.weight
         return (centered * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 

@@ -1,6 +1,7 @@
 """Coding and pooling of boxes are compared with values computed by hand; test_parity covers matching and sampling."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transfer.torchvision_engine.boxes import RoIPooler, decode
 def test_decoding_undoes_encoding_up_to_the_largest_growth():
     anchors = torch.tensor([[0.0, 0, 10, 20], [5, 5, 6, 6]])
     boxes = torch.tensor([[2.0, 3, 50, 9], [-4, 0, 8, 5]])
-    weights = (10.0, 10.0, 5.0, 5.0)
+    weights: Any = (10.0, 10.0, 5.0, 5.0)
     deltas = encode_boxes(boxes, anchors, weights)
     assert deltas[0].tolist() == pytest.approx([21, -2, 5 * math.log(4.8), 5 * math.log(0.3)])
     assert torch.allclose(decode(deltas, anchors, weights), boxes, atol=1e-5)

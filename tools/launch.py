@@ -41,6 +41,12 @@ from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
 
 _Action = Callable[[argparse.Namespace], int | None]
+_GROUPS = {
+    "stages": "pretrain linear knn embedding distributions convert transfer",
+    "many runs": "pipeline paper",
+    "inspect": "status logs report compare recipes doctor",
+    "control": "resume cancel",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,12 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+    usage = "launch.py COMMAND ..."
+    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     _add_stages(commands)
     _add_many_runs(commands)
     _add_inspection(commands)
     _add_control(commands)
+    lines = []
+    for title, names in _GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<15}{commands.choices[name].description}" for name in names.split()), ""]
+    parser.epilog = "\n".join(lines)
     return parser
 
 
@@ -164,7 +175,7 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: _Action) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, description=text, allow_abbrev=False)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub
 

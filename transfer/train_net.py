@@ -152,8 +152,11 @@ def pick_engine(name: str) -> str:
     return "detectron2" if is_installed and name != "torchvision" else "torchvision"
 
 
-def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
+def resolve_config(args: argparse.Namespace, world: int | None = None) -> tuple[str, CfgNode]:
     """Return the engine's name, and the config checked and scaled to the number of processes.
+
+    Args:
+        world: the number of processes (default: WORLD_SIZE of the environment, or else --num-gpus).
 
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
@@ -162,7 +165,7 @@ def resolve_config(args: argparse.Namespace) -> tuple[str, CfgNode]:
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(FALLBACK_NOTE, file=sys.stderr)
     cfg = load_config(args.config_file, args.opts)
-    world = int(os.environ.get("WORLD_SIZE") or args.num_gpus)
+    world = world or int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)

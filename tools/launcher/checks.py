@@ -125,8 +125,8 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
     cfg: CfgNode
     if spec.stage == "transfer":
         with config_file(spec.config) as file:
-            args = train_net.parse(["--config-file", file, "--num-gpus", str(world_size), *spec.args[0]])
-            _, cfg = train_net.resolve_config(args)
+            args = train_net.parse(["--config-file", file, *spec.args[0]])
+            _, cfg = train_net.resolve_config(args, world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
         if reads_weights and is_address and download:

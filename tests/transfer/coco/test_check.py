@@ -157,7 +157,7 @@ def test_boxes_in_another_format_are_named() -> None:
     assert "between 0 and 1" in problem([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5])
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
     assert problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0]) == "", "over the border, and without area"
-    box = [30, 8, 20, 30]
+    box: list[float] = [30, 8, 20, 30]
     assert "its polygons lie between 0 and 1" in problem(box, segmentation=[[0.3, 0.1, 0.5, 0.1, 0.5, 0.4]])
     assert "its keypoints lie between 0 and 1" in problem(box, keypoints=[0.3, 0.1, 2, 0.5, 0.4, 1])
     assert problem(box, keypoints=[0, 0, 0] * 2) == "", "not labeled"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -53,12 +54,8 @@ def scored(monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None) -> Callable[...
     """Replace evaluations by given box APs, one after the other."""
 
     def score(*values: float | None) -> None:
-        remaining = iter(values)
-
-        def evaluate_set(*_: Any, **__: Any) -> dict[str, Any]:
-            return {"bbox": {"AP": next(remaining), "AP50": 0.0}}
-
-        monkeypatch.setattr("transfer.engine.Engine.evaluate_set", evaluate_set)
+        metrics = [{"bbox": {"AP": value, "AP50": 0.0}} for value in values]
+        monkeypatch.setattr("transfer.engine.Engine.evaluate_set", mock.Mock(side_effect=metrics))
 
     return score
 
@@ -81,10 +78,9 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
 
 def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(tmp_path, scored, monkeypatch):
     scored(5.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(transfer.trainer, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(transfer.trainer, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
+        work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
     scored(5.0, 4.0)
     work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=3)
     assert read_json(tmp_path / "out/best.json")["value"] == 5.0

@@ -128,13 +128,8 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     torch.testing.assert_close(softmax.mean_ND, logits.softmax(dim=1) @ queue.T)
 
 
-BAD_VALUES = {
-    "temperature": (0.0, math.nan, math.inf),
-    "key_temperature": (0.0,),
-    "lambda_": (-0.1, math.nan),
-    "k1": (-1.0,),
-    "k2": (-1.0,),
-}
+BAD_VALUES = {"temperature": (0.0, math.nan, math.inf), "key_temperature": (0.0,), "lambda_": (-0.1, math.nan)}
+BAD_VALUES |= dict.fromkeys(["k1", "k2"], (-1.0,))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -151,19 +151,16 @@ def test_both_engines_read_one_form(people: dict[str, Any]) -> None:
 def test_boxes_in_another_format_are_named() -> None:
     images = [{"id": 1, "width": 100, "height": 80}]
 
-    def problem(*boxes: list[float]) -> str:
-        return problem_of(*({"image_id": 1, "bbox": box} for box in boxes))
-
-    def problem_of(*annotations: dict[str, Any]) -> str:
-        return find_box_format_problem({"images": images, "annotations": annotations})
+    def problem(*boxes: list[float], **fields: Any) -> str:
+        records = [{"image_id": 1, "bbox": box, **fields} for box in boxes]
+        return find_box_format_problem({"images": images, "annotations": records})
 
     assert "between 0 and 1" in problem([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5])
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
-    points = {"bbox": [30, 8, 20, 30], "keypoints": [0.3, 0.1, 2, 0.5, 0.4, 1]}
-    assert "its keypoints lie between 0 and 1" in problem_of({"image_id": 1, **points})
-    assert problem_of({"image_id": 1, **points, "keypoints": [0, 0, 0] * 2}) == "", "not labeled"
-    over_the_border_and_without_area = problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0])
-    assert over_the_border_and_without_area == ""
+    assert problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0]) == "", "over the border, and without area"
+    box: list[float] = [30, 8, 20, 30]
+    assert "its keypoints lie between 0 and 1" in problem(box, keypoints=[0.3, 0.1, 2, 0.5, 0.4, 1])
+    assert problem(box, keypoints=[0, 0, 0] * 2) == "", "not labeled"
 
 
 @pytest.mark.parametrize("seed", range(8))

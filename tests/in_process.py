@@ -8,16 +8,16 @@ from unittest import mock
 
 from pretrain.common import interrupt
 from tools import launch
-from tools.launcher import checks
-from tools.launcher.graph import Graph, write_graph
+from tools.launcher.execution.rank_main import run_stage
+from tools.launcher.graphs import checks
+from tools.launcher.graphs.graph import Graph, write_graph
 from tools.launcher.options import Options
-from tools.launcher.rank_main import run_stage
 
 HERE = Options(cluster="local", gpus=0)
 
 
 def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
-    """Replace `tools.launcher.start.start_graph` on this machine, without a process per stage and without records."""
+    """Replace `start_graph` on this machine, without a process per stage and without records."""
     plan = checks.check_graph(graph, options, check_data=check_data)
     plan.check(graph)
     write_graph(graph, options)

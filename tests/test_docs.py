@@ -33,7 +33,8 @@ from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable,
 from tests.tools.test_make_trees import write_wheel
 from tools import make_data
 from tools.data import trees
-from tools.launcher import options, pipeline, stages
+from tools.launcher import options, stages
+from tools.launcher.graphs import pipeline
 from transfer.config import load_config as load_detector_config
 
 pytestmark = pytest.mark.docs

@@ -14,7 +14,7 @@ import pytest
 
 from tests.tools.launcher.helpers import complete
 from tools.launcher import stages
-from tools.launcher.graph import build_single
+from tools.launcher.graphs.graph import build_single
 from tools.launcher.spec import StageSpec
 
 ROOT = Path(__file__).parents[1]

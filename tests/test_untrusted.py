@@ -22,7 +22,8 @@ from tests.pretrain.runs import overrides
 from tests.tools.launcher.helpers import end
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
-from tools.launcher import options, pipeline, stages
+from tools.launcher import options, stages
+from tools.launcher.graphs import pipeline
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
 

@@ -29,14 +29,15 @@ from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
-from tools.launcher import doctor, jobs, options, recipes, stages
-from tools.launcher.graph import Graph, build_single, find_record, read_graph
+from tools.launcher import doctor, options, recipes, stages
+from tools.launcher.execution import jobs
+from tools.launcher.execution.status import print_status, stage_to_show
+from tools.launcher.graphs.graph import Graph, build_single, find_record, read_graph
+from tools.launcher.graphs.paper_pipeline import write_pipeline
+from tools.launcher.graphs.pipeline import load_pipeline
+from tools.launcher.graphs.start import show_graph, start_graph
 from tools.launcher.options import Options, from_arguments
-from tools.launcher.paper_pipeline import write_pipeline
-from tools.launcher.pipeline import load_pipeline
 from tools.launcher.spec import StageSpec
-from tools.launcher.start import show_graph, start_graph
-from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
 

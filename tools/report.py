@@ -22,9 +22,9 @@ from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
 from tools.reporting import cost, paper_tables, seeds
 from tools.reporting.document import Report, render_json, render_markdown
-from tools.reporting.figures import draw_figures, draw_maps
+from tools.reporting.drawing.figures import draw_figures, draw_maps
+from tools.reporting.drawing.page import render_page
 from tools.reporting.files import find_runs, shorten_names
-from tools.reporting.page import render_page
 from tools.reporting.runs import Score, read_scores
 from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
 

@@ -13,7 +13,7 @@ from studies.tools import record
 from tests.errors import refused
 from tests.tools.reporting.test_seeds import study_in
 from tools import ROOT
-from tools.launcher import pipeline
+from tools.launcher.graphs import pipeline
 from tools.reporting.document import render_table
 from tools.reporting.seeds import build_table, read_study
 from transfer.config import load_config as load_detector_config

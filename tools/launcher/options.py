@@ -16,7 +16,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 
-from . import slurm
+from .execution import slurm
 from .gpus import visible_gpus
 from .site_file import read_site_file
 from .spec import StageSpec

@@ -13,7 +13,7 @@ from typing import Any
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file, read_json
-from tools.launcher.records import files_below
+from tools.launcher.execution.records import files_below
 from tools.launcher.spec import read_fingerprint
 
 Stages = dict[Path, tuple[str, str]]  # run folder -> branch, without its seed, and stage: ("jcl", "mask")

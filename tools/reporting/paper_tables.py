@@ -13,7 +13,7 @@ from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten, merge_file
 from pretrain.probe.protocol import build_protocol
 from tools import ROOT
-from tools.launcher.paper_pipeline import read_table
+from tools.launcher.graphs.paper_pipeline import read_table
 from transfer.config import load_config
 
 from .document import Table

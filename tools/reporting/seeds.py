@@ -12,7 +12,7 @@ from pretrain.common.run.state import read_record
 from tools.launcher.spec import is_made_from
 
 from .document import Table
-from .panels import build_panels
+from .drawing.panels import build_panels
 from .runs import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}

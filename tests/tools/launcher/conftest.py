@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
-from tools.launcher import slurm, submit
+from tools.launcher.execution import slurm, submit
 from tools.launcher.options import Options, resolve
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.run.state import read_record, update_state
-from tools.launcher.graph import Graph, Node, build_graph, build_single
+from tools.launcher.execution.records import read_outcome
+from tools.launcher.execution.status import collect
+from tools.launcher.execution.submit import copy_code, submit
+from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
+from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
-from tools.launcher.records import read_outcome
 from tools.launcher.spec import StageSpec
-from tools.launcher.start import start_graph
-from tools.launcher.status import collect
-from tools.launcher.submit import copy_code, submit
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"

@@ -15,9 +15,9 @@ import pytest
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher import gpus, options, stages
+from tools.launcher.execution.submit import preview
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
-from tools.launcher.submit import preview
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 

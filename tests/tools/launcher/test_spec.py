@@ -12,9 +12,10 @@ import torch
 
 from tests.errors import refused
 from tests.tools.launcher.helpers import TINY, complete
-from tools.launcher import pipeline, stages
-from tools.launcher.checks import check_may_continue
-from tools.launcher.graph import build_single
+from tools.launcher import stages
+from tools.launcher.graphs import pipeline
+from tools.launcher.graphs.checks import check_may_continue
+from tools.launcher.graphs.graph import build_single
 from tools.launcher.spec import StageSpec, content_of
 
 

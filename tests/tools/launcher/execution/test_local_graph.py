@@ -1,0 +1,197 @@
+"""Jobs on this machine: output on the terminal, failures, killed ranks, Ctrl-C, cancel and time limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.run.state import read_record, read_state
+from tests.errors import refused
+from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
+from tools.launcher import gpus
+from tools.launcher.execution import jobs, local_job, status
+from tools.launcher.execution.rank_main import LOCAL_STOP_REASON
+from tools.launcher.graphs.graph import Node
+from tools.launcher.graphs.start import start_graph
+from tools.launcher.options import Options
+
+TWO_RANKS = replace(HERE, tasks=2)
+TWO_STAGES = replace(HERE, tasks=1, parallel=2)
+
+
+def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_alone(fake(tmp_path, "count", 2), TWO_RANKS) == 0
+    assert "counting from 0" in capfd.readouterr().out
+    assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
+    status.print_status(tmp_path)
+    assert "complete" in capfd.readouterr().out
+    jobs.print_logs(tmp_path, rank=1, follow=False)
+    assert "counting from 0" in capfd.readouterr().out
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture):
+    def kill() -> None:
+        wait_for(lambda: [path.read_text() != "" for path in tmp_path.glob("pid.*")] == [True, True])
+        os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert run_alone(fake(tmp_path, "hang"), TWO_RANKS) == 1
+    assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
+
+
+FAILURES = {  # function and arguments of the stage, the exit status, and what is shown
+    "a bug": (("fail", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
+    "a mistake": (("fail", 0, True), 2, ("error: the value is 3; it must be 2",)),
+    "hangs": (("fail_and_hang", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
+    "full": (("fail_on_full_disk", 1), 1, ("cannot write results.json: No space left on device", "not be recorded")),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monkeypatch, capfd, case: str):
+    """The rank may hang at its exit, or be unable to record its error."""
+    stage, exit_status, shown = FAILURES[case]
+    monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
+    assert run_alone(fake(tmp_path, *stage), TWO_RANKS) == exit_status
+    printed = capfd.readouterr().err
+    assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
+    assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
+
+
+def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> Attached:
+    return Attached(f"run_alone(fake({str(folder)!r}, {function!r}, *{args!r}))", by)
+
+
+COUNT = ("count", 1000, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("stage", "moment", "how", "said"),
+    [
+        (COUNT, "count.0", "Ctrl-C", "Ctrl-C: counted to"),
+        (COUNT, "launch/launch.json", "Ctrl-C", "Ctrl-C"),  # a rank that is still importing dies by the signal
+        (("count", 1000, 0.1, "", True), "count.0", "twice", "stopped immediately by a second Ctrl-C"),
+        (COUNT, "count.0", "cancel", "launch.py cancel"),
+        (COUNT, "launch/launch.json", "now", "launch.py cancel --now"),
+    ],
+)
+def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture, stage: tuple[Any, ...], moment: str, how: str, said: str
+):
+    started = attach(tmp_path, *stage)
+    wait_for((tmp_path / moment).exists)
+    if how == "cancel":
+        refused(lambda: run_alone(fake(tmp_path)), "is already running in")
+    if how in ("cancel", "now"):
+        jobs.cancel(tmp_path, now=how == "now")
+    else:
+        started.interrupt_twice() if how == "twice" else started.signal(signal.SIGINT)
+    printed = started.end()
+    assert said in printed and "to continue: python tools/launch.py resume" in printed
+    assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
+    capfd.readouterr()
+    status.print_status(tmp_path)
+    printed = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
+    assert re.search(r"fake +stopped", printed)
+    assert not re.search("SIG|running|failed|without reporting an error", printed)
+    jobs.cancel(tmp_path)
+    assert f"no running jobs in {tmp_path}" in capfd.readouterr().out
+    if stage == COUNT and moment == "count.0":
+        done = int((tmp_path / "count.0").read_text())
+        assert run_alone(fake(tmp_path, "count", done + 2)) == 0
+        assert steps(tmp_path) == list(range(done + 2))
+
+
+@pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 0)])
+def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[str, ...], status: int):
+    started = attach(tmp_path, "count", 30, 0.1, by=by)
+    wait_for((tmp_path / "count.0").exists)
+    started.signal(signal.SIGHUP)
+    started.end(status)
+    assert (len(steps(tmp_path)) == 30) is (status == 0)
+
+
+def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
+    """The stage completes because no step is left to stop after, but a pipeline must not start the next one."""
+    started = attach(tmp_path, "count", 20, 0.1, "", True)
+    wait_for((tmp_path / "count.0").exists)
+    started.signal(signal.SIGINT)
+    assert "finished before the stop request" in started.end()
+    assert steps(tmp_path) == list(range(20))
+
+
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callable):
+    """The job has started, but the launcher is still asking git about the code."""
+    programs("/usr/bin:/bin", git="exec sleep 30")
+    started = attach(tmp_path, *COUNT)
+    wait_for((tmp_path / "count.0").exists)
+    started.signal(signal.SIGINT)  # ends git, too
+    assert "Ctrl-C: counted to" in started.end()
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
+
+
+@pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
+def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str | None):
+    """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "_device_count", lambda: count)
+    assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
+    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
+
+
+def pair(folder: Path) -> list[Node]:
+    """Build two stages, each of which fails unless the other one runs at the same time."""
+    return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
+
+
+def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
+    assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), replace(TWO_STAGES, gpus=1, cpus_per_task=1)) == 0
+    variables = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
+    assert sorted(values["CUDA_VISIBLE_DEVICES"] for values in variables) == ["3", "5"]
+    assert {values["OMP_NUM_THREADS"] for values in variables} == {"1"}
+    assert "last: counting from 0" in capfd.readouterr().out  # whose line it is
+
+
+def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(tmp_path: Path, monkeypatch, capfd):
+    """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    a, b = pair(tmp_path)
+    b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
+    d = Node("d", replace(fake(tmp_path / "d"), one_process=True))
+    graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
+    assert start_graph(graph, replace(TWO_STAGES, gpus=2, parallel=3)) == 0
+    printed = capfd.readouterr().out
+    assert printed.index("[1/4] a: ") < printed.index("[2/4] c -> ") < printed.index("[3/4] d -> ")
+
+
+def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
+    bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
+    child = Node("child", fake(tmp_path / "child"), ("bad",))
+    assert start_graph(graph_of(tmp_path, bad, child, *pair(tmp_path)), TWO_STAGES) == 2
+    printed = capfd.readouterr().err
+    assert "[1/4] bad: failed; the other branches continue" in printed
+    assert "[2/4] child: skipped, because bad failed" in printed
+    assert (tmp_path / "a/results.json").exists() and (tmp_path / "b/results.json").exists()
+
+
+def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
+    nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 1000, 0.05)) for name in 'abc')"
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {TWO_STAGES!r})")
+    wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())
+    jobs.cancel(tmp_path)
+    printed = started.end()
+    for name in "ab":
+        assert 0 < len(steps(tmp_path / name)) == int((tmp_path / name / "count.0").read_text()) < 1000
+    assert f"to continue: python tools/launch.py resume {tmp_path}" in printed
+    assert not (tmp_path / "c").exists()

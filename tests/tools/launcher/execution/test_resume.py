@@ -1,0 +1,107 @@
+"""`launch.py resume` runs a stage as it was started, and nothing that is not a stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.errors import refused
+from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY
+from tools import launch
+from tools.launcher import stages
+from tools.launcher.graphs.graph import Graph, write_graph
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec
+
+Started = list[tuple[Graph, Options]]
+
+
+def write_record(folder: str, record: dict[str, Any], name: str = "launch.json") -> None:
+    path = Path(folder) / "launch" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Record what the commands would start, without starting it; graphs are written to their folders."""
+    calls: Started = []
+
+    def run(graph: Graph, options: Options, _check_data: bool) -> int:
+        write_graph(graph, options)
+        calls.append((graph, options))
+        return 0
+
+    monkeypatch.setattr("tools.launch.start_graph", run)
+    return calls
+
+
+def test_a_resumed_graph_keeps_its_resources(started: Started):
+    Path("s.yaml").write_text(f"PRETRAIN: {stages.find_recipe('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
+    words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
+    config = Path("config/pretrain-to-transfer")
+    config.mkdir(parents=True)
+    (config / "cluster.yaml").write_text("setup: module load x\n")
+    assert launch.main(["pipeline", "s.yaml", "--output", "out", *words]) == 0
+    Path("s.yaml").unlink()  # it resumes what was started, not the edited file
+    assert launch.main(["resume", "out"]) == 0
+    (first, options), (second, same) = started
+    assert options == same and (options.partition, options.minutes, options.setup) == ("long", 300, ("module load x",))
+    assert second == first
+    Path("out").rename("moved")
+    refused(lambda: launch.main(["resume", "moved"]), "moved was moved from", "out; rerun the original command")
+
+
+def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
+    spec = stages.build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
+    spec = StageSpec(**{**spec.to_json(), "args": spec.args, "parents": {"a/pretrain": "1234"}, "root": "/pipeline"})
+    write_record("x", {"spec": spec.to_json(), "options": asdict(HERE), "jobs": [LOCAL]})
+    assert launch.main(["resume", "x"]) == 0
+    ((graph, options),) = started
+    assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
+
+
+@pytest.mark.parametrize("entry", ["os:system", "tools.launcher.execution.submit:snapshot", "pretrain.train:main"])
+def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
+    folder = str(Path("x").absolute())
+    spec = {"stage": "knn", "folder": folder, "entry": entry, "args": ["echo CALLED"]}
+    alone = {"spec": spec, "options": asdict(HERE), "jobs": []}
+    stages = [{"key": "a", "parents": [], "spec": spec}]
+    graph = {"stages": stages, "report": spec, "study": {}, "output": folder, "options": asdict(HERE)}
+    for record, name in ((alone, "launch.json"), (graph, "pipeline.json")):
+        write_record("x", record, name)
+        refused(lambda: launch.main(["resume", "x"]), f"'{entry}' is not a known stage")
+    assert started == []
+
+
+@pytest.mark.parametrize("record", [{}, {"spec": {"args": [], "removed": 1}}])
+def test_a_record_of_another_version_is_one_line(record: dict[str, Any]):
+    write_record("x", record)
+    refused(lambda: launch.main(["resume", "x"]), "from another version")
+
+
+@pytest.fixture
+def pipeline_file() -> str:
+    """Write a pipeline with a detector of the torchvision engine."""
+    Path("mask.yaml").write_text(f"_BASE_: {ROOT}/configs/coco_mask_R50_FPN_1x.yaml\n")
+    Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: mask.yaml}\nENGINE: torchvision\n")
+    return "p.yaml"
+
+
+def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: str, started: Started):
+    words = ["pipeline", pipeline_file, "--output", "x", "--cluster", "local", "--gpus", "0"]
+    for engine, more in (("torchvision", []), ("detectron2", ["--engine", "detectron2"])):
+        assert launch.main([*words, *more]) == launch.main(["resume", "x"]) == 0
+        assert [graph.nodes[0].spec.args[0][:3] for graph, _ in started[-2:]] == [["--resume", "--engine", engine]] * 2
+
+
+def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(pipeline_file: str, monkeypatch):
+    monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tools.launcher.graphs.start.LocalRun.run", lambda run: pytest.fail("it was started"))
+    words = ["pipeline", pipeline_file, "--cluster", "local", "--gpus", "0", "--engine"]
+    refused(lambda: launch.main([*words, "detectron"]), "'detectron'", "did you mean 'detectron2'")
+    refused(lambda: launch.main([*words, "detectron2"]), "Detectron2 is not installed", "--engine torchvision")

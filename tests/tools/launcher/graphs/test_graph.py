@@ -1,0 +1,183 @@
+"""Graphs of stages: checks before anything starts, the order of stages, and how a local run is stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.files import write_json
+from pretrain.common.run.lock import claim
+from pretrain.common.run.state import update_state
+from tests.errors import refused
+from tests.tools.launcher import helpers
+from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of, run_alone, started
+from tools.launcher.execution.rank_main import run_stage
+from tools.launcher.graphs.graph import Graph, Node, build_single
+from tools.launcher.graphs.start import show_graph, start_graph
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec
+
+SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
+
+
+def chain(folder: Path, extra: str = "") -> Graph:
+    a, b = (fake(folder / name, "count", 1, 0.0, extra) for name in ("a", "b"))
+    return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
+
+
+def queue(cluster: Path, folder: Path, job_id: str) -> None:
+    """Add a running job of the stage in a folder."""
+    started(folder, {**helpers.SLURM, "id": job_id})
+    with open(cluster / "queue", "a") as file:
+        file.write(f"{job_id}|RUNNING|None|n\n")
+
+
+def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
+    complete(chain(tmp_path, "earlier").nodes[1].spec)
+    changes = ("/b contains a different run (arguments ", "; a has changed)", "nothing was started")
+    refused(lambda: start_graph(chain(tmp_path), SLURM), "b: ", *changes)
+    complete(chain(tmp_path, "earlier").nodes[0].spec)
+    refused(lambda: start_graph(chain(tmp_path), SLURM), "2 of 3 stages are invalid")
+    assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
+    assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
+
+
+def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):
+    (cluster / "before").write_text("! grep -q job-name=.*:refused $1 || { echo invalid partition >&2; exit 1; }")
+    parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
+    nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
+    refused(lambda: start_graph(graph_of(tmp_path, *nodes), SLURM), "invalid partition")
+    assert "cancelled the 2 jobs" in capsys.readouterr().err
+    assert (cluster / "cancelled").read_text().split() == ["100", "101"] and len(list(cluster.glob("*.script"))) == 2
+
+
+def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, cluster: Path):
+    """Of the pretrainings, 0 is running, 1 and its probe are complete, 2 is complete without one, 3 and 4 are missing.
+
+    A running report is left alone: a COMPLETING one cannot be cancelled.
+    """
+    nodes = []
+    for i in range(5):
+        folder = tmp_path / str(i)
+        nodes += [
+            Node(f"{i}/pretrain", fake(folder / "pretrain")),
+            Node(f"{i}/linear", fake(folder / "linear"), (f"{i}/pretrain",)),
+        ]
+    graph = graph_of(tmp_path, *nodes)
+    specs = {node.key: node.spec for node in graph.nodes}
+    queue(cluster, tmp_path / "0/pretrain", "42_3")
+    queue(cluster, tmp_path / "report", "77")
+    for key in ("1/pretrain", "1/linear", "2/pretrain"):
+        complete(specs[key])
+    assert start_graph(graph, SLURM) == 0
+    pending = [key for key, spec in specs.items() if not spec.is_complete()]
+    jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
+    assert {key: (job["id"], job.get("dependency", "")) for key, job in jobs.items()} == {
+        "0/pretrain": ("42_3", ""),
+        "0/linear": ("100", "afterok:42_3"),
+        **{key: (f"101_{i}", "") for i, key in enumerate(("2/linear", "3/pretrain", "4/pretrain"))},  # an array
+        "3/linear": ("102", "afterok:101_1"),
+        "4/linear": ("103", "afterok:101_2"),
+        "report": ("104", "afterany:42_3:100:101_0:101_1:101_2:102:103:77"),
+    }
+    assert len(list(tmp_path.glob("launch/code-*/tools"))) == len(list(tmp_path.glob("**/code-*/tools"))) == 1
+    assert (cluster / "asked").read_text() == "\n"
+
+
+def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, cluster: Path, capsys):
+    bad = replace(fake(tmp_path / "bad"), inputs={"gone.pth": ""})
+    nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
+    nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
+    nodes += [Node("later", fake(tmp_path / "later"), ("good",))]
+    assert show_graph(graph_of(tmp_path, *nodes), SLURM, ask_slurm=True) == 2
+    shown = capsys.readouterr().out
+    assert "# SLURM was not asked about invalid stages" in shown
+    assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
+    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, of which 1 is invalid" in shown
+    assert show_graph(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
+
+
+def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
+    spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
+    Path("weights.pth").write_bytes(b"weights")
+    earlier = build_single(spec).nodes[0].spec
+    complete(earlier)
+    write_json(tmp_path / "run/launch/launch.json", {"spec": earlier.to_json()})
+    (tmp_path / "run/model_final.pth").touch()
+    Path("weights.pth").unlink()
+    assert build_single(spec).nodes[0].spec.is_complete()
+
+
+def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, cluster: Path, capsys):
+    graph = chain(tmp_path)
+    assert start_graph(graph, HERE) == 0
+    update_state(tmp_path / "b", state="running")
+    alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
+    assert start_graph(build_single(alone), HERE) == 0
+    assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
+    (tmp_path / "b/results.json").unlink()  # b's output is gone, so only b runs again
+    capsys.readouterr()
+    assert start_graph(chain(tmp_path), HERE) == 0
+    shown = capsys.readouterr().out
+    assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
+    assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
+    (tmp_path / "report/results.json").unlink()
+    assert start_graph(chain(tmp_path), SLURM) == 0  # reports without a job
+    assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
+
+
+def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):
+    """The parent was cancelled, ran with other settings, or is missing when the stage is run alone."""
+    child = chain(tmp_path).nodes[1].spec
+    for earlier in (None, chain(tmp_path, "other").nodes[0].spec):
+        if earlier:
+            complete(earlier)
+        refused(lambda: run_stage(child), "builds on a, which is not complete", tmp_path / "a")
+        for options in (HERE, SLURM):
+            refused(lambda: start_graph(build_single(child), options), "builds on a, which is not complete")  # noqa: B023
+    assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
+    complete(chain(tmp_path).nodes[0].spec)
+    run_stage(child)
+    assert child.is_complete()
+
+
+@pytest.mark.parametrize("stage", ["knn", "convert", "transfer"])
+def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, stage: str):
+    """The pretraining was still running or was run again, so it has equal settings but other weights."""
+    pretraining = fake(tmp_path / "a/pretrain")
+    probe = replace(fake(tmp_path / "a/x"), stage=stage, produces=str(tmp_path / "a/x/product"))
+    nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))
+    spec = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].spec
+    complete(spec)
+    write_json(
+        Path(f"{spec.produces}.json") if stage == "convert" else tmp_path / "a/x/results.json",
+        {"source": {"source_sha256": "1234"}},
+    )
+    assert spec.is_complete()  # the pretraining's folder was removed
+    (tmp_path / "a/pretrain").mkdir()
+    update_state(tmp_path / "a/pretrain", stage="pretrain")
+    assert not spec.is_complete()
+    for sha, is_complete in (("5678", False), ("1234", True)):
+        write_json(tmp_path / "a/pretrain/results.json", {"checkpoint_sha256": sha})
+        assert spec.is_complete() == is_complete
+
+
+def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):
+    alone = fake(tmp_path / "run")
+    with claim(tmp_path, "a pipeline"), claim(alone.folder, "a submission", of="launch"):
+        for options in (HERE, SLURM):
+            refused(lambda: start_graph(chain(tmp_path), options), "is in use: a pipeline")  # noqa: B023
+        refused(lambda: run_alone(alone, SLURM), "run/launch is in use: a submission on")
+    assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
+    assert run_alone(alone, SLURM) == 0 and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
+
+
+def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
+    (tmp_path / "report.md").write_text("precious")
+    words = ("contains report.md of another program", "; choose another folder")
+    refused(lambda: start_graph(chain(tmp_path), Options(cluster="local")), *words)
+    assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

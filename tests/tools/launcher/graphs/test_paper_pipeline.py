@@ -1,0 +1,91 @@
+"""A table of configs/papers as a plan: each row with a recipe has stages, which are compared with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.config.yaml_io import flatten, parse_yaml
+from pretrain.config import from_yaml_text
+from pretrain.probe.protocol import build_protocol
+from tests.errors import refused
+from tests.tools.launcher.helpers import CONFIGS
+from tools import launch
+from tools.launcher.graphs import pipeline
+from tools.launcher.graphs.paper_pipeline import write_pipeline
+from tools.launcher.spec import StageSpec
+from tools.reporting import paper_tables
+from tools.reporting.runs import Origin, Score, normalize_protocol
+
+PAPERS = CONFIGS / "papers"
+
+
+def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
+    graph = pipeline.load_pipeline(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
+    return {node.key: node.spec for node in graph.nodes}
+
+
+def published_top1(config: str) -> float | None:
+    """Return the published top-1 of a pretraining by ``config`` and the linear probe of its own LINEAR keys."""
+    cfg = from_yaml_text(config)
+    origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
+    test, settings = normalize_protocol("linear", build_protocol(cfg, "linear"))
+    score = Score(Path(), "linear", origin, test, protocol=settings)
+    row = paper_tables.find_published(score).row
+    return float(row["top1"]) if row else None
+
+
+@pytest.fixture(autouse=True)
+def at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+
+
+@pytest.mark.parametrize(
+    ("table", "word", "count", "top1"),
+    [
+        ("jcl_table1_linear", "", 4, {68.7, 67.5, 60.6}),
+        ("sce_table2_linear", "tiny", 16, {48.35, 51.9}),
+        ("tcl_tables_linear", "fashion", 12, {95.42, 95.58, 95.5, 95.7}),
+        ("tcl_tables_linear", "Table 2 SupCon", 4, {96.7, 81.0, 95.5, 86.5}),
+        ("tcl_studies_linear", "sec.2.3", 6, set()),
+    ],
+)
+def test_a_row_is_a_pretraining_per_seed_with_its_probe(
+    table: str, word: str, count: int, top1: set[float], tmp_path: Path
+) -> None:
+    stages = stages_of(table, tmp_path, word)
+    trained = {key for key in stages if key.endswith("/pretrain")}
+    assert len(trained) == count
+    assert set(stages) == trained | {key.replace("/pretrain", "/linear") for key in trained}
+    if table != "jcl_table1_linear":  # its probe has its own file
+        assert top1 <= {published_top1(stages[key].config) for key in trained}
+
+
+def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_row_names(tmp_path: Path) -> None:
+    linear, coco, voc = (stages_of(name, tmp_path) for name in ("jcl_table1_linear", "jcl_table2_coco_1x", "moco_voc"))
+    for key in ("mocov1_R50_IN1k_200ep/pretrain", "jcl_R50_IN1k_200ep/pretrain"):
+        assert linear[key].fingerprint() == coco[key].fingerprint() == voc[key].fingerprint()
+    trained = [key for key in coco if coco[key].stage == "transfer"]
+    assert len(trained) == 15 and not [key for key in coco if "linear" in key]
+    for key in (name for name in trained if name.startswith("supervised_msra/")):
+        assert "supervised_msra/backbone.pth" in coco[key].config and "FORMAT: BGR" in coco[key].config
+    assert coco["supervised_msra/convert"].args[0][0].endswith("weights/R-50.pkl")
+    trained = [key for key in voc if voc[key].stage == "transfer"]
+    starts = {key.split("/")[0] for key in trained}
+    assert len(trained) == 5 * len(starts) > 20
+    assert {key for key in voc if key.endswith("/convert")} == {f"{start}/convert" for start in starts - {"random"}}
+    assert "SEED: 5" in voc["random/voc_R50_C4_24k_seed=5"].config
+
+
+def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    rows = "a.yaml,SOLVER.EPOCHS 5,own,\na.yaml,LINEAR.EPOCHS 5,own,\n"
+    (tmp_path / "a.csv").write_text(f"pretrain,overrides,linear,seeds\n{rows}")
+    refused(lambda: write_pipeline(str(tmp_path / "a.csv"), "", tmp_path), "rows share the output folder a_epochs=5")
+    (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
+    refused(lambda: write_pipeline(str(tmp_path / "a.csv"), "", tmp_path), "is not a results table; pass a CSV file")
+    absent = "tcl_tables_linear.csv contains 'SupCon IN100'; omit --rows"
+    refused(lambda: stages_of("tcl_tables_linear", tmp_path, "SupCon IN100"), "no runnable row of", absent)
+    words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]
+    assert launch.main([*words, "--cluster", "slurm", "--dry-run"]) == 0
+    assert not (tmp_path / "out").exists()

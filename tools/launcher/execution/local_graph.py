@@ -1,0 +1,180 @@
+"""Runs the stages of a graph on this machine, with their output on the terminal.
+
+Each stage starts after the ones that it builds on, several at the same time if asked to, each with its own GPUs. A
+failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run.state import update_state
+
+from ..gpus import visible_gpus
+from ..graphs.graph import Graph, Node
+from ..options import Options
+from .jobs import describe_unrecorded_exit
+from .local_job import CANCEL, CANCEL_NOW, LocalJob
+from .rank_main import LOCAL_STOP_REASON, handle_signals
+from .records import read_outcome
+
+_SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
+# The command that usually follows a stage.
+_NEXT = {
+    "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
+    "transfer": "next: python tools/launch.py report {folder}",
+}
+
+
+class LocalRun:
+    """A run of a graph's ``missing`` stages, at most `Options.parallel` of them at once."""
+
+    def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
+        self._graph, self._options, self._missing = graph, options, missing
+        self._parallel = options.parallel or 1
+        self._waiting = {node.key: node for node in graph.nodes}
+        self._running: dict[str, LocalJob] = {}
+        self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
+        needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
+        self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
+        self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
+        self._is_killing = False
+        self._interruptions: list[str] = []
+        self._status = 0
+
+    def run(self) -> int:
+        """Run the stages; return the exit status.
+
+        Raises:
+            Stopped: a signal or `cancel` stopped the run; its text says how each running stage ended.
+        """
+        with handle_signals(self._forward, CANCEL, CANCEL_NOW):
+            self._start_ready()
+            while self._running:
+                self._finish(*self._wait())
+                self._start_ready()
+        if self._signals and self._waiting and not self._interruptions:
+            self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
+        if self._interruptions:
+            raise Stopped("\n".join(self._interruptions))
+        return self._status
+
+    def _forward(self, number: int, _frame: Any) -> None:
+        self._signals.append(_SENDERS.get(number, signal.Signals(number).name))
+        self._is_killing = len(self._signals) > 1 or number == CANCEL_NOW
+        if not self._is_killing:
+            text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
+            print(f"\n{text}", file=sys.stderr, flush=True)
+        for job in self._running.values():
+            job.stop(now=self._is_killing)
+
+    def _start_ready(self) -> None:
+        """Start what can start now; skip complete stages, and those that depend on a failed one."""
+        is_gpu_awaited = False  # by a stage; then only stages that need none may start before it
+        for node in list(self._waiting.values()):
+            if self._signals or self._interruptions or len(self._running) == self._parallel:
+                return
+            cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
+            if cause:
+                print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
+                self._failed[node.key] = cause
+                self._waiting.pop(node.key)
+            elif node.key not in self._missing:
+                print(f"{self._head(node.key)}: already complete", flush=True)
+                self._waiting.pop(node.key)
+            elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
+                gpus = self._options.for_stage(node.spec).gpus_per_node
+                if gpus <= (0 if is_gpu_awaited else len(self._free_gpus)) or not self._running:
+                    self._start(node)
+                else:
+                    is_gpu_awaited = True
+
+    def _start(self, node: Node) -> None:
+        self._waiting.pop(node.key)
+        if not self._graph.is_single:
+            print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
+        options = self._options.for_stage(node.spec)
+        gpus = self._free_gpus[: options.gpus_per_node]
+        prefix = f"{node.key}: " if self._parallel > 1 else ""
+        try:
+            job = self._running[node.key] = LocalJob(node.spec, options, gpus, prefix)
+        except UserError as error:
+            self._fail(node.key, f"error: {error}", 2)
+            return
+        self._free_gpus = self._free_gpus[len(gpus) :]
+        if self._signals:  # while it was being started
+            job.stop(now=self._is_killing)
+
+    def _wait(self) -> tuple[str, LocalJob]:
+        """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
+        while True:
+            ended = next((key for key, job in self._running.items() if job.has_ended()), None)
+            for job in self._running.values():
+                job.show_output()
+            if ended is not None:
+                return ended, self._running.pop(ended)
+            time.sleep(0.2)
+
+    def _finish(self, key: str, job: LocalJob) -> None:
+        self._free_gpus = job.gpus + self._free_gpus
+        folder = job.spec.folder
+        outcome = read_outcome(folder, job.logs)
+        failure = outcome["failure"]
+        if self._signals:
+            by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
+            if outcome["state"] in ("", "running"):  # the ranks were killed
+                with contextlib.suppress(UserError):  # on a full disk the run must still end
+                    update_state(folder, job=job.logs.name, state="stopped", reason=f"it was stopped by {by}")
+            self._interruptions.append(_describe_interruption(folder, outcome, by))
+        elif outcome["state"] == "complete":
+            self._report_success(key, job)
+        elif not failure:
+            end = f"{outcome['state']}: {outcome['reason']}"
+            if outcome["state"] in ("", "running"):
+                end = f"failed: {describe_unrecorded_exit(job.folder)}"
+            self._fail(key, f"{job.spec.stage} in {folder} {end}; run the same command again to resume", 1)
+        elif failure["user_error"]:
+            self._fail(key, f"error: {failure['error']}", 2)
+        else:
+            where = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
+            self._fail(key, f"{trace}{where}: {failure['error']}", 1)
+
+    def _report_success(self, key: str, job: LocalJob) -> None:
+        if not self._graph.is_single:
+            print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
+        elif job.spec.stage in _NEXT:
+            folder = os.path.relpath(job.spec.folder)
+            print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
+
+    def _fail(self, key: str, text: str, status: int) -> None:
+        self._failed[key] = key
+        self._status = self._status or status
+        after = "" if self._graph.is_single else f"\n{self._head(key)}: failed; the other branches continue"
+        print(f"{text}{after}", file=sys.stderr, flush=True)
+
+    def _head(self, key: str) -> str:
+        position = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
+        return f"[{position}/{len(self._graph.nodes)}] {key}"
+
+
+def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str:
+    if outcome["state"] == "complete":  # no step was left to stop after
+        return f"the stage in {folder} finished before the stop request"
+    if outcome["state"] in ("", "running"):
+        return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
+    if outcome["failure"]:
+        return f"{by}: the stage in {folder} has failed: {outcome['failure']['error']}"
+    return outcome["reason"].replace(LOCAL_STOP_REASON, by)
+
+
+def short(path: str) -> str:
+    """Return a path below the working folder as a relative path."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

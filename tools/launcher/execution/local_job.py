@@ -1,0 +1,182 @@
+"""A job of this machine: one process per rank, started and monitored by the launcher.
+
+When a rank fails or is killed, the other ranks are killed: they would wait for it in a collective for half an hour.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError, printable
+from pretrain.common.files import write_json
+from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.lock import read_start_time
+from pretrain.common.run.state import read_record
+from tools import ROOT
+
+from ..options import Options
+from ..spec import StageSpec
+from .rank_main import STOPPED, rank_environment
+from .records import new_log_folder, record_failure, record_job
+
+_GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
+# Sent by `launch.py cancel` to a launcher.
+CANCEL = signal.SIGUSR1
+CANCEL_NOW = signal.SIGUSR2
+_OUTER = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
+
+
+class LocalJob:
+    """The running ranks of a stage.
+
+    Args:
+        options: the stage's own (`Options.for_stage`).
+        gpus: names of its GPUs.
+        prefix: before every line of its output.
+    """
+
+    def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
+        self.spec = spec
+        self.gpus = gpus
+        self.started = time.monotonic()
+        self.folder = Path(spec.folder)
+        self.logs = new_log_folder(spec.folder)
+        self._prefix = prefix
+        self._shown = dict.fromkeys(log_paths(self.logs, 0), 0)  # number of bytes by file
+        self._is_stopping = False
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._failed_at: float | None = None
+        write_json(self.logs / "spec.json", spec.to_json())
+        environment = _build_environment(options, gpus)
+        size = options.tasks_per_node
+        command = [sys.executable, "-u", "-m", "tools.launcher.execution.rank_main", str(self.logs)]
+        earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
+        try:
+            for rank in range(size):
+                of_rank = rank_environment(rank, size, rank, size)
+                out, err = log_paths(self.logs, rank)
+                with open(out, "wb") as stdout, open(err, "wb") as stderr:
+                    process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
+                self._ranks.append(process)
+        except OSError as error:
+            for process in self._ranks:
+                process.kill()
+            raise UserError(f"cannot start the ranks of {spec.stage}: {error}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}
+        launcher = {str(os.getpid()): read_start_time(os.getpid())}
+        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
+
+    def has_ended(self) -> bool:
+        """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
+        codes = [process.poll() for process in self._ranks]
+        if self._failed_at is None:
+            for rank, code in enumerate(codes):
+                has_failed = read_record(self.folder / f"failed.{rank}.json").get("job") == self.logs.name
+                if code in (0, STOPPED) or (code is None and not has_failed):  # a failed rank may hang at its exit
+                    continue
+                self._failed_at = time.monotonic()
+                if code is not None and not has_failed and not (code < 0 and self._is_stopping):
+                    error = f"rank {rank}: {_describe_exit(code, log_paths(self.logs, rank)[1])}"
+                    record_failure(self.folder, rank, error, self.logs.name)
+                break
+        elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
+            self.stop(now=True)
+        return None not in codes
+
+    def show_output(self) -> None:
+        """Print the complete lines that rank 0 has written since the last call."""
+        for path, offset in self._shown.items():
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read()
+                lines = data[: data.rfind(b"\n") + 1]
+                self._shown[path] = offset + len(lines)
+                stream = sys.stderr if path.suffix == ".err" else sys.stdout
+                for line in lines.decode(errors="replace").splitlines():
+                    print(f"{self._prefix}{strip_control(line)}", file=stream, flush=True)
+
+    def stop(self, now: bool = False) -> None:
+        """Ask every rank to stop after the current step and its checkpoint; with ``now``, kill every rank."""
+        self._is_stopping = True
+        for process in self._ranks:
+            process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
+
+
+def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
+    """Return the environment of the ranks, which import this code whatever their working directory is."""
+    values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
+    earlier = values.get("PYTHONPATH")
+    values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    processes = (options.parallel or 1) * options.tasks_per_node
+    if options.cpus_per_task:
+        values["OMP_NUM_THREADS"] = str(options.cpus_per_task)
+    elif processes > 1:
+        values.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
+    return values
+
+
+def log_paths(logs: Path, rank: int) -> list[Path]:
+    """Return the files of a rank's standard output and standard error."""
+    return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
+
+
+def strip_control(line: str) -> str:
+    """Remove control sequences that move the cursor or retitle the window; colors remain."""
+    return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
+
+
+def read_job_state(job: Mapping[str, Any]) -> str:
+    """Return RUNNING if a rank of the job in launch.json is alive, ENDED if none is, UNKNOWN on other machines."""
+    if job["host"] != socket.gethostname():
+        return "UNKNOWN"
+    return "RUNNING" if _alive(job.get("processes", {})) else "ENDED"
+
+
+def launcher_of(job: Mapping[str, Any]) -> list[int]:
+    """Return the process that started a job of launch.json, in a list that is empty if it has ended."""
+    return _alive(job.get("launcher", {})) if job["host"] == socket.gethostname() else []
+
+
+def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
+    """Stop a job by a signal to its launcher, or to its ranks if the launcher was killed.
+
+    Args:
+        now: leave no time for a checkpoint.
+        signaled: launchers that have had the signal, which is sent once.
+    """
+    launcher = launcher_of(job)
+    for pid in launcher or _alive(job["processes"]):
+        number = (CANCEL_NOW if now else CANCEL) if launcher else (signal.SIGKILL if now else signal.SIGTERM)
+        if pid not in signaled:
+            signaled.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _alive(processes: Mapping[str, str]) -> list[int]:
+    """Return the processes that are running; process ids are reused, so each has to have its recorded start time."""
+    return [int(pid) for pid, started in processes.items() if started and read_start_time(int(pid)) == started]
+
+
+def _describe_exit(code: int, stderr: Path) -> str:
+    """Describe the exit of a rank that left no record."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    lines = stderr.read_text(errors="replace").splitlines()
+    return f"it ended with status {code}: {''.join(lines[-1:])}"

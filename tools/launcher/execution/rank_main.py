@@ -1,0 +1,237 @@
+"""What runs in every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
+
+A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
+current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
+and any collective, does rank 0 send the job back to the queue, through submitit.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import submitit
+from submitit.core.submission import process_job
+from submitit.core.utils import JobPaths, UncompletedJobError
+from submitit.helpers import DelayedSubmission
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError, one_line
+from pretrain.common.files import read_json
+from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.state import is_own_state, record_state, set_job, update_state
+
+from ..spec import StageSpec
+from . import slurm
+from .records import record_failure, resume_command, warn
+
+LOCAL_STOP_REASON = "Ctrl-C or SIGTERM"  # ranks here get SIGTERM for both; `local_graph` knows which it was
+STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
+_WAIT_FOR_SIGNAL_S = 10.0  # for all ranks of a job to have the signal
+_REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
+_WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
+
+
+def run_stage(spec: StageSpec, job: str = "") -> None:
+    """Run a stage in this process; rank 0 records its state.
+
+    Args:
+        job: name of the submission.
+    """
+    # A third-party deprecation warning, which every job would repeat many times.
+    warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    set_job(job, fingerprint=spec.fingerprint(), work=spec.identity)
+    spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
+    is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage):
+        spec.run()
+
+
+def run_local_rank(logs: Path) -> None:
+    """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
+    spec = StageSpec.from_json(read_json(logs / "spec.json"))
+    for number in (signal.SIGTERM, *list_hangup_signals()):
+        signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP_REASON))
+    try:
+        _run_recorded(spec, logs.name)
+    except interrupt.Stopped:
+        sys.exit(STOPPED)
+
+
+def run_slurm_rank(logs: Path) -> None:
+    """Run a rank of a SLURM job through submitit, which looks for the job under its id."""
+    pickle = JobPaths(logs, submitit.JobEnvironment().job_id).submitted_pickle
+    with contextlib.suppress(FileExistsError):  # another rank or attempt, which may have counted time-outs in it
+        pickle.symlink_to(f"{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}.pkl")
+    process_job(logs)
+
+
+def list_hangup_signals() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, or nothing if nohup makes this process ignore it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
+def _run_recorded(spec: StageSpec, job: str) -> None:
+    """Run a stage and record this rank's error, also if it occurs before the stage starts."""
+    try:
+        run_stage(spec, job)
+    except interrupt.Stopped:
+        raise
+    except BaseException as error:
+        record_failure(spec.folder, int(os.environ["RANK"]), error)
+        if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
+            sys.exit(2)
+        raise
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *more)
+    earlier = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in earlier.items():
+            signal.signal(number, former)
+
+
+@dataclass
+class SlurmJob:
+    """A job that submitit calls in each of its processes.
+
+    Attributes:
+        spec: the stage.
+        patience_s: seconds from the signal to a requeue even if the stage has not stopped by then.
+    """
+
+    spec: StageSpec
+    patience_s: float = 100.0
+
+    def __call__(self) -> None:
+        env = submitit.JobEnvironment()
+        local_size = env.num_tasks // env.num_nodes
+        os.environ |= rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
+        # The site's setup lines may know better by which name its nodes reach each other.
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
+        if local_size > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
+        handler = PreemptionHandler(env, self.spec.folder, self.patience_s, self.spec.root)
+        try:
+            _run_recorded(self.spec, Path(os.environ["SUBMITIT_FOLDER"]).name)
+        except interrupt.Stopped as stopped:
+            handler.requeue_or_exit(str(stopped))
+        finally:
+            handler.cancel_timer()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what runs after a requeue: the same job, which finds its position in the run folder."""
+        return DelayedSubmission(self)
+
+
+class PreemptionHandler:
+    """A handler that turns the job's signals into requests to stop, and requeues or ends the job after its stage.
+
+    Args:
+        root: the folder to resume (default: ``folder``).
+
+    Attributes:
+        signals: names of the signals that this process has received.
+    """
+
+    def __init__(self, env: Any, folder: str, patience_s: float, root: str = "") -> None:
+        self.signals: set[str] = set()
+        self._env, self._folder, self._patience_s = env, folder, patience_s
+        self._root = root or folder
+        # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
+        self._signal: signal.Signals = env._usr_sig()
+        self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
+        self._once = threading.Lock()
+        self._timer: threading.Timer | None = None
+        interrupt.clear()
+        for number in (self._signal, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._handle)
+
+    def requeue_or_exit(self, reason: str) -> NoReturn:
+        """End this process after a checkpoint; an exit without a result cannot be mistaken for a complete stage."""
+        self.cancel_timer()
+        deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
+        while not self.signals and time.monotonic() < deadline:  # the request came from another rank
+            time.sleep(0.1)
+        if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
+            sys.exit(STOPPED)
+        self.requeue(reason)
+        time.sleep(_WAIT_FOR_END_S)  # to exit now would end the step, and with it rank 0 before its requeue
+        sys.exit(0)
+
+    def cancel_timer(self) -> None:
+        """Cancel the requeue in the middle of a step, once the stage has ended or stopped by itself."""
+        if self._timer:
+            self._timer.cancel()
+
+    def requeue(self, reason: str) -> None:
+        """Requeue the job once, from rank 0."""
+        if self._env.global_rank != 0:
+            return
+        with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
+            if is_own_state(self._folder):  # also after the timer's requeue: the stage may have recorded its stop since
+                update_state(self._folder, state="requeued", reason=reason)
+        if not self._once.acquire(blocking=False):
+            return
+        try:
+            self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
+        except (OSError, subprocess.SubprocessError) as error:
+            # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
+            # restarts, or no failure at all: SLURM was first to requeue.
+            if isinstance(error, OSError) or not _has_ended(self._env):
+                warn(f"warning: {one_line(error)}; requeuing the job once more")
+                time.sleep(_REQUEUE_AGAIN_S)
+                try:
+                    slurm.requeue(self._env.job_id)
+                except UserError as refusal:
+                    self._give_up(f"SLURM does not requeue the job ({refusal})")
+        except UncompletedJobError:
+            self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        error = UserError(f"{reason}; the checkpoint is written; to continue: {resume_command(self._root)}")
+        record_failure(self._folder, 0, error)
+        raise error
+
+    def _handle(self, number: int, _frame: Any) -> None:
+        name = signal.Signals(number).name
+        self.signals.add(name)
+        interrupt.request_stop(name)
+        if number == self._signal and self._env.global_rank == 0 and self._timer is None:
+            # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
+            reason = "did not stop in time; continues from the newest checkpoint"
+            self._timer = threading.Timer(self._patience_s, self.requeue, [reason])
+            self._timer.daemon = True
+            self._timer.start()
+
+
+def rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
+    sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    return {name: str(value) for name, value in sizes.items()}
+
+
+def _has_ended(env: Any) -> bool:
+    """Return whether this SIGTERM ends the job (a cancellation) instead of leaving time for a checkpoint (preemption).
+
+    Only rank 0 decides: if another rank exited first, SLURM would end the step, and rank 0 with it.
+    """
+    return env.global_rank == 0 and slurm.has_ended(env.job_id)
+
+
+if __name__ == "__main__":
+    is_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    run_slurm_rank(Path(sys.argv[1])) if is_slurm else run_local_rank(Path(sys.argv[1]))

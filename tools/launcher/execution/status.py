@@ -1,0 +1,190 @@
+"""The status of every stage below a folder, from state.json, launch.json and one query of SLURM."""
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError, printable
+from pretrain.common.files import read_json
+from pretrain.common.run import metrics
+from pretrain.common.run.folder import stage_of
+from pretrain.common.run.lock import find_owner
+
+from ..graphs.graph import RECORD, find_record
+from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
+from .records import files_below, launch_files, read_outcome, resume_command
+
+_COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
+_WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
+# States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
+_NOT_FAILED = (*_WELL, "stopped", "cancelled", "unknown")
+_METRICS = {
+    "loss": "loss {:.4g}",
+    "total_loss": "total_loss {:.4g}",
+    "bbox/AP": "box AP {:.1f}",
+    "images_per_second": "{:.0f} images/s",
+}
+
+
+def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> int:
+    """Print a line per stage, and below them why stages wait, stopped or failed; return 1 if one failed, else 0.
+
+    Args:
+        failed: print only stages that failed.
+        as_json: print a list of objects instead.
+    """
+    everything = collect(folder)
+    stages = [entry for entry in everything if not failed or entry["state"] not in _NOT_FAILED]
+    if as_json:
+        print(json.dumps(stages, default=str, indent=2))
+    else:
+        counts = Counter(entry["state"] for entry in everything)
+        lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
+        lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
+        if lines[1:] and find_record(folder):
+            lines.append(f"to continue: {resume_command(str(folder))}")
+        lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
+        lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
+        print(printable("\n".join(lines)))
+    return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
+
+
+def stage_to_show(folder: Path) -> Path:
+    """Return the run folder whose output `logs` shows: ``folder``, or that of one of the stages below it.
+
+    This is a stage that is running, else the one that failed last, else the last one; standard error names it.
+    """
+    if folder / "launch" / "launch.json" in launch_files(folder):
+        return folder
+    entry = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=_rank_for_logs)
+    print(f"{entry['folder']}: {entry['state']} (all stages: launch.py status {folder})", file=sys.stderr)
+    return entry["folder"]
+
+
+def _rank_for_logs(entry: dict[str, Any]) -> tuple[bool, bool, float]:
+    last = {"started": 0.0, **entry["record"], **entry["failure"]}
+    return entry["state"] == "running", entry["state"] not in _NOT_FAILED, last.get("ended", last["started"])
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """Return every stage below a folder in the order of its pipeline, including those that have not started.
+
+    Each has its job, state, reason, folder, progress, ``record`` (the state.json that its last job wrote), and
+    ``failure``, the first failing rank's record.
+
+    Raises:
+        UserError: nothing was started in ``folder``, or a launch.json is damaged.
+    """
+    files = files_below(folder, "state.json", "launch/launch.json", str(RECORD))
+    if not files:
+        raise UserError(f"nothing was started in {folder}, or below it")
+    plans: dict[Path, dict[str, Any]] = {}
+    launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
+    for file in files:
+        if file.name == RECORD.name:
+            plans |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+        elif file.name == "launch.json":
+            launched[file.parents[1]] = read_json(file)
+        else:
+            launched.setdefault(file.parent, {})
+    jobs = read_last_jobs(launched)
+    entries = []
+    for run_folder in dict.fromkeys([*plans, *launched]):
+        plan = plans.get(run_folder, {})
+        stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or stage_of(run_folder)
+        key = plan.get("key", os.path.relpath(run_folder, folder))
+        entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
+        entry |= _describe_state(run_folder, *jobs.get(run_folder, ({}, "")))
+        entry["progress"] = _describe_progress(run_folder, is_running=entry["state"] == "running")
+        entries.append(entry)
+    complete = {entry["key"] for entry in entries if entry["state"] == "complete"}
+    for entry in entries:
+        is_waiting = entry["state"] in ("not started", "pending")
+        entry["waits_for"] = [parent for parent in entry["waits_for"] if is_waiting and parent not in complete]
+    return entries
+
+
+def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[str, Any]:
+    """Return a stage's job, state, reason, record and failure.
+
+    Args:
+        job: the last job of launch.json; empty if the launcher has started none.
+        job_state: see `job_states`.
+    """
+    outcome = read_outcome(folder, job.get("logs", ""))
+    by_command = read_outcome(folder)  # for a stage that its own command started, such as train_net.py
+    if by_command.get("started", 0.0) > job.get("submitted", 0.0):
+        outcome = by_command
+        is_running = outcome["state"] == "running" and find_owner(folder)
+        job = {"cluster": "process", "id": str(outcome["pid"])} if is_running else {}
+        job_state = "RUNNING" if is_running else "ENDED"
+    state, reason = _choose_state(folder, job, job_state, outcome)
+    return {"job": job, "state": state, "reason": reason, "record": outcome, "failure": outcome["failure"]}
+
+
+def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: dict[str, Any]) -> tuple[str, str]:
+    """Choose between what the job recorded and the scheduler's word for it; return the state and its reason."""
+    word, _, detail = job_state.partition(" ")
+    state = outcome["state"]
+    reason = outcome["reason"]
+    if not job_state:
+        return "not started", ""
+    if word == "UNKNOWN" and not is_finished(folder, job):
+        return "unknown", explain_unknown(job)
+    if word == "PENDING":
+        return "pending", explain_reason(detail.strip("()")) or reason
+    if word == "RUNNING":
+        return detail.strip("()") or "running", reason
+    how = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
+    if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
+        return word.lower(), reason or how
+    if state not in ("", "running"):
+        return state, reason
+    return "failed" if word == "FAILED" else "lost", how or describe_unrecorded_exit(folder)
+
+
+def _describe_progress(folder: Path, is_running: bool) -> str:
+    """Describe the newest values in metrics.json; only a running stage has an ETA."""
+    values: dict[str, Any] = {}
+    with contextlib.suppress(OSError), open(folder / "metrics.json", "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 16384))
+        for line in file.read().decode(errors="replace").splitlines():
+            values |= metrics.parse(line) or {}  # the last line may be an evaluation's, without a loss
+    words = [f"step {values['iteration'] + 1}"] if values else []
+    words += [form.format(values[name]) for name, form in _METRICS.items() if values.get(name) is not None]
+    if is_running and values.get("eta_seconds") is not None:
+        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
+    return "  ".join(words)
+
+
+def _build_row(entry: dict[str, Any]) -> list[str]:
+    """Build a stage's row, with its newest attempt."""
+    job = f"{entry['job']['cluster']} {entry['job']['id']}" if entry["job"] else ""
+    record = entry["record"]
+    start = ["", "", ""]
+    if "started" in record:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["started"]))
+        start = [str(record["attempt"] + 1), started, record["host"]]
+    return [entry["stage"], entry["state"], job, *start, entry["progress"], str(entry["folder"])]
+
+
+def _explain(entry: dict[str, Any]) -> str:
+    return f"{entry['folder']}: {_find_reason(entry)}".rstrip(": ")
+
+
+def _find_reason(entry: dict[str, Any]) -> str:
+    """Return why a stage is in its state."""
+    failure = entry["failure"]
+    if failure:
+        return f"rank {failure['rank']} on {failure['host']}: {failure['error']}"
+    waits = f"waits for {', '.join(entry['waits_for'])}" if entry["waits_for"] else ""
+    return "; ".join(filter(None, [waits, entry["reason"]]))

@@ -1,0 +1,203 @@
+"""Submits stages to SLURM with submitit's script, and records every job in launch.json of its run folder."""
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.helpers import DelayedSubmission
+from submitit.slurm.slurm import _make_sbatch_string
+
+from pretrain.common.config import extensions
+from pretrain.common.files import atomic_write, build_write_error, make_folder
+from pretrain.common.run import wandb
+from pretrain.common.run.folder import CODE, git_state
+from tools import ROOT
+
+from ..gpus import visible_gpus
+from ..options import SET_BY_LAUNCHER, Options
+from ..spec import StageSpec
+from . import slurm
+from .rank_main import SlurmJob
+from .records import new_log_folder, record_job
+
+_OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
+# Options whose SBATCH_ variable has another name.
+_VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
+# Variables of a job that this process may be part of; but MASTER_ADDR of a setup line counts.
+_OUTER = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_CHECKED = """\
+# ends the job at a line that fails, but not for what fails in a file that a line sources
+trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "setup line failed with status $status: """
+_CHECKED += """$(sed -n ${LINENO}p "$0"); fix it in the site file and rerun the original command; """
+_CHECKED += 'resume would reuse the recorded lines" >&2; '
+_CHECKED += "exit 1; }' ERR"
+# The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
+_PORT = """\
+port=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))
+while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
+export MASTER_PORT=${MASTER_PORT:-$port}"""
+
+
+def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str = "") -> list[str]:
+    """Submit one job to SLURM, or an array if there are several specs; return the ids.
+
+    Args:
+        code: the copy of the code that the jobs import (`copy_code`).
+        dependency: in sbatch's form, ``afterok:12:13``.
+    """
+    options = options.for_stage(specs[0])
+    log_folder = new_log_folder(os.path.commonpath([spec.folder for spec in specs]))
+    patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
+    script = log_folder / "submission.sh"
+    with clean_up(log_folder):
+        make_folder(log_folder)
+        for index, spec in enumerate(specs):
+            job = DelayedSubmission(SlurmJob(spec, patience))
+            job.set_timeout(options.minutes, options.max_timeouts)
+            job.dump(log_folder / f"{index}.pkl")
+        atomic_write(script, _build_script(specs, options, code, dependency, log_folder))
+        job_id = slurm.submit_script(script, name_job(specs), build_environment(options), options.slurm_cluster)
+    ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
+    for spec, listed_id in zip(specs, ids, strict=True):
+        record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
+    return ids
+
+
+def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> str:
+    """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
+    options = options.for_stage(specs[0])
+    log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
+    if options.cluster == "slurm":
+        script = _build_script(specs, options, code, dependency, log_folder)
+        variables = ", ".join(f"{name}={value}" for name, value in _list_variables(options).items())
+        return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
+    processes = f"{options.tasks_per_node} process{'es' if options.tasks_per_node > 1 else ''}"
+    gpus = options.gpus_per_node
+    devices = ",".join(visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
+    return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
+
+
+def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
+    """Build the script of sbatch; ``options`` are the stage's own."""
+    # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
+    # In SLURM 22.05 and later, srun does not take the cores from sbatch.
+    srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={options.cpus_per_task}"]
+    srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
+    # A child of a failed parent would wait forever.
+    more: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
+    more |= {key: value or True for key, value in options.sbatch.items()}
+    if dependency:
+        more["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
+    # The job imports the copy of the code, before anything that the setup lines add, and never the folder that it was
+    # submitted from.
+    setup = [
+        *([_CHECKED, *options.setup, "trap - ERR"] if options.setup else []),
+        f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        "export PYTHONSAFEPATH=1",
+        *(f"export {name}={shlex.quote(os.environ[name])}" for name in _OWN_VARIABLES if os.environ.get(name)),
+        *([_PORT] if options.nodes * options.tasks_per_node > 1 else []),
+    ]
+    return _make_sbatch_string(
+        command=f"{options.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main "
+        + shlex.quote(str(log_folder)),
+        folder=log_folder,
+        **options.sbatch_parameters,
+        job_name=name_job(specs),
+        wckey=None,  # pyright: ignore[reportArgumentType]  # submitit would name its own
+        srun_args=srun_args,
+        additional_parameters=more,
+        setup=setup,
+        map_count=len(specs) if len(specs) > 1 else None,
+    )
+
+
+def name_job(specs: Sequence[StageSpec]) -> str:
+    """Return the job's display name (``demo:jcl/pretrain``), by which `cancel` knows that a job id is of this run."""
+    folder = specs[0].folder
+    root = specs[0].root
+    if not root:
+        return f"{specs[0].stage}-{Path(folder).name}"
+    return f"{Path(root).name}:{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
+
+
+def find_code(folder: str | Path) -> Path:
+    """Return the path of the copy of this version of the code for the jobs of a run or pipeline."""
+    return Path(folder) / "launch" / f"code-{_digest(ROOT)}"
+
+
+def copy_code(folder: str | Path) -> Path:
+    """Copy the code once per version, so that later edits do not change a queued or requeued job."""
+    target = find_code(folder)
+    if target.name != f"code-{_digest(target)}":  # new, or purged in part
+        with clean_up(target):
+            for file in _list_code(ROOT):
+                copy = target / file.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, copy)
+            atomic_write(target / "GIT_STATE", git_state() + "\n")
+    return target
+
+
+def _digest(root: Path) -> str:
+    """Return 12 hexadecimal digits of the code in a folder."""
+    digest = hashlib.sha256()
+    for file in _list_code(root):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _list_code(root: Path) -> list[Path]:
+    """List the files of the code, also in linked folders, but no hidden or cached ones, which come and go."""
+    files = []
+    for name in CODE:
+        for folder, folders, names in os.walk(root / name, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.is_file())
+
+
+@contextlib.contextmanager
+def clean_up(folder: Path) -> Iterator[None]:
+    """Remove the folder of a submission that fails before sbatch accepts it; raise UserError if it is not writable."""
+    try:
+        yield
+    except slurm.SubmissionUnknown:  # a job may be queued, and need it
+        raise
+    except BaseException as error:
+        remove_folder(folder)
+        if isinstance(error, OSError):
+            raise build_write_error(folder, error) from error
+        raise
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and those above it, up to one that contains something else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.removedirs(folder.parent)
+
+
+def _list_variables(options: Options) -> dict[str, str]:
+    """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
+    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *options.sbatch)}
+    hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
+    variables: dict[str, str] = {}
+    for name, value in os.environ.items():
+        key = name.removeprefix("SBATCH_").lower().replace("_", "-")
+        if name.startswith("SBATCH_") and key not in hidden and not slurm.asks_for_gpus(key, value):
+            variables[name] = value
+    return variables
+
+
+def build_environment(options: Options) -> dict[str, str]:
+    """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
+    inner = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER) and name not in _RANK}
+    settings = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
+    return inner | settings | _list_variables(options)

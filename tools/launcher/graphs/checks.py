@@ -1,0 +1,190 @@
+"""Refuses, before a job is submitted and without importing torch, what a stage would refuse at its start."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import existing_file
+from pretrain.common.run.folder import check_free, check_stage_of
+from pretrain.common.run.state import read_record, read_state
+from pretrain.config import from_yaml_text
+from pretrain.preflight import check_data_exists, check_divisible, check_same_run
+from transfer import train_net
+from transfer.preflight import check_inputs
+from transfer.weights.locate import find_weights
+
+from ..execution import slurm
+from ..execution.jobs import check_not_running, read_settled_jobs
+from ..options import Options
+from ..spec import StageSpec
+from ..stages import config_file, pretrain_config
+from .graph import RECORD, Graph, Node
+
+
+@dataclass
+class Plan:
+    """The stages of a graph to start, by key.
+
+    Attributes:
+        missing: the stages to start, valid or not.
+        queued: SLURM jobs of stages that are pending or running, and of the report.
+        errors: why stages cannot start.
+        warnings: data and weights that this machine does not have or did not check.
+    """
+
+    missing: dict[str, Node]
+    queued: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def check(self, graph: Graph) -> None:
+        """Print the warnings; raise UserError if stages are invalid. If there are several, print each of them."""
+        lines = [f"{key}: {error}" for key, error in self.errors.items()]
+        if len(lines) > 1:
+            print("\n".join(lines), file=sys.stderr)
+            lines = [f"{len(lines)} of {len(graph.nodes)} stages are invalid (see above)"]
+        if lines:
+            raise UserError(*self.errors.values() if graph.is_single else [f"{lines[0]}; nothing was started"])
+        for warning in dict.fromkeys(self.warnings):
+            print(f"warning: {warning}", file=sys.stderr)
+
+
+def check_graph(graph: Graph, options: Options, *, download: bool = True, check_data: bool = False) -> Plan:
+    """Find the stages to start, and check each of them.
+
+    Args:
+        download: fetch weights at a URL; nodes of a cluster may have no internet.
+        check_data: also refuse a SLURM job if its data are not on this machine.
+    """
+    if graph.report:
+        check_free(graph.output, ("report.md", "report.html"), str(RECORD), "folder")
+    plan = Plan({node.key: node for node in graph.nodes if not node.spec.is_complete()})
+    folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
+    if graph.report:
+        folders["report"] = Path(graph.report.folder)
+    last_jobs = read_settled_jobs(folders.values())
+    for key, folder in folders.items():
+        try:
+            if folder in last_jobs:
+                job, state = last_jobs[folder]
+                is_queued = job["cluster"] == "slurm" and state.split()[0] in ("PENDING", "RUNNING")
+                if is_queued and state != slurm.ENDING and options.cluster == "slurm" and not graph.is_single:
+                    plan.queued[key] = job["id"]
+                    plan.missing.pop(key, None)
+                else:
+                    check_not_running(folder, job, state)
+            if key in plan.missing:
+                _check_parents(key, graph, plan)
+                plan.warnings += _check_stage(plan.missing[key], options, download, check_data)
+        except UserError as error:
+            plan.errors[key] = str(error)
+    if options.cluster == "slurm" and graph.report:
+        jobs = len(plan.missing) + 1  # the report
+        limit = slurm.max_jobs(options.account, options.slurm_cluster)
+        if jobs > limit:
+            plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
+    return plan
+
+
+def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
+    """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
+    nodes = {node.key: node for node in graph.nodes}
+    if graph.is_single:  # no other stage runs before it
+        nodes[key].spec.check_parents()
+    for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
+        if parent.spec.stage == "pretrain" and not parent.spec.has_checkpoint():
+            remedy = "restore it, or move the folder away to pretrain again"
+            raise UserError(f"the checkpoint of {parent.key} is gone from {parent.spec.folder}; {remedy}")
+    children = [node.key for node in graph.nodes if key in node.parents]
+    if nodes[key].spec.stage == "pretrain" and children and plan.missing.keys().isdisjoint(children):
+        plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
+
+
+def _check_stage(node: Node, options: Options, download: bool, check_data: bool) -> list[str]:
+    """Refuse what the stage would refuse on its devices; return warnings."""
+    spec = node.spec
+    is_slurm = options.cluster == "slurm"
+    if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
+        raise UserError(f"SLURM interprets '%' and '\\' in {spec.folder} as a pattern; choose another OUTPUT_DIR")
+    spec.check_weights()
+    check_may_continue(spec)
+    options = options.for_stage(spec)
+    if is_slurm:
+        _check_cores(options)
+    if not spec.config:
+        return []
+    reads_weights = not node.parents and not spec.has_checkpoint()  # a resumed run may no longer need them
+    world_size = options.nodes * options.tasks_per_node
+    warnings: list[str] = []
+    cfg: CfgNode
+    if spec.stage == "transfer":
+        with config_file(spec.config) as file:
+            args = train_net.parse(["--config-file", file, *spec.args[0]])
+            _, cfg = train_net.resolve_config(args, world_size)
+        names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
+        is_address = "://" in cfg.MODEL.WEIGHTS
+        if reads_weights and is_address and download:
+            find_weights(cfg.MODEL.WEIGHTS)
+        elif reads_weights and is_address:
+            warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
+        check = functools.partial(check_inputs, cfg, eval_only=args.eval_only, weights=reads_weights and not is_address)
+    else:
+        cfg = from_yaml_text(spec.config)
+        check_divisible(cfg, spec.stage, world_size)
+        names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
+        if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
+            existing_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
+        check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
+    if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
+        return warnings
+    return [*warnings, *_check_data(check, names, is_slurm, check_data)]
+
+
+def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:
+    """Run the ``check`` of the data sets ``names``; nodes of a cluster may have other disks than this machine."""
+    in_job = [name for name in names if "$" in name]
+    if is_slurm and in_job:
+        return [f"{name} is not checked here: its variables are expanded in the job" for name in in_job]
+    try:
+        check()
+    except UserError as error:
+        if not is_slurm or check_data:
+            raise
+        return [f"this machine does not have the data: {error}"]
+    return []
+
+
+def _check_cores(options: Options) -> None:
+    cores = slurm.max_cores(options.partition, options.slurm_cluster)
+    needed = options.tasks_per_node * (options.cpus_per_task or 1)
+    if 0 < cores < needed:
+        what = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
+        limit = f"no node{f' of {options.partition}' * bool(options.partition)} has more than {cores}"
+        remedy = "give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
+        raise UserError(f"{what} per node, but {limit}; {remedy}")
+
+
+def check_may_continue(spec: StageSpec) -> None:
+    """Check that the run folder can be written, and contains no checkpoint or results of another run."""
+    folder = Path(spec.folder)
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
+    is_evaluation = spec.stage == "transfer" and "--eval-only" in spec.args[0]
+    check_stage_of(folder, "evaluation" if is_evaluation else spec.stage)
+    if not spec.has_checkpoint() and not (folder / "results.json").exists():
+        return
+    earlier_config = pretrain_config(spec.folder) if spec.stage == "pretrain" else None
+    if earlier_config:
+        check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
+    launched = read_record(folder / "launch" / "launch.json").get("spec")
+    earlier = StageSpec.from_json(launched).identity if launched else read_state(folder).get("work")
+    changes = spec.describe_changes(earlier) if earlier else ""
+    if changes:
+        raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")

@@ -1,0 +1,137 @@
+"""A graph of stages as plain data: its nodes, how it is built, and its record in a file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import read_json, write_json
+from pretrain.common.run.state import read_record
+
+from ..options import Options, from_record
+from ..spec import StageSpec, content_of
+
+RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
+
+
+@dataclass(frozen=True)
+class Node:
+    """A stage of a graph: ``key`` is its display name (``jcl/linear``), ``parents`` are keys of other nodes."""
+
+    key: str
+    spec: StageSpec
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Stages in an order in which they can run: a pipeline, a sweep, or a single stage.
+
+    Attributes:
+        output: the folder that contains all stages; the run folder of a single one.
+        report: runs after everything else, even after failures; None for a single stage.
+        study: ``{"branches": {name: {seed: folder}}, "baseline": name}``, which the report of a study over seeds reads.
+    """
+
+    output: str
+    nodes: tuple[Node, ...]
+    report: StageSpec | None = None
+    study: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_single(self) -> bool:
+        return self.report is None
+
+
+def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: dict[str, Any] | None = None) -> Graph:
+    """Build a graph, and complete the spec of each stage by what the stage builds on.
+
+    A spec gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
+    that no parent writes.
+
+    Raises:
+        UserError: two stages would share a key or a folder.
+    """
+    specs: dict[str, StageSpec] = {}
+    owners: dict[str, str] = {}
+    for node in nodes:
+        owner = owners.setdefault(node.spec.folder, node.key)
+        if owner != node.key or node.key in specs:
+            raise UserError(f"{node.key} and {owner} would share {node.spec.folder}; rename one of them")
+        specs[node.key] = _complete_spec(node, specs, output)
+    return Graph(output, tuple(replace(node, spec=specs[node.key]) for node in nodes), report, study or {})
+
+
+def build_single(spec: StageSpec) -> Graph:
+    """Build a graph of one stage. A stage that was part of a pipeline keeps what it builds on."""
+    spec = replace(spec, inputs=_hash_inputs(spec, set()))
+    return Graph(spec.folder, (Node(spec.stage, spec),))
+
+
+def _complete_spec(node: Node, specs: Mapping[str, StageSpec], output: str) -> StageSpec:
+    """Add to the spec of ``node`` what it builds on; ``specs`` contains its parents."""
+    fingerprints: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    products: set[str] = set()
+    for key in node.parents:
+        parent = specs[key]
+        fingerprints[key] = parent.fingerprint()
+        folders |= {**parent.folders, key: parent.folder}
+        products |= {parent.folder, str(Path(parent.folder, parent.produces))}
+    inputs = _hash_inputs(node.spec, products)
+    return replace(node.spec, root=output, parents=fingerprints, folders=folders, inputs=inputs)
+
+
+def _hash_inputs(spec: StageSpec, products: set[str]) -> dict[str, str]:
+    """Map each weights file that is not in ``products`` to its content.
+
+    A resumed stage no longer needs its initial weights; if they are gone, the record knows what they were.
+    """
+    recorded: dict[str, str] = {}
+    if spec.has_checkpoint():
+        recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
+    hashes = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in products}
+    return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
+
+
+def write_graph(graph: Graph, options: Options) -> None:
+    """Write the record of a graph for `report`, `status` and `resume`. For a single stage, launch.json is enough."""
+    if graph.report is None:
+        return
+    stages = []
+    for node in graph.nodes:
+        spec = node.spec
+        place = {"key": node.key, "stage": spec.stage, "folder": spec.folder, "parents": list(node.parents)}
+        stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
+    record = {"output": graph.output, "study": graph.study, "stages": stages}
+    write_json(Path(graph.output) / RECORD, {**record, "report": graph.report.to_json(), "options": asdict(options)})
+
+
+def find_record(folder: Path) -> Path | None:
+    """Return the record of the pipeline or of the single stage in ``folder``."""
+    return next((folder / name for name in (RECORD, "launch/launch.json") if (folder / name).exists()), None)
+
+
+def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
+    """Read the graph of a launch.json, or of a file of `write_graph`, and its options, with ``changes``."""
+    record = read_json(path)
+    try:
+        options = from_record(record["options"], **changes)
+        if path.name == RECORD.name:
+            nodes = tuple(
+                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
+                for stage in record["stages"]
+            )
+            graph = Graph(record["output"], nodes, StageSpec.from_json(record["report"]), record["study"])
+        else:
+            graph = build_single(StageSpec.from_json(record["spec"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged or from another version ({error}); rerun the original command") from error
+    for spec in (*(node.spec for node in graph.nodes), graph.report):
+        if spec:
+            spec.check_entry()
+    folder = path.absolute().parents[1]
+    if folder.resolve() != Path(graph.output).resolve():
+        raise UserError(f"{folder} was moved from {graph.output}; rerun the original command")
+    return graph, options

@@ -1,0 +1,285 @@
+"""Starts a graph of stages on this machine or submits it to SLURM, or shows what would be started.
+
+Complete stages are skipped, missing ones run, and a failure ends only its own branch.
+"""
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.common.run.lock import claim
+
+from ..execution import slurm
+from ..execution.local_graph import LocalRun, short
+from ..execution.rank_main import handle_signals
+from ..execution.records import resume_command, warn
+from ..execution.submit import build_environment, copy_code, find_code, preview, remove_folder, submit
+from ..options import Options
+from ..spec import StageSpec
+from .checks import Plan, check_graph
+from .graph import Graph, Node, write_graph
+
+
+def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int:
+    """Run what is missing on this machine, or submit it; return the exit status.
+
+    Args:
+        check_data: refuse SLURM jobs whose data are not on this machine.
+
+    Raises:
+        UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
+    """
+    with _claim_output(graph, options):
+        plan = check_graph(graph, options, check_data=check_data)
+        plan.check(graph)
+        if options.cluster == "slurm":
+            return _submit_graph(graph, options, plan)
+        return _run_graph(graph, options, plan.missing)
+
+
+@contextlib.contextmanager
+def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
+    """Let one process at a time start the graph; leave no empty folder if nothing was started."""
+    if graph.is_single and options.cluster == "local":  # the stage claims it
+        yield
+        return
+    new_folders = [path for path in (Path(graph.output), *Path(graph.output).parents) if not path.exists()]
+    purpose = "a submission" if graph.is_single else "a pipeline"
+    try:
+        with claim(graph.output, purpose, of="launch" * graph.is_single):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # they contain stages
+            for path in new_folders:
+                path.rmdir()
+
+
+def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
+    if not missing and graph.is_single:
+        print(f"{graph.output} is already complete; move it away to run it again")
+        return 0
+    write_graph(graph, options)
+    try:
+        status = LocalRun(graph, options, missing).run()
+        if graph.report:
+            graph.report.run()
+        return status
+    except interrupt.Stopped as stop:
+        print(f"{stop}\nto continue: {resume_command(graph.output)}", file=sys.stderr)
+        return 130
+
+
+def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
+    """Submit what is missing as dependent jobs that share one copy of the code; active jobs are left alone."""
+    for node in graph.nodes:
+        if node.key in plan.queued:
+            print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
+        elif node.key not in plan.missing:
+            print(f"{node.key}: already complete")
+    if not plan.missing and plan.queued.keys() <= {"report"}:
+        write_graph(graph, options)
+        if graph.report:
+            graph.report.run()
+        return 0
+    Submission(graph, options, plan).run()
+    print(describe_cost([node.spec for node in plan.missing.values()], options))
+    print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
+    return 0
+
+
+class Submission:
+    """A submission of a graph's missing stages, which signals do not interrupt: the id of a job would be lost."""
+
+    def __init__(self, graph: Graph, options: Options, plan: Plan) -> None:
+        self._graph, self._options, self._plan = graph, options, plan
+        self._earlier_report = plan.queued.pop("report", "")
+        self._jobs = dict(plan.queued)  # by key
+        self._submitted: list[str] = []
+        self._signals: list[str] = []
+
+    def run(self) -> None:
+        """Submit the stages.
+
+        Raises:
+            UserError: sbatch refused a job; the jobs before it were cancelled, unless there were only too many of them.
+            Stopped: a signal arrived; all jobs were cancelled.
+        """
+        launch_folder = Path(self._graph.output, "launch")
+        is_new = not launch_folder.exists()
+        with handle_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
+            try:
+                write_graph(self._graph, self._options)
+                self._submit_all(copy_code(self._graph.output))
+            except BaseException as error:
+                if is_new and not self._submitted and not isinstance(error, slurm.SubmissionUnknown):
+                    remove_folder(launch_folder)
+                if isinstance(error, slurm.TooManyJobs):
+                    raise self._describe_limit(error) from error
+                self._cancel()
+                raise
+
+    def _submit_all(self, code: Path) -> None:
+        missing = self._plan.missing
+        for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
+            previous = ""
+            for part in _split(batch, self._options):
+                self._submit_batch(part, code, previous)
+                previous = self._submitted[-1].partition("_")[0]
+        if self._graph.report:
+            dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
+            self._submit(["report"], [self._graph.report], code, dependency)
+
+    def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
+        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
+        parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
+        dependency = _depend("afterok", parents) or _depend("afterany", [previous])
+        try:
+            self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
+        except slurm.TooManyJobs as error:
+            if len(batch) == 1:
+                raise
+            warn(f"{error}; trying smaller arrays")
+            middle = len(batch) // 2
+            self._submit_batch(batch[:middle], code, previous)
+            self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
+
+    def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
+        ids = submit(specs, self._options, code, dependency)
+        self._submitted += ids
+        self._jobs |= zip(keys, ids, strict=True)
+        if self._signals:
+            raise interrupt.Stopped(self._signals[0], "no job of this command is left in the queue")
+        for key, job_id in zip(keys, ids, strict=True):
+            print(f"{key}: job {job_id} {dependency}".rstrip())
+
+    def _describe_limit(self, error: UserError) -> UserError:
+        if not self._submitted:
+            return UserError(f"{error}; wait until some of your jobs have ended")
+        left = self._plan.missing.keys() - self._jobs.keys()
+        remedy = f"when some of your jobs have ended, submit the rest: {resume_command(self._graph.output)}"
+        return UserError(f"{error}; {len(left)} stages are not submitted, the others stay in the queue; {remedy}")
+
+    def _cancel(self) -> None:
+        for job_id in self._submitted:
+            try:
+                slurm.cancel({"id": job_id, "slurm_cluster": self._options.slurm_cluster})
+            except UserError as error:
+                warn(str(error))
+        if self._submitted:
+            warn(f"cancelled the {len(self._submitted)} jobs that were submitted: {', '.join(self._submitted)}")
+
+
+def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
+    """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
+
+    A stage that builds on an invalid one cannot start either.
+
+    Args:
+        check_data: as for `start_graph`.
+        ask_slurm: ask SLURM about each kind of job, too.
+    """
+    plan = check_graph(graph, options, download=False, check_data=check_data)
+    startable: dict[str, Node] = {}
+    for node in graph.nodes:
+        after = f"  after {', '.join(node.parents)}" if node.parents else ""
+        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
+        state = "queued" if node.key in plan.queued else "complete"
+        if reason:
+            state = "invalid"
+        elif node.key in plan.missing:
+            state = "to run"
+            if all(key in startable or key not in plan.missing for key in node.parents):
+                startable[node.key] = node
+        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
+    if graph.report:
+        print(f"to run   report  after everything  -> {short(graph.report.produces)}")
+    code = find_code(graph.output)
+    groups = _group_nodes(startable.values(), startable.keys(), options)
+    batches = [part for batch in groups for part in _split(batch, options)]
+    for batch in batches:
+        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
+        script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
+        print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
+    errors = len(plan.errors)
+    invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
+    print(f"\n# {len(plan.missing)} of {len(graph.nodes)} stages to run{invalid}")
+    print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
+    for warning in dict.fromkeys(plan.warnings):
+        print(f"# warning: {warning}")
+    if options.cluster == "slurm":
+        print(describe_cost([node.spec for node in plan.missing.values()], options))
+        if ask_slurm:
+            if errors:
+                print("# SLURM was not asked about invalid stages, nor about those that wait for one")
+            errors += _ask_slurm(batches, options, code)
+    return 2 if errors else 0
+
+
+def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
+    """Print what SLURM says about each kind of job; return the number of refusals."""
+    errors = 0
+    kinds: dict[str, list[Node]] = {}
+    for batch in batches:
+        kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
+    for batch in kinds.values():
+        try:
+            script = preview([node.spec for node in batch], options, code, "")
+            answer = slurm.ask_start_time(script, build_environment(options.for_stage(batch[0].spec)))
+        except UserError as error:
+            answer = str(error)
+            errors += 1
+        print(f"# {batch[0].key}: {answer}")
+    return errors
+
+
+def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
+    """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
+    requests: Counter[tuple[str, int, float]] = Counter()
+    for spec in specs:
+        of_stage = options.for_stage(spec)
+        requests[spec.stage, of_stage.nodes * of_stage.gpus_per_node, of_stage.minutes / 60] += 1
+    attempts = options.max_timeouts + 1
+    lines = []
+    total = 0.0
+    for (stage, gpus, hours), jobs in requests.items():
+        cost = jobs * gpus * hours * attempts
+        total += cost
+        if gpus:
+            each = f"{gpus} GPU{'s' * (gpus > 1)} x {hours:.4g} h x {attempts} attempt{'s' * (attempts > 1)}"
+            lines.append(f"# {stage}: {jobs} job{'s' * (jobs > 1)}, each at most {each} = {cost:,.0f} GPU-hours")
+    if not total:
+        return "# no GPU-hours: no stage asks for GPUs"
+    remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
+    return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
+
+
+def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:
+    """Group ``nodes`` by what is submitted together.
+
+    An array contains the nodes of one stage and equal resources that build on none in ``waiting``. Other nodes, and all
+    nodes of this machine, are alone.
+    """
+    groups: dict[str, list[Node]] = {}
+    for node in nodes:
+        is_in_array = options.cluster == "slurm" and waiting.isdisjoint(node.parents)
+        name = f"{node.spec.stage} {options.for_stage(node.spec)}" if is_in_array else node.key
+        groups.setdefault(name, []).append(node)
+    return groups.values()
+
+
+def _split(batch: list[Node], options: Options) -> list[list[Node]]:
+    """Split a batch into arrays of the size that SLURM accepts."""
+    size = slurm.max_array(options.slurm_cluster) if len(batch) > 1 else 1
+    return [batch[first : first + size] for first in range(0, len(batch), size)]
+
+
+def _depend(kind: str, job_ids: Iterable[str]) -> str:
+    """Return a dependency in sbatch's form, or an empty string for no jobs."""
+    ids = ":".join(filter(None, job_ids))
+    return f"{kind}:{ids}" if ids else ""

@@ -1,0 +1,1 @@
+"""Figures, curves and the HTML page of a report."""

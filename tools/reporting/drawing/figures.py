@@ -1,0 +1,164 @@
+"""Figures of a report: feature maps, the scores of pipelines over seeds, and predictions on the same images."""
+
+import csv
+import io
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError, figure_text
+from pretrain.common.files import atomic_write, read_json
+
+from ..document import Figure
+from ..files import Collection, Stages
+from ..runs import Score
+from ..seeds import Study, draw_scores
+from .panels import build_panels
+
+_IMAGES = 4  # images in a figure of predictions
+_MAX_CLASSES = 20  # with more, colors repeat and there is no legend
+_Points = dict[str, list[tuple[float, float]]]  # class -> positions of its validation images
+
+
+def draw_figures(collection: Collection, studies: list[Study], scores: list[Score], output: Path) -> list[Figure]:
+    """Draw the studies, and predictions where at least two branches of a pipeline share a detector and a test set.
+
+    Args:
+        collection: gets a line in ``unreadable`` for predictions that cannot be drawn.
+        scores: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
+        output: file of the report; figures are written next to it, and their names start with its name.
+    """
+    figures: list[Figure] = []
+    for number, study in enumerate(studies, 1):
+        file = _name_file(output, "scores", number)
+        draw_scores(study).savefig(file, dpi=150)
+        notes = ["One point per seed; mean of each branch and its 95% interval (Student's t)."]
+        figures.append(Figure(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
+    for (folder, detector, test), branches in _group_scores(collection, scores).items():
+        if len(branches) < 2:
+            continue
+        title = f"{folder.name}/{detector}" if len(collection.pipelines) > 1 else detector
+        earlier = sum(figure.title == f"Predictions of {title}" for figure in figures)  # on other test sets
+        try:
+            file = _name_file(output, title.replace("/", "_"), earlier + 1)
+            figures.append(_draw_predictions(file, title, test, branches))
+        except UserError as error:
+            collection.unreadable.append(f"the predictions of {title} are not drawn: {error}")
+    return figures
+
+
+def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
+    """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
+    figures: list[Figure] = []
+    for pipeline, stages in collection.pipelines.items():
+        file = _name_file(output, "features", len(figures) + 1)
+        try:
+            figure = _draw_feature_maps(pipeline.name, stages, scores, file)
+        except UserError as error:
+            collection.unreadable.append(f"the feature maps of {pipeline.name} are not drawn: {error}")
+            continue
+        if figure:
+            figures.append(figure)
+    return figures
+
+
+def _draw_feature_maps(name: str, stages: Stages, scores: Sequence[Score], file: Path) -> Figure | None:
+    """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
+
+    Returns:
+        The figure, or None if no branch has a map.
+
+    Raises:
+        UserError: a map cannot be read, or the figure cannot be written.
+    """
+    maps: dict[str, _Points] = {}
+    top1: dict[str, float | None] = {}
+    for folder, (branch, stage) in stages.items():
+        if stage.partition("_")[0] == "embedding" and (folder / "results.json").is_file() and branch not in maps:
+            maps[branch] = _read_map(folder / "embedding.csv")
+            knn = (score for score in scores if score.stage == "knn" and score.folder.parent == folder.parent)
+            top1[branch] = next((score.metrics["top1"] for score in knn), None)
+    if not maps:
+        return None
+    image = io.BytesIO()
+    _draw_panels(maps, top1).savefig(image, format="png", dpi=110)
+    atomic_write(file, image.getvalue())
+    note = (
+        "Each point is a validation image; its color is its class. t-SNE places images next to each other if their "
+        "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
+        "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
+    )
+    title = f"Features of validation images in {name}"
+    return Figure(title, [note], f"features of {', '.join(maps)}", file)
+
+
+def _read_map(file: Path) -> _Points:
+    points: _Points = {}
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                points.setdefault(row["label"], []).append((float(row["x"]), float(row["y"])))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    return points
+
+
+def _draw_panels(maps: Mapping[str, _Points], top1: Mapping[str, float | None]) -> Any:
+    from matplotlib import colormaps
+
+    warnings.filterwarnings("ignore", "Glyph")  # one warning per character that the font lacks
+    classes = sorted({label for points in maps.values() for label in points})
+    palette = colormaps["tab20" if len(classes) > 10 else "tab10"]
+    columns = min(4, len(maps))
+    figure, panels = build_panels(len(maps), columns, 3.1, 3.4)
+    marks: dict[str, Any] = {}  # by class, which some branches may not have
+    for panel, (name, points) in zip(panels, maps.items(), strict=True):
+        for label in sorted(points):
+            color = palette(classes.index(label) % palette.N)
+            marks[label] = panel.scatter(*zip(*points[label], strict=True), s=7, color=color)
+        panel.set(xticks=[], yticks=[], title=figure_text(textwrap.shorten(name, 40, placeholder="...")))
+        panel.set_xlabel("" if top1[name] is None else f"kNN top-1: {top1[name]:.1f}%")
+    if len(classes) <= _MAX_CLASSES:
+        handles = [marks[label] for label in classes]
+        names = [f" {figure_text(label)}" for label in classes]  # older versions hide a name that begins with _
+        options = {"ncols": min(len(names), 3 * columns + 1), "markerscale": 1.7, "handletextpad": 0.1}
+        figure.legend(handles, names, loc="outside lower center", frameon=False, **options)
+    return figure
+
+
+def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple[Path, str, str], dict[str, Score]]:
+    """Map pipeline, detector and test set to branch -> score."""
+    groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
+    for pipeline, stages in collection.pipelines.items():
+        for score in (score for score in scores if score.folder in stages):
+            branch, detector = stages[score.folder]
+            groups.setdefault((pipeline, detector, score.test), {}).setdefault(branch, score)
+    return groups
+
+
+def _name_file(output: Path, subject: str, number: int) -> Path:
+    return output.with_name(f"{output.stem}_{subject}{f'_{number}' if number > 1 else ''}.png")
+
+
+def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Score]) -> Figure:
+    """Draw the ground truth and the predictions of each branch.
+
+    Raises:
+        UserError: the test set or predictions cannot be read, or the figure cannot be written.
+    """
+    from transfer.coco import data, visualize  # imports torch
+
+    data_set = data.resolve_data_set(test, next(iter(branches.values())).folder)
+    content = data.read_annotations(data_set.annotations)
+    images = visualize.first_annotated(content, _IMAGES)
+    if not images:
+        raise UserError(f"no image of {data_set.annotations} has an object")
+    columns = {branch: read_json(score.folder / score.predictions, list) for branch, score in branches.items()}
+    visualize.compare(content, images, data_set.images, columns, file)
+    note = (
+        f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
+        f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."
+    )
+    return Figure(f"Predictions of {title}", [note], f"predictions of {title}", file)

@@ -1,0 +1,46 @@
+"""The report as one HTML page that needs no other file and no network: tables, curves, figures and provenance."""
+
+import base64
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pretrain.common.errors import printable
+
+from .. import provenance
+from ..document import Figure, Report, Table
+from . import curves
+
+_NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
+
+
+def render_page(report: Report) -> str:
+    """Return the page; markup in names and errors of run folders is escaped."""
+    layout: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **layout)
+    tables = [*report.tables, provenance.build_table(report)]
+    text = environment.get_template("page.html.jinja").render(
+        tables=[(table, _find_numeric_columns(table)) for table in tables],
+        curves={title: _encode_uri("image/svg+xml", svg.encode()) for title, svg in curves.draw_curves(report).items()},
+        feature_maps=_embed_figures(report.feature_maps),
+        figures=_embed_figures(report.figures),
+        lists=report.lists,
+    )
+    return printable(text)
+
+
+def _find_numeric_columns(table: Table) -> list[bool]:
+    """Return, for each column, whether it contains only numbers."""
+    columns: Sequence[Sequence[str]] = list(zip(*table.rows, strict=True)) or [[] for _ in table.head]
+    return [all(cell == "-" or _NUMBER.match(cell) for cell in column) for column in columns]
+
+
+def _embed_figures(figures: Sequence[Figure]) -> list[tuple[Figure, str]]:
+    return [(figure, _encode_uri("image/png", figure.file.read_bytes())) for figure in figures]
+
+
+def _encode_uri(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

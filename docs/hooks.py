@@ -4,8 +4,6 @@ mkdocs calls the functions whose names begin with ``on_``. On a code host, pages
 site, such a link leads to a page that shows the file.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of the papers' recipes, from the comments at their tops: docs/recipes.md, written by `make docs`."""
 
-from __future__ import annotations
-
 from tools import ROOT
 from tools.launcher.recipes import Recipe, read_recipes
 

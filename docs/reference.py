@@ -1,7 +1,5 @@
 """The reference of commands, keys and layouts, from the code: four pages of docs/reference, written by `make docs`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -4,8 +4,6 @@ python -m pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPU
 torchrun --nproc-per-node 8 -m pretrain --config-file ...
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The language is Detectron2's (YAML, `_BASE_`, `KEY VALUE` overrides), with Detec
 The values of recipes are in configs/pretrain/*.yaml, never here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every key of pretraining and probing: neutral default, limits and meaning. Recipes have their values in configs/."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .common.config import extensions

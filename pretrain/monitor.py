@@ -3,8 +3,6 @@
 Per-step values are read one step late, so that the host never waits for the device.
 """
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Callable, Mapping

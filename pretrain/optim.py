@@ -1,7 +1,5 @@
 """Optimizers and their learning rate by key: SGD (the recipes'), AdamW, LARS (timm's)."""
 
-from __future__ import annotations
-
 import torch
 from fvcore.common.config import CfgNode
 from torch import nn

@@ -1,7 +1,5 @@
 """Checks that run without torch, before a stage starts or a job is submitted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The cosine is fvcore's. Warm-up and steps are not: fvcore rounds progress to a m
 whole updates, whereas recipes give exact epochs.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 

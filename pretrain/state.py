@@ -1,7 +1,5 @@
 """Builds, saves and restores everything that a step changes; checkpoints have MoCo's format."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ Shape letters: V views, M positive keys per image, n images of this rank, p of a
 this rank, B candidates of all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -4,8 +4,6 @@ One process per device; the process group comes from the environment (torchrun, 
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Settings of all tests: one thread per process, and which tests may be skipped."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

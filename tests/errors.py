@@ -1,7 +1,5 @@
 """A check of what all errors have in common, so that tests do not depend on their wording."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """launch.py with its stages in this process, for tests that inject faults or run many commands."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from unittest import mock

@@ -1,7 +1,5 @@
 """Random ResNets and checkpoints of them, for tests of everything that reads, converts or loads weights."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

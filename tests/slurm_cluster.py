@@ -3,8 +3,6 @@
 munged, slurmctld and two slurmd run as this user from one private folder; nothing of the system's SLURM is touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

@@ -1,7 +1,5 @@
 """The snippets and commands of the documentation, which test_docs.py runs or parses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

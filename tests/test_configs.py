@@ -1,7 +1,5 @@
 """Every recipe states its command, hardware and published result; every file that a recipe names exists."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ SLURM, data, internet) is only parsed, and so is a command that other tests run.
 are the exception: a test makes these images.
 """
 
-from __future__ import annotations
-
 import argparse
 import glob
 import importlib

@@ -1,7 +1,5 @@
 """The packages import one another without cycles, and only downward."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter

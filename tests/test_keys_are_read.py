@@ -1,7 +1,5 @@
 """Every key of both stages is read somewhere; short runs record which keys they read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 

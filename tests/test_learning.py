@@ -1,7 +1,5 @@
 """Pretrained features separate classes that random ones do not; a detector finds the objects it was trained on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

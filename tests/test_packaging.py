@@ -1,7 +1,5 @@
 """What an installation provides: the packages `pretrain` and `transfer`."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

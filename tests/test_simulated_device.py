@@ -1,7 +1,5 @@
 """The simulated device has the rules of a GPU, and few steps of either stage wait for it; `gpu/` compares results."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Help, mistakes and complete runs are answered before torch is imported, which takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

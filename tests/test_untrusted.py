@@ -1,7 +1,5 @@
 """Files from somebody else cannot run code or forge output; SECURITY.md names these tests."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

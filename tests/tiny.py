@@ -1,7 +1,5 @@
 """A narrow ResNet-18 in place of the real one: it has all its tensors, and steps take milliseconds."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 The newest has the most iterations, which each file stores; file times change when a folder is copied.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

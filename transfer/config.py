@@ -4,8 +4,6 @@ keys.yaml contains every key with its default, limits and meaning: those that th
 it rejects unless they have their default, and this project's own.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Meanings are listed for this project's own keys and for keys that decide trainin
 has the others.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The processes of a fine-tuning run: their start, their group, agreement on a stop, and progress."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

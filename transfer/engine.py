@@ -1,7 +1,5 @@
 """The base class of the engines, and the data and evaluation loops that they share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

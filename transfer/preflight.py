@@ -3,8 +3,6 @@
 User modules and Detectron2's catalog are imported only for names that they define.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The content of a batch is a function of (seed, position in the stream), so that 
 a pass with the batches of an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

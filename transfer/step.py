@@ -1,7 +1,5 @@
 """One iteration of fine-tuning: data, losses, gradients, update."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

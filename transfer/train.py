@@ -3,8 +3,6 @@
 An `Engine` supplies a model, a solver, data and an evaluation; everything else is here and in `trainer`, once.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

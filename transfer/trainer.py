@@ -1,7 +1,5 @@
 """The state of a fine-tuning run; `train` is the loop around it."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 import weakref

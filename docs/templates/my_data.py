@@ -4,8 +4,6 @@
         --config-file configs/examples/demo_mocov2_R18_digits.yaml DATA.TRAIN squares
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@
         INPUT.MAPPER squares SOLVER.HOOKS "('weight_norm',)"
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

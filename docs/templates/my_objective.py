@@ -4,8 +4,6 @@
         --config-file configs/examples/demo_mocov2_R18_digits.yaml METHOD.NAME margin METHOD.MARGIN 0.1
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pretrain import METHODS, register

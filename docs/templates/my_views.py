@@ -4,8 +4,6 @@
         --config-file configs/examples/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops
 """
 
-from __future__ import annotations
-
 from pretrain import AUGMENTATIONS, register
 from pretrain.data.augmentations import Augmentation, RandomResizedCrop
 

@@ -1,7 +1,5 @@
 """Small copies between host and device without a host-device synchronization."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The device of a run: whether torch can use a job's GPUs, precision and layout there, the line about it in the log."""
 
-from __future__ import annotations
-
 import os
 import socket
 

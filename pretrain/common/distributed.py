@@ -4,8 +4,6 @@ The process group comes from the environment that torchrun and submitit set (RAN
 MASTER_PORT). The global batch of N images is divided into contiguous slices of equal size.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

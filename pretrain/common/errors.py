@@ -1,7 +1,5 @@
 """The exception for a user's mistake, texts of errors, and how a command line ends."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import os

@@ -1,7 +1,5 @@
 """Checks on files that a user names, and atomic writing."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -3,8 +3,6 @@
 OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -3,8 +3,6 @@
 The stage finishes the current step, writes its checkpoint and raises `Stopped`. A signal handler writes nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

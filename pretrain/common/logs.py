@@ -3,8 +3,6 @@
 Every module logs with ``log = logging.getLogger(__name__)``.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

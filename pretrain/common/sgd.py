@@ -1,7 +1,5 @@
 """torch's SGD, fused: one pass over the parameters instead of several, on a CPU too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

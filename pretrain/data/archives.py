@@ -1,7 +1,5 @@
 """Data sets distributed as archives: CIFAR, Fashion-MNIST, STL10 and Tiny-ImageNet, in their unpacked files."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Color operations on a view: each works in place on a contiguous (S, S, 3) uint8 image and rounds as PIL does."""
 
-from __future__ import annotations
-
 import math
 
 import cv2

@@ -3,8 +3,6 @@
 Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

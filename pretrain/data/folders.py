@@ -1,7 +1,5 @@
 """Images in folders: ImageNet, and any folder with images or with one folder per class."""
 
-from __future__ import annotations
-
 import logging
 import os
 import posixpath

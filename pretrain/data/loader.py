@@ -6,8 +6,6 @@ number). Global batches thus do not depend on the numbers of workers and process
 Shape letters: V views, n images of this rank's slice of a batch, C = 3 channels, H = W = S pixels.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A figure of what the encoder sees: images (rows), each unchanged and in several views (columns)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ A view has two parts: a box of the image with a flip, and color operations with 
 Shape letters: V views, H x W pixels of the image read, S x S of a view.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

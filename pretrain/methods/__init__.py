@@ -1,7 +1,5 @@
 """The registry of methods: name -> declaration. Command lines read it, so it imports no torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0, FRACTION, Choice

@@ -1,7 +1,5 @@
 """Joint Contrastive Learning: a bound on infinitely many positive keys, from M' of them."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0

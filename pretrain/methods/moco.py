@@ -1,7 +1,5 @@
 """MoCo v1 and v2: InfoNCE of one positive key against a queue. The versions differ in their recipes only."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..common.config.limits import ABOVE_0

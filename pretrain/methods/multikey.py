@@ -1,7 +1,5 @@
 """MoCo with M' positive keys per image: the vanilla form that JCL's Fig. 1(b) shows, and its baseline."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..common.config.limits import ABOVE_0

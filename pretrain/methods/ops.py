@@ -4,8 +4,6 @@ Shape letters of this package: N queries of one call (a micro-batch of a rank), 
 dimensions, K negatives in the queue, A anchors of this rank, B candidates of all ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

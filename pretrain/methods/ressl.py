@@ -1,7 +1,5 @@
 """ReSSL: trains the query's similarity distribution over the queue to match the key's; it has no positive pair."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..common.config.limits import ABOVE_0

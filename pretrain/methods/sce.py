@@ -1,7 +1,5 @@
 """Similarity Contrastive Estimation: InfoNCE with a soft target drawn from the key encoder's own similarities."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

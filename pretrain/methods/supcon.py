@@ -1,7 +1,5 @@
 """Supervised contrastive learning (SupCon), the baseline of TCL, and SimCLR, which is SupCon without labels."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .method import LossOutput

@@ -1,7 +1,5 @@
 """Tuned Contrastive Learning: SupCon with weights for hard positives and negatives."""
 
-from __future__ import annotations
-
 import math
 
 import torch

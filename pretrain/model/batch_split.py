@@ -1,7 +1,5 @@
 """Divides the global batch into equal parts for processes, micro-batches and batch-norm groups. It imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..common.errors import UserError

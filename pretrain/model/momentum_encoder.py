@@ -3,8 +3,6 @@
 Shape letters: M positive keys per image, N images of the global batch, n images of this rank, D dimensions.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

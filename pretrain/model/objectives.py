@@ -3,8 +3,6 @@
 Shape letters: M positive keys per image, N images of the global batch, n of this rank, D dimensions.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Sequence

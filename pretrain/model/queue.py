@@ -1,7 +1,5 @@
 """The FIFO of negatives: any size K, any batch, MoCo's layout (D, K)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

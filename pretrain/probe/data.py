@@ -1,7 +1,5 @@
 """The labeled images of a probe. Must not import torch: the launcher uses it before starting a job."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fvcore.common.config import CfgNode

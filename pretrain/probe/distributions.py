@@ -6,8 +6,6 @@ projection head; here they are the former.
 Shape letters: B images at once, A augmentations per image, F features.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A map of frozen features: t-SNE of the validation images, one color per class."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

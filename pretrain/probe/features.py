@@ -1,7 +1,5 @@
 """Frozen features of a whole data set, computed by one process or several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

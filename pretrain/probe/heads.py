@@ -1,7 +1,5 @@
 """Linear classifiers, trained in parallel on frozen features."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Weighted k-nearest-neighbor classification of frozen features (Wu et al. 2018, Sec. 3.4)."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The linear probe: a classifier on frozen features; a resumed probe equals an uninterrupted one to the bit."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Evaluation settings of a probe, from the config alone (no torch)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

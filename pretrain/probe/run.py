@@ -1,7 +1,5 @@
 """What all probes share: their run folder, their data, and their products."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

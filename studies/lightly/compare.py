@@ -8,8 +8,6 @@ starts, does not count in images/s. lightly is used as in its own MoCo v2 exampl
 whose pixels differ slightly from ours, and draws other random numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 The arguments are SIDE, the folder of JPEGs and the seed; it prints one JSON line.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -7,8 +7,6 @@ contains crops around the people of the same scenes. Their class is the number o
 the pose.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

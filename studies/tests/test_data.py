@@ -1,7 +1,5 @@
 """The data sets of the studies are valid for pycocotools, and their pixels are those of the recorded runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

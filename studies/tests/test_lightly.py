@@ -1,7 +1,5 @@
 """Each side measures what it claims, the rounds are paired, and the table says what was measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

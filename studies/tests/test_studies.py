@@ -1,7 +1,5 @@
 """Every table of a study shows the recorded scores, and each study has its plan, scores and page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ The images also contain parts of smaller digits behind the digit of the class, a
 because accuracy on plain digits saturates when labels are used. The levels of ink and background are the same.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

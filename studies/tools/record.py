@@ -9,8 +9,6 @@ branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->``
 bold are those that Holm's correction over all differences of all pages leaves at 5%.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -5,8 +5,6 @@
 The scenes are drawn with replacement, the same ones for every run; the seeds stay. The other intervals cover seeds.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import Path

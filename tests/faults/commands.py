@@ -1,7 +1,5 @@
 """Command lines in separate processes, with a fault at a chosen file system call."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

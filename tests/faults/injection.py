@@ -4,8 +4,6 @@ Opens, renames, removals, links and new folders are audit events, which Python r
 files and `os.fsync` are replaced. What C++ writes by itself (`cv2.imwrite`) is not seen.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Every stage as a command line on tiny data, and what its folder contains when it is complete."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A crash of the machine after any file system call leaves the old state or the new one, synced or not."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """If a disk is full, over its quota, read-only or broken, a run ends in one line and the next one resumes it."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Every stage is interrupted at file system calls throughout its run; the resumed run ends with equal files."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

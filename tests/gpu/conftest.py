@@ -1,7 +1,5 @@
 """A process with a CUDA device, or with the simulated one, and images to train on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

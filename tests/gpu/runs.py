@@ -1,7 +1,5 @@
 """Runs of both stages on the device of these tests, which is the simulated one without a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

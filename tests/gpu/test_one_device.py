@@ -4,8 +4,6 @@ Without a CUDA device, the same tests run on the simulated one (`tests/simulated
 compilation without code generation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Two ranks on two CUDA devices, with nccl, equal one process; without devices, on the simulated one, with gloo."""
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A small annotation file in COCO's format without images, for the tests of tools/make_data.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

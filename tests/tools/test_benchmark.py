@@ -1,7 +1,5 @@
 """Each benchmark runs at a small size, checks that the compared implementations agree, and writes what it prints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

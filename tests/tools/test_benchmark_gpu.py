@@ -1,7 +1,5 @@
 """`benchmark.py gpu`: tiny models without a GPU, rows that fail or do not fit, and the section of the page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

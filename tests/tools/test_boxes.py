@@ -1,7 +1,5 @@
 """Boxes in VOC's and YOLO's formats are converted to COCO's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exports compute what their source computes from a raw image; others are refused, and nothing is written."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

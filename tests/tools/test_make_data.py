@@ -1,7 +1,5 @@
 """Generated data sets are complete or absent, fixed by the seed, valid for pycocotools, and without shortcuts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

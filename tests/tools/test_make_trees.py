@@ -1,7 +1,5 @@
 """Tree crowns: no pixel of the test region is in the training set; a crown is an object where half of it is visible."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Predictions on the user's images equal those of an evaluation, in COCO's format, under the images' names."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """The report groups what belongs together, and never compares what does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

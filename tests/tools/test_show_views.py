@@ -1,7 +1,5 @@
 """The picture of views contains the views that training sees."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A COCO file is split by image, with every box and every field, and equal proportions of the classes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

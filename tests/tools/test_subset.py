@@ -1,7 +1,5 @@
 """Subsets of COCO annotations: fixed by the seed, nested in a fold, whole records, counted."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

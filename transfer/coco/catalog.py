@@ -5,8 +5,6 @@ evaluation: coco, which compares with their ``json_file`` if they have one and o
 of `OTHER_EVALUATORS`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds the bad records of a data set in COCO's format, drops them, and normalizes the good ones."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from collections import Counter

@@ -1,7 +1,5 @@
 """The names of a detector's classes. Labels are matched by their order, so a run has one list of them."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ Both engines read the copy of a `coco:` data set that `prepare_data_sets` writes
 The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Reads the sizes of image files, as they are shown, without decoding them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Left/right keypoint pairs for horizontal flips: one rule for both engines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Masks of a file in COCO's format: polygons or run lengths (RLE), and what is wrong with them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from math import isfinite

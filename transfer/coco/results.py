@@ -1,7 +1,5 @@
 """Computes either engine's COCO metrics with pycocotools, in one schema: Detectron2's names, from 0 to 100 or null."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

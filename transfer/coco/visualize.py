@@ -1,7 +1,5 @@
 """Draws either engine's predictions on images, next to the ground truth: boxes, masks and skeletons."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence

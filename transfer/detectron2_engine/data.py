@@ -1,7 +1,5 @@
 """The Detectron2 engine's data: data sets named by two paths, their records, and what maps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

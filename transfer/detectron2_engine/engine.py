@@ -1,7 +1,5 @@
 """The Detectron2 engine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Detectron2's RoI heads, changed where the recipes or the precision need it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

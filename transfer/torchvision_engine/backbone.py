@@ -1,7 +1,5 @@
 """torchvision's ResNet and the feature pyramid on it, with Detectron2's names in their states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """COCO annotation files as records, read with the same arithmetic as Detectron2."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from array import array

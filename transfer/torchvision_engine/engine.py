@@ -1,7 +1,5 @@
 """The torchvision engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

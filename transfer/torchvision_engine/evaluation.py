@@ -1,7 +1,5 @@
 """Conversion of the model's detections to COCO's result format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Shapes: R RoIs of the batch, of which F are foreground, K classes (class K is th
 keypoints, S the side of a heat map, D detections of an image.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Convolutions and norms with Detectron2's names and arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

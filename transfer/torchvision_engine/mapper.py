@@ -3,8 +3,6 @@
 Boxes, masks, keypoints and the image are moved by one object, a list of fvcore's transforms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict

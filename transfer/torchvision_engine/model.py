@@ -1,7 +1,5 @@
 """Faster, Mask and Keypoint R-CNN with FPN: the same weights, under the same names, give Detectron2's numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

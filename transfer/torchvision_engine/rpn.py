@@ -3,8 +3,6 @@
 Shapes: N images, A anchors over all levels, R proposals of an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

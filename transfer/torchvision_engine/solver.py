@@ -1,7 +1,5 @@
 """SGD, learning rate and gradient clipping, as Detectron2 reads its SOLVER keys."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial

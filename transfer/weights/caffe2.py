@@ -11,8 +11,6 @@ Detectron2's files contain a batch norm's four tensors (gamma, beta, running_mea
 predecessor, contain two (s, b), into which the statistics are folded: such a network is the same with FrozenBN only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ Both engines pass their tensors under Detectron2's names (the live storage, whic
 loader. Detectron2's own prints the same warnings for a good file and for a file from which it loads nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

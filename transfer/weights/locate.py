@@ -1,7 +1,5 @@
 """Finds the file of MODEL.WEIGHTS without reading it; downloads a URL once into iopath's cache ($FVCORE_CACHE)."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

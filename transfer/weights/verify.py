@@ -3,8 +3,6 @@
 Detectron2's stages are computed from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -6,8 +6,6 @@ registers what it contains (see `register`) as it is imported: in `pretrain.METH
 `transfer.HOOKS`. docs/templates has an example of each.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

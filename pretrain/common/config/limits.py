@@ -1,7 +1,5 @@
 """Limits for the values of config keys and hyperparameters."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Config keys on a command line: KEY VALUE pairs among the options, and --help-keys, which lists the keys."""
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Run folders: which stage a folder belongs to, and the environment of a run."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -4,8 +4,6 @@ On its own machine an owner is alive while its process is running; seen from oth
 A lock never ends a live run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -1,7 +1,5 @@
 """The measurements of a run by iteration: `metrics.json` and TensorBoard events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Progress of long work: a bar on a terminal, one line per minute in a log, and whether data or compute limits it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Count the optimizer steps that fp16 skips, for both stages."""
 
-from __future__ import annotations
-
 from ..errors import UserError
 
 MAX_IN_A_ROW = 50  # the loss scale has then fallen by 2^50, and no smaller one will help

@@ -1,7 +1,5 @@
 """What every stage runs inside: its process group, its run folder, and its error handling."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

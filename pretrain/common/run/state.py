@@ -5,8 +5,6 @@ process id, the attempt (SLURM counts requeues), and the times. A run that the l
 job, its work and the fingerprint of that work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Weights & Biases, fed from TensorBoard's events, where P2T_LOGGERS is ``wandb``; WANDB_PROJECT, ... configure it."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

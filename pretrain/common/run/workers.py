@@ -1,7 +1,5 @@
 """The DataLoader of every stage, whose workers ignore the job's signals."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ The file may be a checkpoint, a state dict or a detector of any project, with an
 (docs/reference/layouts.md lists what was tried): `.pth` in the old and the zip format, `.pkl` or `.safetensors`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -6,8 +6,6 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method``, ``bn_groups`
 of image names and labels), ``recipe_changes`` and ``config`` (YAML text).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

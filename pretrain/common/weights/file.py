@@ -1,7 +1,5 @@
 """Read the tensors of a file of weights, without running any code that it contains."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Reads the formats of weights files, which their content tells apart: torch's, pickles of arrays, and safetensors."""
 
-from __future__ import annotations
-
 import argparse
 import codecs
 import collections

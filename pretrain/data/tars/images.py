@@ -3,8 +3,6 @@
 Each image is one read at its offset; nothing is unpacked.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import os

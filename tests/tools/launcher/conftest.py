@@ -1,7 +1,5 @@
 """Every test of the launcher runs in an empty folder, without a site file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

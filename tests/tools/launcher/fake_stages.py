@@ -1,7 +1,5 @@
 """Stages that do next to nothing, for tests of the launcher: importable by a job, as real ones are."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time

@@ -1,7 +1,5 @@
 """Helpers of the launcher's tests: fake stages, launchers in processes, and the files that jobs leave in a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The doctor checks this machine and names each problem."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

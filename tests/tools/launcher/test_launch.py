@@ -1,7 +1,5 @@
 """The launcher's command line: help, dry runs, and mistakes that are found before anything is started."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of a job: the site file, what each stage gets, times, and values that cannot work."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

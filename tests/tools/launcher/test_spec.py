@@ -1,7 +1,5 @@
 """A stage's identity consists of its keys and the content of its weights, not of paths; changes are described."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

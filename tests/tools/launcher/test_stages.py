@@ -1,7 +1,5 @@
 """The words of a command line or a pipeline file become the spec of a stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Run folders as the stages leave them, and the cells of a report, for the tests of tools/report.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from hashlib import sha256

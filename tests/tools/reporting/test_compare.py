@@ -1,7 +1,5 @@
 """Differences between two runs, and the step at which their curves diverge."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

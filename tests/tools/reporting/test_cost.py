@@ -1,7 +1,5 @@
 """A report lists the cost of training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A report lists stages that are not complete, and files that cannot be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

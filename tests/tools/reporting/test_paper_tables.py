@@ -1,7 +1,5 @@
 """Runs that match a row of a paper are compared with it; for others, the report says why not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from statistics import stdev

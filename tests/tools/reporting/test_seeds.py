@@ -1,7 +1,5 @@
 """Means, intervals and paired differences over seeds are compared with scipy's intervals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

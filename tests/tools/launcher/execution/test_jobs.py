@@ -1,7 +1,5 @@
 """The state of a job is known even if the scheduler does not answer, the job is elsewhere, or a record is damaged."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Jobs on this machine: output on the terminal, failures, killed ranks, Ctrl-C, cancel and time limits."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

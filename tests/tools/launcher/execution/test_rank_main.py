@@ -1,7 +1,5 @@
 """The job class handles signals, even if SLURM does not answer or the disk is full."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The records of jobs and their ranks belong to one job, and may be impossible to write."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from unittest import mock

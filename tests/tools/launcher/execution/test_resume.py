@@ -1,7 +1,5 @@
 """`launch.py resume` runs a stage as it was started, and nothing that is not a stage."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The launcher on a real two-node SLURM cluster (skipped where SLURM is not installed)."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Real stages on a real SLURM cluster, interrupted in several ways or on two nodes, equal those of one process."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs are preempted, time out, are requeued and killed on a real two-node SLURM cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The status of a pipeline says what has not started and what it waits for, and asks SLURM once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

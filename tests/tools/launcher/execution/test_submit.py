@@ -1,7 +1,5 @@
 """The script and the environment that sbatch receives, and what is refused before."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Several machines without SLURM; here, each of two torchrun agents represents a machine."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Graphs of stages: checks before anything starts, the order of stages, and how a local run is stopped."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

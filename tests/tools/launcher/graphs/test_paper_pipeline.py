@@ -1,7 +1,5 @@
 """A table of configs/papers as a plan: each row with a recipe has stages, which are compared with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

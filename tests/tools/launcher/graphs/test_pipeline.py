@@ -1,7 +1,5 @@
 """Pipeline files: each of ours loads, a wrong one ends with one line, and a sweep becomes a table and a plot."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

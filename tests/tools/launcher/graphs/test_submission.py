@@ -1,7 +1,5 @@
 """A submission happens completely or not at all: signals, a busy controller, job limits, and the copy of the code."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Curves: only comparable runs share a figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.tools.reporting.runs import DIGITS, log, pipeline, pretrain

@@ -1,7 +1,5 @@
 """The figure of a pipeline's detectors is drawn from the files of their runs; if it fails, the report is complete."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

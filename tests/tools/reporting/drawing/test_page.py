@@ -1,7 +1,5 @@
 """The report as a page shows all runs, escapes their text, and works in a real browser."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -174,4 +174,4 @@ def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]):
     assert launch.main([]) == 2
     printed = capsys.readouterr().out
-    assert "\n    pipeline " in printed and "\n    resume " in printed
+    assert "many runs:\n  pipeline " in printed and "control:\n  resume " in printed

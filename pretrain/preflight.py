@@ -6,9 +6,9 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from .common.config import extensions
-from .common.config.yaml_io import changed_values, flatten
+from .common.config.yaml_io import flatten, list_changes
 from .common.errors import UserError
-from .common.files import existing_file
+from .common.files import check_file
 from .config import MAY_CHANGE, from_yaml_text
 from .data import datasets
 from .methods import METHODS
@@ -27,7 +27,7 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
-        existing_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
+        check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:
@@ -63,7 +63,7 @@ def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | P
         UserError: keys have other values, each of which is named, or the text is not a config of this version.
     """
     before = dict(flatten(from_yaml_text(earlier, description)))
-    changes = changed_values(before, dict(flatten(cfg)), MAY_CHANGE)
+    changes = list_changes(before, dict(flatten(cfg)), MAY_CHANGE)
     is_recipe_alone = {change.split()[0] for change in changes} <= _RECIPE_KEYS
     if not changes or (cfg.SOLVER.CHANGE_RECIPE and is_recipe_alone):
         return changes

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import build_write_error, check_name, existing_file
+from pretrain.common.files import build_write_error, check_file, check_name
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = Path(args.source)
     output = Path(args.output)
     if not os.path.isdir(source):
-        existing_file(source, "run folder or checkpoint")
+        check_file(source, "run folder or checkpoint")
     if (output.suffix == ".onnx") != (args.format == "onnx"):
         raise UserError(f"--output {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
     if os.path.lexists(output):

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import convert_write_errors, existing_file, sha256
+from pretrain.common.files import check_file, convert_write_errors, sha256
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
@@ -60,20 +60,20 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
             scenes = {"train": args.scenes, "val": args.val_scenes}
             return lambda folder: write_digits(folder, images, args.size, scenes, args.seed), {}
         case "trees":
-            wheel = existing_file(args.wheel, "wheel", "*.whl") if args.wheel else None
+            wheel = check_file(args.wheel, "wheel", "*.whl") if args.wheel else None
             return lambda folder: write_trees(folder, args.test_region, wheel), {}
         case "voc" | "yolo":
             if not os.path.isdir(args.labels):
                 raise UserError(f"no folder at {args.labels}")
-            names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
+            names = check_file(args.names, "file of names") if args.kind == "yolo" else None
             content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
             digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
             return lambda folder: _write_annotations(folder, content), {"content": digest}
-    file = existing_file(args.annotations, "annotation file", "*.json")
+    file = check_file(args.annotations, "annotation file", "*.json")
     digests: dict[str, str | None] = {"annotations": sha256(file)}
     if args.kind == "split":
         return lambda folder: write_split(folder, read_annotations(file), args.val, args.seed, args.images), digests
-    positions = existing_file(args.list, "list of positions", "*.txt") if args.list else None
+    positions = check_file(args.list, "list of positions", "*.txt") if args.list else None
     digests["list"] = sha256(positions) if positions else None
     draws = (args.percent, args.folds, args.seed, positions)
     return lambda folder: write_subsets(folder, read_annotations(file), *draws), digests

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, check_writable, existing_file
-from pretrain.data.folders import images_below
+from pretrain.common.files import check_file, check_name, check_writable
+from pretrain.data.folders import list_images
 from transfer.config_keys import describe_keys
 from transfer.predict import load_detector, predict_files
 
@@ -77,7 +77,7 @@ def _list_images(paths: Sequence[str]) -> dict[str, str]:
     images: dict[str, str] = {}
     for path in paths:
         is_folder = os.path.isdir(path)
-        names = images_below(Path(path)) if is_folder else [existing_file(path, "image or folder").name]
+        names = list_images(Path(path)) if is_folder else [check_file(path, "image or folder").name]
         if not names:
             raise UserError(f"no images in {path}")
         for name in names:

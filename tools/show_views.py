@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.errors import UserError, did_you_mean, run_command_line
+from pretrain.common.errors import UserError, run_command_line, suggest_name
 from pretrain.data.augmentations import AUGMENTATIONS
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.augmentation not in AUGMENTATIONS:
-        hint = did_you_mean(args.augmentation, AUGMENTATIONS)
+        hint = suggest_name(args.augmentation, AUGMENTATIONS)
         raise UserError(f"no augmentation {args.augmentation!r}; choose {', '.join(AUGMENTATIONS)}{hint}")
     from pretrain.data import datasets, view_grid  # imports torch
 

@@ -13,7 +13,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.limits import FLOAT32_PRECISION, Choice, Range
-from pretrain.common.config.yaml_io import changed_values, flatten, merge_file, merge_overrides
+from pretrain.common.config.yaml_io import flatten, list_changes, merge_file, merge_overrides
 from pretrain.common.errors import UserError
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text())
@@ -43,7 +43,7 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
         return
     current = dict(flatten(yaml.safe_load(cfg.dump())))
     earlier = current | OWN | dict(flatten(yaml.safe_load(recorded.read_text())))
-    changed = changed_values(earlier, current, FREE_ON_RESUME)
+    changed = list_changes(earlier, current, FREE_ON_RESUME)
     if changed:
         text = "; ".join(changed)
         raise UserError(f"{recorded.parent} contains a run with a different config ({text}); choose another OUTPUT_DIR")

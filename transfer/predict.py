@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_write, existing_file, json_text, read_json, write_json
+from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.run.folder import stage_of
 
 from . import preflight
@@ -117,7 +117,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
         if engine == "auto" and (source / "results.json").is_file():
             engine = read_json(source / "results.json")["engine"]["name"]
     else:
-        existing_file(source, "run folder or config file")
+        check_file(source, "run folder or config file")
     engine = pick_engine(engine)
     cfg = load_config(config_file, opts)
     if not cfg.MODEL.WEIGHTS:

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, did_you_mean
+from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, stage_of
 
@@ -68,7 +68,7 @@ def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any
     for name in names:
         if name not in registry:
             what = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
-            raise UserError(f"{what}; --import the module that registers it{did_you_mean(name, registry)}")
+            raise UserError(f"{what}; --import the module that registers it{suggest_name(name, registry)}")
 
 
 def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:

@@ -17,7 +17,7 @@ class ProcessLost(UserError):
     """Another rank died or stopped responding; its own output contains the cause."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def suggest_name(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the known word most similar to ``word``, ignoring case; "" if none is."""
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, did_you_mean, first_line, one_line
+from .errors import UserError, first_line, one_line, suggest_name
 
 _NAME_BYTES = 255  # longest name that Linux file systems allow
 
 
-def existing_file(path: str | Path, description: str, pattern: str = "*") -> Path:
-    """Return ``path`` if it is a file.
+def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
+    """Check that ``path`` is a file, and return it.
 
     Args:
         description: what the file should be, for the error ("config file").
@@ -36,7 +36,7 @@ def existing_file(path: str | Path, description: str, pattern: str = "*") -> Pat
     if os.path.isdir(path):
         raise UserError(f"no {description} at {path}: it is a folder")
     names = [neighbor.name for neighbor in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
-    raise UserError(f"no {description} at {path}{did_you_mean(path.name, names)}")
+    raise UserError(f"no {description} at {path}{suggest_name(path.name, names)}")
 
 
 def expand(path: str | Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import UserError, did_you_mean
+from ..common.errors import UserError, suggest_name
 from ..common.files import expand
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
@@ -75,7 +75,7 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
         raise UserError(f"{name!r} is a folder; write folder:{name}")
     known = (*FOLDERS, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
-    raise UserError(f"unknown data set {name!r}; choose {known_text}{did_you_mean(name, known)}")
+    raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")
 
 
 def _parse_path(name: str) -> Path:

@@ -111,7 +111,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         expected = f"one folder per class, {folder}/n########/*.JPEG"
         raise MissingSplit(f"{name}: images are directly in {folder}; expected {expected}; {remedy}")
     if images:
-        names = images_below(folder)
+        names = list_images(folder)
         _check_no_splits(folder, names)
         _check_no_masks(folder, names)
         return ImageData(Files(folder, names), None, [])
@@ -141,7 +141,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     return ImageData(Files(folder, names), np.repeat(np.array(labels, np.int64), counts), list(classes))
 
 
-def images_below(folder: Path) -> list[str]:
+def list_images(folder: Path) -> list[str]:
     """List names relative to ``folder`` in sorted order, with subfolders expanded in place."""
     unread: list[str] = []
     names = list(_walk(folder, unread))

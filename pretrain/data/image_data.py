@@ -58,7 +58,7 @@ class ImageData:
         """Count the classes that have images."""
         return 0 if self.labels is None else len(np.unique(self.labels[self.labels >= 0]))
 
-    def labeled(self) -> ImageData:
+    def select_labeled(self) -> ImageData:
         """Return only the images that have a label."""
         if self.labels is None or (self.labels >= 0).all():
             return self

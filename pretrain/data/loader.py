@@ -25,7 +25,7 @@ from ..common.images import CorruptImage
 from ..common.run.workers import SignalSafeDataLoader
 from .augmentations import Augmentation
 from .datasets import ImageData
-from .views import center_view, make_views
+from .views import make_center_view, make_views
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def _read_center_views(
     read_positions: list[int] = []
     for position in positions:
         try:
-            images.append(center_view(data.read(position), size, resize))
+            images.append(make_center_view(data.read(position), size, resize))
             read_positions.append(position)
         except CorruptImage:
             if not skip_corrupt:

@@ -11,7 +11,7 @@ from ..common.images import CorruptImage
 from .augmentations import Augmentation
 from .datasets import ImageData
 from .loader import VIEW, random_stream
-from .views import center_view, make_views
+from .views import make_center_view, make_views
 
 _GAP = 4  # white pixels between views
 
@@ -32,7 +32,7 @@ def draw(data: ImageData, augmentations: Sequence[Augmentation], size: int, imag
             continue
         views = make_views(image, augmentations, size, lambda v, i=index: random_stream(seed, 0, VIEW, i, v))
         gap = ((0, _GAP), (0, _GAP), (0, 0))
-        cells = [np.pad(cell, gap, constant_values=255) for cell in (center_view(image, size, size), *views)]
+        cells = [np.pad(cell, gap, constant_values=255) for cell in (make_center_view(image, size, size), *views)]
         rows.append(np.concatenate(cells, axis=1))
     return np.concatenate(rows) if rows else np.full((_GAP, _GAP, 3), 255, np.uint8)
 

@@ -93,7 +93,7 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return resized.permute(0, 2, 3, 1).contiguous()[0].numpy()
 
 
-def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
+def make_center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
     """Return the evaluation view (S, S, 3): shorter side resized to ``shorter_side`` >= S pixels, then the middle.
 
     ``shorter_side`` 0 means that the whole image is resized to S x S.
@@ -139,7 +139,7 @@ class _Policy(AutoAugment):
 
 def _crop(image: np.ndarray, augmentation: Augmentation, params: ViewParams, size: int) -> np.ndarray:
     if isinstance(augmentation.crop, CenterCrop):
-        return center_view(image, size, size)
+        return make_center_view(image, size, size)
     top, left, height, width = params.box
     view = resize(image[top : top + height, left : left + width], size, size)
     if params.offset and isinstance(augmentation.crop, PadCrop):

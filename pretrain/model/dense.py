@@ -63,15 +63,15 @@ class DenseResNet(ResNet):
         return self.fc(torch.flatten(self.avgpool(x), 1)), self.dense(x), x.detach()
 
 
-def dense_features(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> DenseFeatures:
-    """Return the maps of `DenseResNet` as unit vectors."""
+def normalize_maps(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> DenseFeatures:
+    """Normalize the maps of `DenseResNet` to unit vectors."""
     embedding_nLD = embedding_nDSS.float().flatten(2).transpose(1, 2)
     feature_nLC = F.normalize(feature_nCSS.float().flatten(2).transpose(1, 2), dim=2).half()
     return DenseFeatures(F.normalize(embedding_nLD, dim=2), F.normalize(embedding_nLD.mean(1), dim=1), feature_nLC)
 
 
 @torch.no_grad()
-def matched_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tensor:
+def match_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tensor:
     """Return the key (M, n, L, D) of each location of each query: c_s = argmax_t cos(F^q_s, F^k_t) (Sec. 3.3).
 
     Args:
@@ -103,7 +103,7 @@ def mix_dense_loss(
     Returns:
         ``output`` with the sum as its loss, and the metrics of the locations as ``dense_<name>``.
     """
-    matched_MnLD = matched_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
+    matched_MnLD = match_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
     dense = loss(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
     dense_metrics = {f"dense_{name}": value for name, value in dense.metrics.items()}
     metrics = {**output.metrics, "dense_loss": dense.loss.detach(), **dense_metrics}

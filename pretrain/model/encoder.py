@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..common.device import autocast
 from ..common.errors import UserError
 from ..data import views
-from .dense import DenseFeatures, DenseResNet, dense_features
+from .dense import DenseFeatures, DenseResNet, normalize_maps
 
 
 def build_backbone(
@@ -42,7 +42,7 @@ def feature_dim(resnet: torchvision.models.ResNet) -> int:
     return list(resnet.layer4.parameters())[-1].shape[0]
 
 
-def pooled_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
+def pool_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
     """Map (N, 3, H, W) to (N, F) after global average pooling, ignoring ``fc``."""
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
     x = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
@@ -148,4 +148,4 @@ def embed(
     if isinstance(output, Tensor):
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output
-    return F.normalize(embeddings.float(), dim=1), dense_features(dense_maps, feature_maps)
+    return F.normalize(embeddings.float(), dim=1), normalize_maps(dense_maps, feature_maps)

@@ -51,7 +51,7 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
         raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
     if train.classes[: len(val.classes)] != val.classes:  # val may lack the last ones
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
-    return ProbeData(train.labeled(), val.labeled())
+    return ProbeData(train.select_labeled(), val.select_labeled())
 
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:

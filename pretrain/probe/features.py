@@ -15,7 +15,7 @@ from ..common.distributed import AgreedStop, check_agreement, gather_objects, on
 from ..common.weights.backbone import read_backbone
 from ..data import loader, views
 from ..data.datasets import ImageData
-from ..model.encoder import build_backbone, feature_dim, pooled_features
+from ..model.encoder import build_backbone, feature_dim, pool_features
 from .protocol import evaluation_size
 
 _BATCH = 256  # images
@@ -56,7 +56,7 @@ def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, device: tor
     """Return the features (n, F) of uint8 images (n, 3, S, S), in the precision of SOLVER.AMP."""
     pixels = views.normalize(images.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
     with autocast(cfg.SOLVER.AMP, device.type):
-        return pooled_features(backbone, pixels)
+        return pool_features(backbone, pixels)
 
 
 @torch.no_grad()

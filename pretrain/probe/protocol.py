@@ -5,7 +5,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from ..common.config.yaml_io import changed_values, flatten
+from ..common.config.yaml_io import flatten, list_changes
 from ..common.errors import UserError
 from ..config import default_config
 from .data import ProbeData, data_names
@@ -57,6 +57,6 @@ def linear_settings(cfg: CfgNode) -> dict[str, Any]:
 
 def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise UserError if the probe in ``folder`` was run with other settings; the message names them."""
-    changes = changed_values(before, now)
+    changes = list_changes(before, now)
     if changes:
         raise UserError(f"{folder} contains a different probe ({'; '.join(changes)}); choose another OUTPUT_DIR")

@@ -21,7 +21,7 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     picture: Any = cv2.imread(str(out), cv2.IMREAD_COLOR_RGB)
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")
-    np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))
+    np.testing.assert_array_equal(picture[36:68, :32], views.make_center_view(data.read(2), 32, 32))
     loader = Loader(data, [augmentations.AUGMENTATIONS["moco_v2"]] * 2, 32, batch_size=5, seed=0, num_workers=0)
     _, batch = next(loader.batches(0, 1))
     row = int(torch.nonzero(batch.index_n == 2)[0, 0])

@@ -15,7 +15,7 @@ from torch import Tensor
 import transfer.config
 from pretrain.common import distributed
 from pretrain.common.device import autocast, set_float32_precision
-from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.folder import count_usable_cores
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -197,7 +197,7 @@ def _measure_losses(losses: dict[str, int]) -> dict[str, Any]:
 def _measure_loading(sizes: Sizes) -> dict[str, Any]:
     """Measure JCL's views of photographs of 500 x 375 pixels, from files to the device, with up to 16 workers."""
     device = distributed.init()
-    workers = min(16, usable_cores())
+    workers = min(16, count_usable_cores())
     batch_size = min(64, sizes.files // 4)
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), encode_photo(), sizes.files)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.cuda import nccl
 
-from pretrain.common.run.folder import git_state
+from pretrain.common.run.folder import read_git_state
 from tools.launcher.gpus import read_output
 
 
@@ -23,7 +23,7 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "threads_per_process": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "git": git_state(),
+        "git": read_git_state(),
         **versions,
     }
 

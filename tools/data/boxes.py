@@ -18,7 +18,7 @@ import yaml
 from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import open_upright
-from pretrain.data.folders import NO_DATA, find_mixed_splits, images_below
+from pretrain.data.folders import NO_DATA, find_mixed_splits, list_images
 from transfer.coco.image_sizes import read_upright_size
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _find_label_files(labels: Path, names: Path | None) -> dict[str, Path]:
 def _find_images(images: Path, files: dict[str, Path]) -> dict[str, str]:
     """Map relative paths without suffix to the relative paths of images."""
     photos: dict[str, str] = {}
-    for name in images_below(images):
+    for name in list_images(images):
         first = photos.setdefault(_normalize(os.path.splitext(name)[0]), name)
         if first != name:
             raise UserError(f"{first} and {name} in {images} share a base name; remove one of them")

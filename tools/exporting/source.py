@@ -15,7 +15,7 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.weights.resnet_names import is_bottleneck
 from pretrain.config_keys import IMAGENET_MEAN, IMAGENET_STD
-from pretrain.data.views import center_view, normalize
+from pretrain.data.views import make_center_view, normalize
 from pretrain.model.encoder import build_backbone
 from pretrain.probe.protocol import evaluation_size
 from transfer.weights.convert import open_source, read_source
@@ -54,7 +54,7 @@ class ExportSource:
 
     def crop(self, image: np.ndarray) -> Tensor:
         """Return the evaluation's crop (1, 3, S, S) of an image (H, W, 3), uint8, RGB."""
-        return torch.from_numpy(center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
+        return torch.from_numpy(make_center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
 
 
 def read_export_source(source: Path) -> ExportSource:

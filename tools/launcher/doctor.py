@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from tabulate import tabulate
 
 from pretrain.common.errors import first_line
-from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.folder import count_usable_cores
 from pretrain.data import datasets
 from tools import ROOT
 
@@ -41,7 +41,7 @@ def examine(output: Path, data_root: Path) -> int:
 
 def inspect_machine(output: Path, data_root: Path) -> Iterator[Finding]:
     """Yield one finding per subject; one per GPU."""
-    yield "python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {usable_cores()} usable CPU cores"
+    yield "python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {count_usable_cores()} usable CPU cores"
     yield _inspect_packages()
     yield from _inspect_gpus()
     yield _inspect_detectron2()

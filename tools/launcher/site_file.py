@@ -7,15 +7,15 @@ from typing import Any
 import yaml
 
 from pretrain.common.config.yaml_io import load_yaml
-from pretrain.common.errors import UserError, did_you_mean, one_line
-from pretrain.common.files import existing_file
+from pretrain.common.errors import UserError, one_line, suggest_name
+from pretrain.common.files import check_file
 
 _LINES = "'option: value' lines"
 
 
 def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Read the values of a site file; the ``metadata`` of each option have its type."""
-    existing_file(path, "site file", "*.y*ml")
+    check_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = load_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
@@ -26,7 +26,7 @@ def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dic
     site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
     for name, value in site.items():
         if name not in metadata:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, metadata)}")
+            raise UserError(f"unknown option {name} in {path}{suggest_name(name, metadata)}")
         site[name] = _parse(f"{name} in {path}", name, value, metadata[name].get("type", str))
     return site
 

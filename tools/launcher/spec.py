@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from pretrain import config as pretraining
-from pretrain.common.config.yaml_io import changed_values, flatten
+from pretrain.common.config.yaml_io import flatten, list_changes
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import stage_of
@@ -114,7 +114,7 @@ class StageSpec:
         """
         defaults = _default_keys(self.stage)
         before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
-        changes = changed_values(before, now, _MAY_CHANGE.get(self.stage, ()))
+        changes = list_changes(before, now, _MAY_CHANGE.get(self.stage, ()))
         before, now = (identity["arguments"] for identity in (earlier, self.identity))
         if self.stage == "transfer":  # may get --visualize, but not another engine
             before, now = (arguments[1][:3] for arguments in (before, now))

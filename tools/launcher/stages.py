@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
-from pretrain.common.errors import UserError, did_you_mean
+from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import stage_of
 from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
@@ -42,7 +42,7 @@ def find_recipe(method: str) -> Path:
     path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE_SUFFIX}")
     if not path.is_file():
         available = list_methods()
-        remedy = f"choose one of {', '.join(available)}, or pass --config-file FILE{did_you_mean(method, available)}"
+        remedy = f"choose one of {', '.join(available)}, or pass --config-file FILE{suggest_name(method, available)}"
         raise UserError(f"no default recipe for --method {method}; {remedy}")
     return path
 
@@ -131,7 +131,7 @@ def build_transfer(
     """
     engines = train_net.ENGINES
     if engine not in ("", *engines):
-        raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{did_you_mean(engine, engines)}")
+        raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{suggest_name(engine, engines)}")
     if engine in ("", "auto"):
         engine = _pick_engine()
     cfg = fine_tuning.load_config(config_file, overrides)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file, read_json
+from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import files_below
 from tools.launcher.spec import read_fingerprint
 
@@ -72,7 +72,7 @@ def find_runs(folders: Sequence[Path]) -> Collection:
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the keys of a run's config.yaml, ``{"SOLVER.EPOCHS": 200, ...}``; raise UserError if it is damaged."""
-    path = existing_file(run / "config.yaml", "config of a run")
+    path = check_file(run / "config.yaml", "config of a run")
     try:
         return dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config import extensions
-from pretrain.common.errors import UserError, did_you_mean, one_line
+from pretrain.common.errors import UserError, one_line, suggest_name
 from pretrain.common.files import atomic_write, json_text
 
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
@@ -31,7 +31,7 @@ def read_metadata(name: str) -> Any:
         known = DatasetCatalog.list()
     if name not in known:
         what = f"data set {name!r} is neither coco:ANNOTATIONS.json:IMAGE_FOLDER nor in Detectron2's DatasetCatalog"
-        raise UserError(f"{what}; --import the module that registers it{did_you_mean(name, known)}")
+        raise UserError(f"{what}; --import the module that registers it{suggest_name(name, known)}")
     return MetadataCatalog.get(name)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError, did_you_mean, shorten_list
-from pretrain.common.files import atomic_write, existing_file, expand, read_json
+from pretrain.common.errors import UserError, shorten_list, suggest_name
+from pretrain.common.files import atomic_write, check_file, expand, read_json
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
@@ -71,7 +71,7 @@ def check_not_in_catalog(names: Iterable[str]) -> None:
     for name in filter(in_catalog, names):
         what = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
         remedy = "other names of Detectron2's DatasetCatalog need --engine detectron2"
-        raise UserError(f"{what}{did_you_mean(name, _SPLITS)}; {remedy}")
+        raise UserError(f"{what}{suggest_name(name, _SPLITS)}; {remedy}")
 
 
 def find_data_set(name: str) -> CocoSet | None:
@@ -117,7 +117,7 @@ def resolve_data_set(name: str, output_dir: str | Path) -> CocoSet:
     if data_set is None:
         return CocoSet(name, copy, Path())
     if data_set.skip_bad or copy.is_file():
-        return dataclasses.replace(data_set, annotations=existing_file(copy, f"copy of {name}"))
+        return dataclasses.replace(data_set, annotations=check_file(copy, f"copy of {name}"))
     return data_set
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_writer, check_not_sharded, convert_write_errors, existing_file, write_json
+from pretrain.common.files import atomic_writer, check_file, check_not_sharded, convert_write_errors, write_json
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -96,7 +96,7 @@ def convert(
     if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")
     if not os.path.isdir(source):
-        existing_file(source, "run folder or checkpoint")
+        check_file(source, "run folder or checkpoint")
 
     from pretrain.common.weights.file import read_weights_file
 

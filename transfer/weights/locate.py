@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.files import existing_file
+from pretrain.common.files import check_file
 from pretrain.common.run.folder import stage_of
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
@@ -29,7 +29,7 @@ def find_weights(path: str) -> str:
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion_hint(path)}")
     if stage == "transfer":
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; choose a file in it, such as {path}/model_final.pth")
-    return str(existing_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
+    return str(check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
 
 
 def download(weights: str) -> str:

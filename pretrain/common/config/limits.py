@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, suggest_name
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Choice:
         """Raise UserError unless ``value`` is one of the options."""
         if value not in self.options:
             words = [str(option) for option in self.options]
-            raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{did_you_mean(str(value), words)}")
+            raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{suggest_name(str(value), words)}")
 
     def __str__(self) -> str:
         return ", ".join(str(option) or '""' for option in self.options)

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, suggest_name
 from . import extensions
 
 
@@ -61,7 +61,7 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
             keys = [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
             matching = [key for key in keys if key.rpartition(".")[2] == leaf]
             keys_hint = f"; config keys take no dashes: write {' VALUE or '.join(matching)} VALUE"
-            hint = keys_hint if matching else did_you_mean(option, known)
+            hint = keys_hint if matching else suggest_name(option, known)
             raise UserError(f"{command or parser.prog}: unknown option {word!r}{hint}")
 
 

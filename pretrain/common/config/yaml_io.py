@@ -7,8 +7,8 @@ from typing import IO, Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from ..errors import UserError, did_you_mean, one_line
-from ..files import check_name, existing_file, expand
+from ..errors import UserError, one_line, suggest_name
+from ..files import check_file, check_name, expand
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -58,7 +58,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return loaded
 
 
-def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
+def list_changes(before: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
     """List the keys whose values differ, as ``SOLVER.AMP 'none' -> 'bf16'``; skip keys with a prefix in ``ignore``."""
     return [
         f"{key} {before.get(key)!r} -> {now.get(key)!r}"
@@ -83,7 +83,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     Raises:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
     """
-    path = existing_file(path, "config file", "*.yaml")
+    path = check_file(path, "config file", "*.yaml")
     if path.suffix == ".py":
         raise UserError(f"{path} is Python, such as Detectron2's lazy configs; give a YAML file")
     try:
@@ -120,7 +120,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     known = dict(flatten(cfg)) if default is None else {}
     if default is None and key not in known:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
-        raise UserError(f"unknown config key {key}{where}{hint}{did_you_mean(key, known)}")
+        raise UserError(f"unknown config key {key}{where}{hint}{suggest_name(key, known)}")
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:

@@ -43,7 +43,7 @@ def stage_of(output_dir: str | Path) -> str:
     return read_state(output_dir).get("stage", "")
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
@@ -61,7 +61,7 @@ def write_environment(output_dir: str | Path) -> None:
     lines = [
         f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(sys.argv)}",
-        f"git: {git_state()}",
+        f"git: {read_git_state()}",
         f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
         f"devices: {', '.join(devices) or 'cpu'}",
         *(_describe_cuda() if devices else []),
@@ -95,7 +95,7 @@ def _find_version(name: str) -> str:
         return "not installed"
 
 
-def git_state() -> str:
+def read_git_state() -> str:
     """Return the commit of the running code, and whether the code was edited since."""
     root = Path(__file__).resolve().parents[3]
     if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
 from ..errors import UserError
-from .folder import usable_cores
+from .folder import count_usable_cores
 
 _START_METHODS = ("fork", "forkserver", "spawn")
 
@@ -38,7 +38,7 @@ def describe_bottleneck(fraction: float) -> str:
     if fraction <= 0.25:
         return "compute-bound"
     per_task = os.environ.get("SLURM_CPUS_PER_TASK")
-    cores = int(per_task) if per_task else usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = int(per_task) if per_task else count_usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {max(1, cores)} core(s) that each process has"
 
 

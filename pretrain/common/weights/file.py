@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, first_line, shorten_list
-from ..files import existing_file, read_json, sha256
+from ..files import check_file, read_json, sha256
 from .formats import describe_other, read_content
 
 COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
@@ -88,7 +88,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         UserError: it is missing or contains anything other than tensors, arrays and plain types, or the disk or the
             memory failed.
     """
-    path = existing_file(path, "checkpoint")
+    path = check_file(path, "checkpoint")
     try:
         content = read_content(path, unsafe_pickle)
     except Exception as error:  # a damaged pickle raises anything

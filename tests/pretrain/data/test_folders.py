@@ -58,7 +58,7 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
     """It is read in another process, by a replacement of pillow-heif that reads PNG under that suffix."""
     write_folder(tmp_path / "photos", ["IMG_1.HEIC"])
     (tmp_path / "pillow_heif.py").write_text("def register_heif_opener(): print('registered')\n")
-    code = "import pathlib, pretrain.data.folders as f; print(f.images_below(pathlib.Path('photos')))"
+    code = "import pathlib, pretrain.data.folders as f; print(f.list_images(pathlib.Path('photos')))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(folders.__file__).parents[2])])}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == "registered\n['IMG_1.HEIC']\n", done.stderr
@@ -77,7 +77,7 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]
     for name in ignored.split():
         (tmp_path / name).touch()
     load(f"folder:{tmp_path}", "train")
-    folders.images_below(tmp_path)
+    folders.list_images(tmp_path)
     assert len(warnings) == 2
     assert all(f"3 files are not read: .heic 2, .mov (in {tmp_path}); " in warning for warning in warnings)
     warnings.clear()

@@ -67,7 +67,7 @@ def test_each_view_is_of_its_image_and_recipe(data: ImageData):
     plain = next(epoch(Loader(data, unchanged, 16, batch_size=BATCH, seed=7, num_workers=0), 3))
     assert torch.equal(plain.index_n, batch.index_n)  # the order does not depend on the augmentations
     for n, index in enumerate(plain.index_n.tolist()):
-        expected = views.center_view(data.read(index), 16, 16)
+        expected = views.make_center_view(data.read(index), 16, 16)
         np.testing.assert_array_equal(plain.views_VnCHW[0, n].permute(1, 2, 0).numpy(), expected)
 
 
@@ -154,7 +154,8 @@ def test_eval_batches(data: ImageData, num_workers: int):
     batches = list(eval_batches(data, np.array([5, 1, 9, 9, 2]), 16, 20, 4, num_workers))
     assert [index.tolist() for _, index in batches] == [[5, 1, 9, 9], [2]]
     assert batches[1][0].shape == (1, 3, 16, 16)
-    np.testing.assert_array_equal(batches[1][0][0].permute(1, 2, 0).numpy(), views.center_view(data.read(2), 16, 20))
+    expected = views.make_center_view(data.read(2), 16, 20)
+    np.testing.assert_array_equal(batches[1][0][0].permute(1, 2, 0).numpy(), expected)
 
 
 def test_eval_batches_of_a_corrupt_image(damaged: ImageData):

@@ -179,9 +179,9 @@ def test_center_view_is_torchvisions(height: int, width: int):
     image = picture(7, height, width)
     for size, shorter in ((32, 36), (28, 28)):
         expected = T.Compose([T.Resize(shorter), T.CenterCrop(size)])(Image.fromarray(image))
-        assert np.abs(views.center_view(image, size, shorter).astype(int) - np.asarray(expected)).max() <= 1
+        assert np.abs(views.make_center_view(image, size, shorter).astype(int) - np.asarray(expected)).max() <= 1
     expected = Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR)
-    assert np.abs(views.center_view(image, 32, 0).astype(int) - np.asarray(expected)).max() <= 1
+    assert np.abs(views.make_center_view(image, 32, 0).astype(int) - np.asarray(expected)).max() <= 1
 
 
 def test_pad_crop_moves_by_up_to_its_padding():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_encoder, pooled_features
+from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_encoder, pool_features
 
 
 @pytest.mark.parametrize(("hidden", "layers"), [([], ["fc"]), ([32], ["fc.0", "fc.2"])])
@@ -25,7 +25,7 @@ def test_cifar_stem_keeps_the_resolution():
 def test_pooled_features_are_the_backbones_output():
     backbone = build_backbone("resnet18").eval()
     images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(pooled_features(backbone, images), backbone(images))
+    torch.testing.assert_close(pool_features(backbone, images), backbone(images))
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4])

@@ -20,7 +20,7 @@ def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
 
 
 def stop_in_batch(
-    monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pooled_features"
+    monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pool_features"
 ) -> list[int]:
     """Request a stop in that batch of features of 4 images, as a signal would; return a list with an entry per batch.
 

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.data.datasets import LOADERS, ImageData
 from pretrain.data.sources import Array
-from pretrain.model.encoder import pooled_features
+from pretrain.model.encoder import pool_features
 from pretrain.probe import features, linear
 from tests.pretrain.probe.configs import probe_config
 
@@ -44,6 +44,6 @@ def test_the_linear_probe_leaves_out_images_without_a_label(mixed, tmp_path, aug
 def test_probes_run_in_the_precision_of_the_run(mixed, tmp_path, amp, dtype, monkeypatch):
     """fp16 is chosen where a GPU has no bf16."""
     seen = []
-    monkeypatch.setattr(features, "pooled_features", lambda *a: seen.append(pooled_features(*a)) or seen[-1])
+    monkeypatch.setattr(features, "pool_features", lambda *a: seen.append(pool_features(*a)) or seen[-1])
     linear.main(_config(tmp_path, "SOLVER.AMP", amp, "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1"), "random")
     assert [len(x) for x in seen] == [8, 8, 8, 8] and {x.dtype for x in seen} == {dtype}

@@ -20,7 +20,7 @@ def _distributions(cfg, weights):
 
 
 PROBES = {  # how to start each, and what it calls once per batch
-    "embedding": (embedding.main, features, "pooled_features"),
+    "embedding": (embedding.main, features, "pool_features"),
     "distributions": (_distributions, distributions, "measure_similarity_and_variance"),
 }
 

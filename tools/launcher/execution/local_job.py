@@ -17,7 +17,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, printable
 from pretrain.common.files import write_json
-from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.lock import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
@@ -126,7 +126,7 @@ def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     if options.cpus_per_task:
         values["OMP_NUM_THREADS"] = str(options.cpus_per_task)
     elif processes > 1:
-        values.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
+        values.setdefault("OMP_NUM_THREADS", str(max(1, count_usable_cores() // processes)))
     return values
 
 

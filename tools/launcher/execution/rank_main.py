@@ -26,7 +26,7 @@ from submitit.helpers import DelayedSubmission
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json
-from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.state import is_own_state, record_state, set_job, update_state
 
 from ..spec import StageSpec
@@ -123,7 +123,7 @@ class SlurmJob:
         # The site's setup lines may know better by which name its nodes reach each other.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
+            os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(count_usable_cores()))
         handler = PreemptionHandler(env, self.spec.folder, self.patience_s, self.spec.root)
         try:
             _run_recorded(self.spec, Path(os.environ["SUBMITIT_FOLDER"]).name)

@@ -19,7 +19,7 @@ from typing import Any
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
-from pretrain.common.run.folder import git_state
+from pretrain.common.run.folder import read_git_state
 from pretrain.common.run.state import read_failure, read_record, read_state, write_failure
 
 from ..options import Options
@@ -60,7 +60,7 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
     """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
     clusters = {"cluster": options.cluster, "slurm_cluster": options.slurm_cluster}
-    source = {"host": socket.gethostname(), "submitted": time.time(), "code": git_state()}
+    source = {"host": socket.gethostname(), "submitted": time.time(), "code": read_git_state()}
     job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
     jobs = [*read_record(path).get("jobs", []), job]
     record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}

@@ -16,7 +16,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from pretrain.common.config import extensions
 from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.run import wandb
-from pretrain.common.run.folder import CODE, git_state
+from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
 
 from ..gpus import visible_gpus
@@ -141,7 +141,7 @@ def copy_code(folder: str | Path) -> Path:
                 copy = target / file.relative_to(ROOT)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, copy)
-            atomic_write(target / "GIT_STATE", git_state() + "\n")
+            atomic_write(target / "GIT_STATE", read_git_state() + "\n")
     return target
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file
+from pretrain.common.files import check_file
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
@@ -139,7 +139,7 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
         check_divisible(cfg, spec.stage, world_size)
         names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
         if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
-            existing_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
+            check_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
         check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
     if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
         return warnings

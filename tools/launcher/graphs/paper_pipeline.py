@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file
+from pretrain.common.files import check_file
 
 _WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # for rows whose `pretrain` is not a recipe
 Row = dict[str, str]
@@ -27,7 +27,7 @@ def read_table(file: Path) -> tuple[str, list[Row]]:
 
 def write_pipeline(table: str, text: str, folder: Path) -> Path:
     """Write ``<folder>/launch/<table>.yaml``, the pipeline of the rows of ``table`` that contain ``text``."""
-    _, rows = read_table(existing_file(table, "table", "*.csv"))
+    _, rows = read_table(check_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is not a results table; pass a CSV file with the columns of those in configs/papers")
     chosen = [row for row in rows if row["pretrain"] and text.lower() in " ".join(map(str, row.values())).lower()]

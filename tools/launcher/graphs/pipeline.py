@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.config.yaml_io import parse_yaml
-from pretrain.common.errors import UserError, did_you_mean, one_line
-from pretrain.common.files import existing_file
+from pretrain.common.errors import UserError, one_line, suggest_name
+from pretrain.common.files import check_file
 
 from .. import stages
 from ..spec import StageSpec
@@ -208,7 +208,7 @@ def _list_data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
 
 def read_pipeline_file(path: str) -> dict[str, Any]:
     """Read the keys of `_FILE` from a file."""
-    file = existing_file(path, "file", "*.yaml")
+    file = check_file(path, "file", "*.yaml")
     try:
         plan = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -267,7 +267,7 @@ def _check_keys(loaded: Any, types: dict[str, type], where: str) -> dict[str, An
         raise UserError(f"{where} must contain 'KEY: value' lines; known keys: {', '.join(types)}")
     for key, value in loaded.items():
         if key not in types:
-            raise UserError(f"unknown key {key} in {where}{did_you_mean(str(key), types)}")
+            raise UserError(f"unknown key {key} in {where}{suggest_name(str(key), types)}")
         if not isinstance(value, (list, str) if types[key] is list else types[key]):
             raise UserError(f"{key} in {where} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
     return {key: loaded.get(key, kind()) for key, kind in types.items()}

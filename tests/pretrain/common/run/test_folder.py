@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.cuda import nccl
 
-from pretrain.common.run.folder import check_stage_of, git_state, write_environment
+from pretrain.common.run.folder import check_stage_of, read_git_state, write_environment
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 
@@ -67,7 +67,7 @@ def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path, monkeypatch
     for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "first")):
         subprocess.run(("git", *words), cwd=tmp_path, check=True)
     (tmp_path / "tuning.yaml").touch()
-    assert "with uncommitted changes" not in git_state()
+    assert "with uncommitted changes" not in read_git_state()
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain/new.py").touch()
-    assert git_state().endswith(" with uncommitted changes")
+    assert read_git_state().endswith(" with uncommitted changes")

@@ -69,7 +69,7 @@ def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
         UserError: the checkpoint is incomplete or of another model.
     """
     model = state.objective.model
-    with checkpoint.check_restoring("the checkpoint", state.optimizer, "choose another OUTPUT_DIR"):
+    with checkpoint.translate_restore_errors("the checkpoint", state.optimizer, "choose another OUTPUT_DIR"):
         names = {_rename_to_moco(name): name for name in model.state_dict()}
         weights = saved["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)

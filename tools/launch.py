@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain import config_keys as pretraining_keys
 from pretrain.common.config import extensions, overrides
-from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.errors import UserError, escape_control, run_command_line
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, options, recipes, stages
@@ -150,7 +150,7 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
     sub = _add_command(commands, "report", "collect results into tables, one per protocol", report.run)
     report.add_options(sub)
     text = "compare two runs: config, versions, and the first step at which their curves diverge"
-    sub = _add_command(commands, "compare", text, lambda args: print(printable(compare(*args.runs))))
+    sub = _add_command(commands, "compare", text, lambda args: print(escape_control(compare(*args.runs))))
     sub.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="run folders")
     sub = _add_command(commands, "recipes", "list recipes", lambda args: recipes.show(args.word))
     text = "show only recipes that mention this word, and details of a single one (default: all recipes)"

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_file, convert_write_errors, sha256
+from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
@@ -102,7 +102,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         folder = output.parent / f".{output.name}.making"
         shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
         try:
-            with convert_write_errors(output):
+            with translate_write_errors(output):
                 folder.mkdir()
                 (folder / _MANIFEST).write_text(json.dumps(arguments, sort_keys=True) + "\n")
                 write(folder)

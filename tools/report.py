@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.errors import UserError, escape_control, run_command_line
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
 from tools.reporting import cost, paper_tables, seeds
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 atomic_write(file, render_page(report) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
     for line in [*figures, *(f"report: {file}" for file in args.output)]:
-        print(printable(line), file=sys.stderr if args.json else sys.stdout)
+        print(escape_control(line), file=sys.stderr if args.json else sys.stdout)
     if report.collection.unreadable and not report.scores:
         raise UserError("no result could be read; the lines under 'Unreadable files' say why")
     return 0
@@ -85,7 +85,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             collection.unreadable.append(f"{run_folder.folder / 'results.json'} cannot be shown: {reason}")
     if not (collection.runs or collection.unreadable or collection.incomplete):
-        raise UserError(printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
+        raise UserError(escape_control(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = build_rows(scores, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [score for score in scores if score.detector]
     names = shorten_names([*(row.folder for row in rows), *(score.folder for score in detections)])

@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 
 from . import preflight
 from .coco import catalog, data
@@ -110,7 +110,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     config_file = source
     if source.is_dir():
         config_file = source / "config.yaml"
-        if not config_file.is_file() or stage_of(source) != "transfer":
+        if not config_file.is_file() or read_stage(source) != "transfer":
             raise UserError(f"{source} is not the run folder of a detector (train_net.py's OUTPUT_DIR)")
         best = source / "model_best.pth"
         opts = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *opts]

@@ -14,7 +14,7 @@ from pretrain.common.config import extensions
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
-from pretrain.common.run.folder import check_stage_of, stage_of
+from pretrain.common.run.folder import check_stage_of, read_stage
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
@@ -78,7 +78,7 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
     """
     folder = Path(cfg.MODEL.WEIGHTS).parent if eval_only else Path(cfg.OUTPUT_DIR)
     file = folder / CLASSES
-    is_recorded = file.is_file() and stage_of(folder) == "transfer" and (eval_only or has_checkpoint(folder))
+    is_recorded = file.is_file() and read_stage(folder) == "transfer" and (eval_only or has_checkpoint(folder))
     return {str(file): read_json(file, list)} if is_recorded else {}
 
 

@@ -38,7 +38,7 @@ from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 from transfer import preflight
 from transfer.coco import data
 from transfer.coco.classes import CLASSES
@@ -238,7 +238,7 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-    if stage_of(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
+    if read_stage(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg
 

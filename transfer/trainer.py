@@ -169,7 +169,7 @@ class Trainer:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restore everything but the weights from a checkpoint's ``content``, which is then cleared."""
-        with checkpoint.check_restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
+        with checkpoint.translate_restore_errors("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.window.extend(content["window"])

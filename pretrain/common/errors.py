@@ -30,7 +30,7 @@ def escape_unprintable() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Escape control and unprintable characters (``\x1b``, ``\udcff``): files may come from other people."""
     if text.isprintable():
         return text
@@ -39,12 +39,12 @@ def printable(text: str) -> str:
 
 def figure_text(text: str) -> str:
     """Escape ``text`` so that matplotlib shows it literally: text between two ``$`` would be a formula."""
-    return printable(text).replace("$", r"\$")
+    return escape_control(text).replace("$", r"\$")
 
 
 def one_line(error: BaseException) -> str:
     """Return an exception's text as one line of at most 2,000 characters, or its type if it has no text."""
-    text = printable(" ".join(str(error).split())) or type(error).__name__
+    text = escape_control(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 2000 else f"{text[:1500]} [{len(text) - 1900} characters] {text[-400:]}"
 
 

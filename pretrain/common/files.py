@@ -96,12 +96,12 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file completely or not at all (see `atomic_writer`); raise UserError if it cannot be written."""
     if isinstance(data, str):
         data = data.encode(errors="backslashreplace")  # it may contain a path, which need not be UTF-8
-    with convert_write_errors(path), atomic_writer(path) as file:
+    with translate_write_errors(path), atomic_writer(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def convert_write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
+def translate_write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
     """Convert an OSError of writing or removing ``path`` to UserError (see `build_write_error`)."""
     try:
         yield
@@ -164,7 +164,7 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
 
 def make_folder(path: str | Path) -> None:
     """Make a folder and its parents; raise UserError if that is impossible."""
-    with convert_write_errors(path):
+    with translate_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
@@ -192,7 +192,7 @@ def build_write_error(path: str | Path, error: OSError, resume: bool = False) ->
 
 def remove(path: str | Path) -> None:
     """Remove a file of a run if it exists; raise UserError if the disk fails."""
-    with convert_write_errors(path, resume=True):
+    with translate_write_errors(path, resume=True):
         Path(path).unlink(missing_ok=True)
 
 
@@ -202,7 +202,7 @@ def check_writable(path: str | Path) -> None:
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; pass a file in it")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    with convert_write_errors(path):
+    with translate_write_errors(path):
         tempfile.TemporaryFile(dir=folder).close()
 
 

@@ -80,7 +80,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
             torchvision allow (twice Image.MAX_IMAGE_PIXELS).
     """
     image = None
-    with _convert_errors(name):
+    with _translate_errors(name):
         header = _open(encoded)
         with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
             if header.format != "PPM":  # whose largest value the header states, which OpenCV ignores
@@ -92,7 +92,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _convert_errors(name: str) -> Iterator[None]:
+def _translate_errors(name: str) -> Iterator[None]:
     """Convert Pillow's errors to CorruptImage, with the image's name."""
     try:
         yield
@@ -145,7 +145,7 @@ def upright(header: ImageFile.ImageFile) -> Image.Image:
 def open_upright(path: str) -> Image.Image:
     """Read an image file (see `upright`) with Pillow alone, so that its pixels equal Detectron2's."""
     encoded = read_file(path)
-    with _convert_errors(path):
+    with _translate_errors(path):
         image = upright(_open(encoded))
     _warn_if_dark(encoded, image, path)
     return image

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from .errors import escape_unprintable, printable
-from .files import convert_write_errors, make_folder
+from .errors import escape_control, escape_unprintable
+from .files import make_folder, translate_write_errors
 
 _PACKAGES = ("pretrain", "transfer", "tools")
 
@@ -27,7 +27,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0) -> None:
     logging.raiseExceptions = False  # on a full disk, logging would print a traceback per line
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     make_folder(path.parent)
-    with convert_write_errors(path):
+    with translate_write_errors(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     escape_unprintable()
     handlers: list[logging.Handler] = [file]
@@ -51,4 +51,4 @@ def _set_handlers(handlers: list[logging.Handler], level: int) -> None:
 class _PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Escape control characters: names of images and keys come from files."""
-        return printable(super().format(record))
+        return escape_control(super().format(record))

@@ -131,7 +131,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
 
 def restore_heads(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
     """Load a checkpoint's ``state`` into ``heads``; return its step and losses, the latter like ``losses_H``."""
-    with checkpoint.check_restoring("the checkpoint", heads.optimizer, "remove it to start again"):
+    with checkpoint.translate_restore_errors("the checkpoint", heads.optimizer, "remove it to start again"):
         heads.load(state)
         return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
 

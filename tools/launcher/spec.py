@@ -18,7 +18,7 @@ from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import flatten, list_changes
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
 
@@ -210,7 +210,7 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
 
     Every result counts as made from a folder that is not a pretraining run's.
     """
-    if stage_of(pretraining) != "pretrain":
+    if read_stage(pretraining) != "pretrain":
         return True
     final = read_record(pretraining / "results.json").get("checkpoint_sha256", "none")
     text = json.dumps(results)

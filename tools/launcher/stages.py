@@ -12,7 +12,7 @@ from typing import Any
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, suggest_name
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
 from transfer import train_net
@@ -179,7 +179,7 @@ def _build_tool(stage: str, folder: str, args: tuple[Any, ...], product: str, in
 def pretrain_config(run: str) -> str:
     """Return the resolved config of a run as YAML text; "" for a detector's, or if ``run`` is not a run folder."""
     path = Path(run) / "config.yaml"
-    if stage_of(run) == "transfer":
+    if read_stage(run) == "transfer":
         return ""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import tabulate
 
-from pretrain.common.errors import printable
+from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
 
 from .files import Collection
@@ -75,7 +75,7 @@ def render_markdown(report: Report) -> str:
         blocks.append(f"## {_join_lines(table.title)}\n\n{_render_bullets(table.notes)}\n{render_table(table)}\n")
     blocks += map(render_figure, report.figures)
     blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
-    return printable("\n".join(blocks))
+    return escape_control("\n".join(blocks))
 
 
 def render_json(report: Report) -> str:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import atomic_writer, check_file, check_not_sharded, convert_write_errors, write_json
-from pretrain.common.run.folder import stage_of
+from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
+from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
 
@@ -106,7 +106,7 @@ def convert(
     path = file.path
     if os.path.exists(output) and os.path.samefile(output, path):
         raise UserError(f"OUTPUT {output} is the source itself; choose another file")
-    if output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer"):
+    if output.name.startswith(("checkpoint_", "model_")) and read_stage(output.parent) in ("pretrain", "transfer"):
         raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
@@ -121,7 +121,7 @@ def convert(
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
-    with claim(output.parent, "a conversion", of=output.name), convert_write_errors(output):
+    with claim(output.parent, "a conversion", of=output.name), translate_write_errors(output):
         if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
         with atomic_writer(output) as stream:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import check_file
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
 _SILENCE_S = 30.0  # to wait for a server before its next address is tried; the system waits for minutes, or forever
@@ -24,7 +24,7 @@ def find_weights(path: str) -> str:
         return ""
     if "://" in path:
         return download(path)
-    stage = stage_of(path) if os.path.isdir(path) else ""
+    stage = read_stage(path) if os.path.isdir(path) else ""
     if stage == "pretrain":
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion_hint(path)}")
     if stage == "transfer":

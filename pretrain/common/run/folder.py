@@ -23,7 +23,7 @@ _PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-pyt
 
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raise UserError if a folder belongs to a stage other than ``stage``, or contains another program's files."""
-    earlier = stage_of(output_dir)
+    earlier = read_stage(output_dir)
     if not earlier:
         check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR")
     if earlier and earlier != stage:
@@ -38,7 +38,7 @@ def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option:
         raise UserError(f"{folder} contains {what}; choose another {option}")
 
 
-def stage_of(output_dir: str | Path) -> str:
+def read_stage(output_dir: str | Path) -> str:
     """Return the stage that a run folder belongs to; empty if no stage was started there."""
     return read_state(output_dir).get("stage", "")
 

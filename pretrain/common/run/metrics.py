@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic_write, convert_write_errors, json_text, remove
+from ..files import atomic_write, json_text, remove, translate_write_errors
 from . import wandb
 
 
@@ -44,12 +44,12 @@ class MetricsWriter:
         self._end_logging = wandb.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
-        with self._writing():
+        with self._translate_errors():
             self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line and send its numbers to TensorBoard; ``iteration`` counts optimizer steps from 0."""
-        with self._writing():
+        with self._translate_errors():
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
             for name, value in values.items():
@@ -58,15 +58,15 @@ class MetricsWriter:
 
     def add_image(self, name: str, image: Any, iteration: int) -> None:
         """Write an RGB image (3, height, width) for TensorBoard."""
-        with self._writing():
+        with self._translate_errors():
             self._events.add_image(name, image, iteration)
 
-    def _writing(self) -> AbstractContextManager[None]:
+    def _translate_errors(self) -> AbstractContextManager[None]:
         """Translate errors; TensorBoard's occur in its own thread, and its next call raises them."""
-        return convert_write_errors(self._path.parent, resume=True)
+        return translate_write_errors(self._path.parent, resume=True)
 
     def close(self) -> None:
-        with self._writing():
+        with self._translate_errors():
             self._events.close()
         self._end_logging()
 

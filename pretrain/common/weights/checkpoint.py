@@ -113,7 +113,7 @@ def _choose_name(output_dir: str | Path, paths: Sequence[Path], read_file: Calla
 
 
 @contextlib.contextmanager
-def check_restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
+def translate_restore_errors(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
     """Raise UserError if the block cannot restore a run and its ``optimizer``.
 
     The checkpoint is then damaged, or belongs to another run.

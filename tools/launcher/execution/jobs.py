@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError, printable
+from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import read_json
 
 from . import local_job, slurm
@@ -195,4 +195,4 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
             print(local_job.strip_control(line.rstrip("\n")), flush=True)
     failure = read_outcome(folder, job["logs"])["failure"]
     if failure.get("user_error"):  # its one line is in no rank's output
-        print(printable(f"error: {failure['error']}"), file=sys.stderr)
+        print(escape_control(f"error: {failure['error']}"), file=sys.stderr)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError, printable
+from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.lock import read_start_time
@@ -137,7 +137,8 @@ def log_paths(logs: Path, rank: int) -> list[Path]:
 
 def strip_control(line: str) -> str:
     """Remove control sequences that move the cursor or retitle the window; colors remain."""
-    return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
+    parts = re.split(r"(\x1b\[[\d;]*m)", line)
+    return "".join(part if part.startswith("\x1b[") else escape_control(part) for part in parts)
 
 
 def read_job_state(job: Mapping[str, Any]) -> str:

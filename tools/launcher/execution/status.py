@@ -12,10 +12,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError, printable
+from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import read_json
 from pretrain.common.run import metrics
-from pretrain.common.run.folder import stage_of
+from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lock import find_owner
 
 from ..graphs.graph import RECORD, find_record
@@ -53,7 +53,7 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
             lines.append(f"to continue: {resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
-        print(printable("\n".join(lines)))
+        print(escape_control("\n".join(lines)))
     return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
 
 
@@ -99,7 +99,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     entries = []
     for run_folder in dict.fromkeys([*plans, *launched]):
         plan = plans.get(run_folder, {})
-        stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or stage_of(run_folder)
+        stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or read_stage(run_folder)
         key = plan.get("key", os.path.relpath(run_folder, folder))
         entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
         entry |= _describe_state(run_folder, *jobs.get(run_folder, ({}, "")))

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pretrain.common.errors import printable
+from pretrain.common.errors import escape_control
 
 from .. import provenance
 from ..document import Figure, Report, Table
@@ -29,7 +29,7 @@ def render_page(report: Report) -> str:
         figures=_embed_figures(report.figures),
         lists=report.lists,
     )
-    return printable(text)
+    return escape_control(text)
 
 
 def _find_numeric_columns(table: Table) -> list[bool]:

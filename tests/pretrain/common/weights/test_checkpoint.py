@@ -60,7 +60,7 @@ def test_a_momentum_buffer_lies_in_memory_as_its_parameter_does(buffer):
     state = optimizer.state_dict() | {"state": {0: {"momentum_buffer": buffer}}}
 
     def restore():
-        with checkpoint.check_restoring("the checkpoint", optimizer, "remove it"):
+        with checkpoint.translate_restore_errors("the checkpoint", optimizer, "remove it"):
             optimizer.load_state_dict(state)
         return optimizer.state[parameter]["momentum_buffer"]
 

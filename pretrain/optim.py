@@ -5,7 +5,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from . import schedule
-from .common.sgd import fused_sgd
+from .common.sgd import build_fused_sgd
 
 
 def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
@@ -19,7 +19,7 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     lr = solver.BASE_LR
     decay = solver.WEIGHT_DECAY
     if solver.OPTIMIZER == "sgd":
-        return fused_sgd(trained, lr, solver.MOMENTUM, weight_decay=decay)
+        return build_fused_sgd(trained, lr, solver.MOMENTUM, weight_decay=decay)
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
@@ -38,7 +38,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, solver: CfgNode, step: i
     decay = {"kind": solver.LR_SCHEDULE, "milestones": solver.STEPS, "gamma": solver.GAMMA}
     warmup = {"warmup_epochs": solver.WARMUP_EPOCHS, "per_step": solver.PER_STEP_LR}
     base_lr = solver.BASE_LR * scale
-    lr = schedule.learning_rate(step, steps_per_epoch, solver.EPOCHS, base_lr=base_lr, **decay, **warmup)
+    lr = schedule.compute_learning_rate(step, steps_per_epoch, solver.EPOCHS, base_lr=base_lr, **decay, **warmup)
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

@@ -12,12 +12,12 @@ from fvcore.common.param_scheduler import CosineParamScheduler
 _half_cosine = CosineParamScheduler(1.0, 0.0)  # MoCo v2; Loshchilov & Hutter 2017 without restarts
 
 
-def ema_momentum(progress: float, base: float, kind: str) -> float:
+def compute_ema_momentum(progress: float, base: float, kind: str) -> float:
     """Return m of the key encoder: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
     return base if kind == "constant" else CosineParamScheduler(base, 1.0)(progress)
 
 
-def learning_rate(
+def compute_learning_rate(
     step: int,
     steps_per_epoch: int,
     epochs: int,

@@ -75,7 +75,7 @@ def queue_step(
         objective.update_key_encoder(step)  # SCE's pseudo-code
     objective.enqueue(torch.cat([cast(Tensor, output.enqueue_ND) for output in outputs]), dense_keys)
     average_bn_statistics(objective.model)
-    return mean_metrics(outputs, torch.cat(queries))
+    return average_metrics(outputs, torch.cat(queries))
 
 
 def in_batch_step(
@@ -113,7 +113,7 @@ def in_batch_step(
     state.scaler.step(state.optimizer)
     state.scaler.update()
     average_bn_statistics(objective.model)
-    return mean_metrics([output], anchors_AD)
+    return average_metrics([output], anchors_AD)
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def average_bn_statistics(model: nn.Module) -> None:
     distributed.mean_together_(statistics)
 
 
-def mean_metrics(outputs: Sequence[LossOutput], embeddings_ND: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def average_metrics(outputs: Sequence[LossOutput], embeddings_ND: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean loss and metrics of equal micro-batches, and ``feature_spread`` of their embeddings."""
     rows = [{"loss": output.loss.detach(), **output.metrics} for output in outputs]
     means = {name: cast(Tensor, sum(row[name] for row in rows)) / len(rows) for name in rows[0]}

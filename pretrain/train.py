@@ -21,11 +21,11 @@ from .common.files import atomic_write, remove, sha256, write_json
 from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
-from .common.run.skipped_steps import summary
+from .common.run.skipped_steps import describe_skipped_steps
 from .common.run.stage import open_run
 from .common.run.state import read_record
 from .common.weights import checkpoint
-from .common.weights.file import tensor_digest
+from .common.weights.file import compute_tensor_digest
 from .config import output_dir
 from .data import datasets, view_grid
 from .data.augmentations import AUGMENTATIONS
@@ -146,15 +146,15 @@ def _train(run: PretrainRun, first_step: int) -> None:
             with run.progress.pause():
                 on_first_rank(_save, run, steps_done)  # no rank continues or exits before the file is complete
         if stop_reason and not is_last:
-            raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, steps_done))
+            raise interrupt.Stopped(stop_reason, interrupt.describe_resume(run.folder, steps_done))
         if is_probe_due:
             _probe(run, steps_done)
 
 
 def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    if cfg.METHOD.LABELS == "class" and data.class_count() < 2:
-        what = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.class_count()} classes"
+    if cfg.METHOD.LABELS == "class" and data.count_classes() < 2:
+        what = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.count_classes()} classes"
         raise UserError(f"{what}; provide at least two class folders, or set METHOD.LABELS index")
     return data
 
@@ -185,7 +185,7 @@ def _check_same_start(
     """
     digest = data.digest()
     if distributed.world_size() > 1:  # otherwise DDP would silently average gradients of different models
-        start = (step, digest, tensor_digest(*state.objective.model.state_dict().values()))
+        start = (step, digest, compute_tensor_digest(*state.objective.model.state_dict().values()))
         distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
     if saved.get("images", digest) != digest:
         what = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
@@ -265,7 +265,7 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
     if cfg.SOLVER.AMP == "fp16":
         results["skipped_steps"] = run.monitor.skipped.total
         if run.monitor.skipped.total:
-            log.info(summary(run.monitor.skipped.total, run.total_steps))
+            log.info(describe_skipped_steps(run.monitor.skipped.total, run.total_steps))
     return on_first_rank(_write_results, run, results)
 
 

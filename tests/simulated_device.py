@@ -144,7 +144,8 @@ def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
 def become_device() -> SimulatedDevice:
     """Make it the device of both stages for the rest of this process, unless a config chooses the CPU."""
     register()
-    distributed.init = transfer_distributed.join = functools.partial(_init, distributed.init)
+    join = functools.partial(_init, distributed.init_process_group)
+    distributed.init_process_group = transfer_distributed.join = join
     return SimulatedDevice().__enter__()
 
 

@@ -77,7 +77,7 @@ def join(device_name: str) -> torch.device:
     """
     if device_name not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
-    device = distributed.init("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
+    device = distributed.init_process_group("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
     torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for training
     return device
 

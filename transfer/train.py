@@ -21,8 +21,8 @@ from pretrain.common.files import atomic_write, remove
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run.folder import write_environment
-from pretrain.common.run.skipped_steps import summary
-from pretrain.common.weights.file import tensor_digest
+from pretrain.common.run.skipped_steps import describe_skipped_steps
+from pretrain.common.weights.file import compute_tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
@@ -94,7 +94,7 @@ def run(
         check_config(weights, cfg)
     engine, model = build(engine_class, cfg, device, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
-        digest = tensor_digest(*model.state_dict().values())
+        digest = compute_tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
     if eval_only:
         return engine.evaluate(model, visualize, final=True)
@@ -210,7 +210,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
         trainer.call_hooks("after_train")
     num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())
     if num_skipped:
-        log.info(summary(num_skipped, end))
+        log.info(describe_skipped_steps(num_skipped, end))
     return results
 
 

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def init(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
+def init_process_group(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
     """Join the process group that the environment names, if WORLD_SIZE is above 1, and return this rank's device.
 
     Args:
@@ -55,7 +55,7 @@ def init(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
             check_gpu_is_own(device, **rendezvous)
         backend = "nccl" if is_cuda else "gloo"
         dist.init_process_group(backend, timeout=timeout, device_id=device if is_cuda else None, **rendezvous)
-        check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
+        check_agreement((torch.__version__, compute_code_digest()), "(torch's version, digest of the code)")
     return device
 
 
@@ -150,7 +150,7 @@ def mean_together_(tensors: list[Tensor]) -> None:
         torch._foreach_copy_(tensors, [mean.view_as(x) for mean, x in zip(means, tensors, strict=True)])
 
 
-def code_digest() -> str:
+def compute_code_digest() -> str:
     """Return 8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
     root = Path(__file__).resolve().parents[2]
     files = [path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*")]

@@ -28,7 +28,7 @@ class Stopped(Exception):
         self.remedy = remedy
 
 
-def resume_hint(folder: Path, step: int) -> str:
+def describe_resume(folder: Path, step: int) -> str:
     """Return the remedy of a stopped stage that has a checkpoint."""
     return f"{folder} contains the checkpoint of step {step}; run the same command again to resume"
 

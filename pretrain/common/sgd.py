@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 
-def fused_sgd(
+def build_fused_sgd(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], lr: float, momentum: float, **options: Any
 ) -> torch.optim.SGD:
     """Build ``torch.optim.SGD(parameters, lr, momentum, **options)``, fused."""

@@ -44,7 +44,7 @@ class ColorOperation(Protocol):
 
 
 @dataclass(frozen=True)
-class Jitter:
+class ColorJitter:
     """Brightness, contrast, saturation by a factor in [max(0, 1 - x), 1 + x], hue by [-hue, hue], in random order."""
 
     brightness: float
@@ -67,7 +67,7 @@ class Jitter:
 
 
 @dataclass(frozen=True)
-class Gray:
+class RandomGrayscale:
     """Conversion to gray levels."""
 
     p: float
@@ -79,7 +79,7 @@ class Gray:
 
 
 @dataclass(frozen=True)
-class Blur:
+class GaussianBlur:
     """Gaussian blur, sigma uniform in ``sigma`` pixels at every view size, as in MoCo v2, SCE and solo-learn."""
 
     p: float
@@ -118,21 +118,24 @@ def randint(rng: Generator, count: int) -> int:
     return int(rng.random() * count)
 
 
-_MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
-_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
+_JITTER = ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8)
+_STRONG_JITTER = ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
+_GRAYSCALE = RandomGrayscale(0.2)
+_MOCO_V2 = (_JITTER, _GRAYSCALE, GaussianBlur(0.5))
 _ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
+_LARGE_SCALE = RandomResizedCrop(scale=(0.6, 1.0))
 
 AUGMENTATIONS: dict[str, Augmentation] = {
-    "moco_v1": Augmentation(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
+    "moco_v1": Augmentation(RandomResizedCrop(), colors=(_GRAYSCALE, ColorJitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
     "moco_v2": Augmentation(RandomResizedCrop(), colors=_MOCO_V2),
     "sce_strong": Augmentation(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
     "sce_weak": Augmentation(RandomResizedCrop()),
-    "simclr": Augmentation(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    # SupCon's and TCL's
-    "simaugment": Augmentation(RandomResizedCrop(), colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),
+    # TCL calls it SimAugment
+    "simclr": Augmentation(_ANY_SCALE, colors=(_STRONG_JITTER, _GRAYSCALE, GaussianBlur(0.5))),
+    "simaugment": Augmentation(RandomResizedCrop(), colors=(_JITTER, _GRAYSCALE)),  # SupCon's and TCL's
     "autoaugment": Augmentation(PadCrop(), policy="imagenet"),
     "autoaugment_cifar": Augmentation(PadCrop(), policy="cifar10"),
-    "digits": Augmentation(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
+    "digits": Augmentation(_LARGE_SCALE, flip=0.0, colors=(ColorJitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Augmentation(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Augmentation(PadCrop()),
     "flip": Augmentation(PadCrop(padding=0)),

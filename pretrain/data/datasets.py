@@ -65,9 +65,9 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
         return tars.find_tars(pattern), lambda _split: tars.load_tars(pattern)
     if name in ("imagenet", "imagenet100"):
         unpacked = folders.find_imagenet(name, folder)
-        tar = tars.imagenet_tar("train", folder)
-        reader = tars if tar and not unpacked else folders
-        return unpacked or tar, lambda split: reader.load_imagenet(name, split, folder)
+        tar = tars.find_imagenet_tar("train", folder)
+        load_split = tars.load_imagenet_tars if tar and not unpacked else folders.load_imagenet_folders
+        return unpacked or tar, lambda split: load_split(name, split, folder)
     if name in FOLDERS:
         is_there = download or os.path.isdir(folder / FOLDERS[name])
         return is_there, lambda split: archives.load(name, split, folder, download)

@@ -68,7 +68,7 @@ def find_imagenet(name: str, root: Path) -> Path | None:
     return next((folder for folder in candidates if os.path.isdir(folder / "train")), None)
 
 
-def load_imagenet(name: str, split: str, root: Path) -> ImageData:
+def load_imagenet_folders(name: str, split: str, root: Path) -> ImageData:
     """Load ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a separate folder.
 
     Raises:

@@ -54,7 +54,7 @@ class ImageData:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()[:16]
 
-    def class_count(self) -> int:
+    def count_classes(self) -> int:
         """Count the classes that have images."""
         return 0 if self.labels is None else len(np.unique(self.labels[self.labels >= 0]))
 

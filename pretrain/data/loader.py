@@ -87,7 +87,7 @@ class Loader:
         for step in range(first_step, total_steps):
             epoch, batch = divmod(step, len(self))
             if order is None or batch == 0:
-                order = random_stream(self.seed, epoch, ORDER, 0).permutation(len(self.data))
+                order = make_random_stream(self.seed, epoch, ORDER, 0).permutation(len(self.data))
             start = batch * self.batch_size + self.rank * rank_batch_size
             yield [(epoch, int(i)) for i in order[start : start + rank_batch_size]]
 
@@ -98,7 +98,7 @@ class Loader:
         replaced: dict[int, str] = {}
         for n, (epoch, position) in enumerate(items):
             image, used[n] = self._read(position, replaced)
-            view_rng = functools.partial(random_stream, self.seed, epoch, VIEW, position)
+            view_rng = functools.partial(make_random_stream, self.seed, epoch, VIEW, position)
             views[:, n] = make_views(image, self.augmentations, self.size, view_rng)
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
         views_VnCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
@@ -136,7 +136,7 @@ def build_loader(
     return Loader(data, augmentations, size, batch_size=batch_size, seed=cfg.SEED, **options)
 
 
-def eval_batches(
+def load_eval_batches(
     data: ImageData,
     positions_N: np.ndarray,
     size: int,
@@ -166,7 +166,7 @@ VIEW = 0  # purposes of random streams
 ORDER = 1
 
 
-def random_stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
+def make_random_stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
     """Return the random stream of (seed, epoch, image index, view): a counter-based generator, 13 us to create."""
     key = np.array((seed, epoch), np.int64).astype(np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))

@@ -10,7 +10,7 @@ from ..common.files import atomic_write
 from ..common.images import CorruptImage
 from .augmentations import Augmentation
 from .datasets import ImageData
-from .loader import VIEW, random_stream
+from .loader import VIEW, make_random_stream
 from .views import make_center_view, make_views
 
 _GAP = 4  # white pixels between views
@@ -30,7 +30,7 @@ def draw(data: ImageData, augmentations: Sequence[Augmentation], size: int, imag
             image = data.read(index)
         except CorruptImage:  # DATALOADER.ON_CORRUPT decides whether training fails
             continue
-        views = make_views(image, augmentations, size, lambda v, i=index: random_stream(seed, 0, VIEW, i, v))
+        views = make_views(image, augmentations, size, lambda v, i=index: make_random_stream(seed, 0, VIEW, i, v))
         gap = ((0, _GAP), (0, _GAP), (0, 0))
         cells = [np.pad(cell, gap, constant_values=255) for cell in (make_center_view(image, size, size), *views)]
         rows.append(np.concatenate(cells, axis=1))

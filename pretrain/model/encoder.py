@@ -37,7 +37,7 @@ def build_backbone(
     return backbone
 
 
-def feature_dim(resnet: torchvision.models.ResNet) -> int:
+def count_channels(resnet: torchvision.models.ResNet) -> int:
     """Return F, the channels after global average pooling (512 or 2048)."""
     return list(resnet.layer4.parameters())[-1].shape[0]
 
@@ -78,8 +78,8 @@ def build_encoder(
     if bn_groups > 1:
         norm_2d = norm_1d = functools.partial(GroupedBatchNorm, groups=bn_groups)
     encoder = build_backbone(arch, stem, norm_2d)
-    encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, norm_1d if head_bn else None))
-    return DenseResNet(encoder, feature_dim(encoder), dim) if dense else encoder
+    encoder.fc = cast(Any, build_head(count_channels(encoder), hidden_dims, dim, norm_1d if head_bn else None))
+    return DenseResNet(encoder, count_channels(encoder), dim) if dense else encoder
 
 
 class GroupedBatchNorm(nn.BatchNorm2d):

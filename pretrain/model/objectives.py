@@ -90,7 +90,7 @@ class QueueObjective(Objective):
     Attributes:
         ema_before_keys: the key encoder is updated before it encodes the keys (MoCo), not after the step (SCE).
         momentum: m of the key encoder at the first step.
-        momentum_schedule: how m changes; see `schedule.ema_momentum`.
+        momentum_schedule: how m changes; see `schedule.compute_ema_momentum`.
         dense_weight: w of `mix_dense_loss` from ``dense_warmup_steps`` on; 0 before.
         seed: seed of the shuffles.
     """
@@ -106,7 +106,7 @@ class QueueObjective(Objective):
     def update_key_encoder(self, step: int) -> None:
         """Move the key encoder toward the query encoder."""
         progress = step / (self.steps_per_epoch * self.epochs)
-        self.model.update_key_encoder(schedule.ema_momentum(progress, self.momentum, self.momentum_schedule))
+        self.model.update_key_encoder(schedule.compute_ema_momentum(progress, self.momentum, self.momentum_schedule))
 
     @torch.no_grad()
     def encode_keys(self, images_MnCHW: Tensor, step: int) -> tuple[Tensor, DenseFeatures | None]:

@@ -40,7 +40,7 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     _check_labels(train_name, opened)  # before a missing val split, which unlabeled images do not need
     train = opened
-    if train.class_count() == 1:
+    if train.count_classes() == 1:
         raise MissingLabels(f"{train_name} has only one class, so nothing to score; make one folder per class")
     val = datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     _check_labels(val_name, val)
@@ -55,5 +55,5 @@ def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> P
 
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:
-    if not data.class_count():
+    if not data.count_classes():
         raise MissingLabels(f"{name} has no labels to probe with; set DATA.PROBE_TRAIN and DATA.VAL to labeled images")

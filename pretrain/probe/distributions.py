@@ -23,7 +23,7 @@ from ..data import datasets
 from ..data.augmentations import AUGMENTATIONS
 from ..data.loader import build_loader
 from .features import compute_features, load_frozen
-from .run import probe_run
+from .stage import open_probe
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
     """
     if augmentations < 2:
         raise UserError(f"the variance needs at least 2 augmentations per image, not {augmentations} (JCL uses 32)")
-    with probe_run(cfg, "distributions") as run:
+    with open_probe(cfg, "distributions") as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}

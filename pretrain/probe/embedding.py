@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..common.errors import UserError, figure_text
 from .features import extract, load_frozen
 from .protocol import build_protocol
-from .run import probe_run
+from .stage import open_probe
 
 log = logging.getLogger(__name__)
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a figure
@@ -24,7 +24,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     from sklearn.manifold import TSNE  # slow to import
 
-    with probe_run(cfg, "embedding") as run:
+    with open_probe(cfg, "embedding") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         run.start()

@@ -15,8 +15,8 @@ from ..common.distributed import AgreedStop, check_agreement, gather_objects, on
 from ..common.weights.backbone import read_backbone
 from ..data import loader, views
 from ..data.datasets import ImageData
-from ..model.encoder import build_backbone, feature_dim, pool_features
-from .protocol import evaluation_size
+from ..model.encoder import build_backbone, count_channels, pool_features
+from .protocol import choose_evaluation_size
 
 _BATCH = 256  # images
 
@@ -72,10 +72,10 @@ def extract(
     """
     positions = _select_positions(data, max_images)
     index_N = [torch.empty(0, dtype=torch.long)]
-    features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
+    features_NF = torch.empty(len(positions), count_channels(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
     options = (cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT, device.type == "cuda")
-    batches = loader.eval_batches(data, positions, *evaluation_size(cfg), _BATCH, *options)
+    batches = loader.load_eval_batches(data, positions, *choose_evaluation_size(cfg), _BATCH, *options)
     stop = AgreedStop(device)
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)

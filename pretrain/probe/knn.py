@@ -17,7 +17,7 @@ from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
 from .protocol import build_protocol
-from .run import probe_run
+from .stage import open_probe
 
 log = logging.getLogger(__name__)
 _REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k
@@ -27,7 +27,7 @@ _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
-    with probe_run(cfg, "knn") as run:
+    with open_probe(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         _warn_if_all_vote(cfg, data)

@@ -22,13 +22,13 @@ from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
-from ..model.encoder import feature_dim
+from ..model.encoder import count_channels
 from ..preflight import check_divisible
 from .data import ProbeData
 from .features import compute_features, extract, load_frozen
 from .heads import Heads
-from .protocol import build_protocol, check_same_probe, evaluation_size, linear_settings
-from .run import ProbeRun, probe_run
+from .protocol import build_protocol, check_same_probe, choose_evaluation_size, list_linear_settings
+from .stage import ProbeRun, open_probe
 
 log = logging.getLogger(__name__)
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
@@ -48,9 +48,9 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     Raises:
         interrupt.Stopped: a stop was requested; a checkpoint of the current step is written.
     """
-    with probe_run(cfg, "linear") as run:
+    with open_probe(cfg, "linear") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        settings = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
+        settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
         results, state = on_first_rank(_load_earlier, run.folder, settings)
         if results:
             log.info(f"{run.folder} is complete; nothing to do")
@@ -81,7 +81,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     """
     check_divisible(run.cfg, "linear", distributed.world_size())
     settings = run.cfg.LINEAR
-    heads = Heads(feature_dim(backbone), len(data.train.classes), settings).to(run.device)
+    heads = Heads(count_channels(backbone), len(data.train.classes), settings).to(run.device)
     val = extract(backbone, data.val, run.cfg, run.device)
     train_split = data.train
     held_out = None
@@ -123,7 +123,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
                 content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
                 on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
             if stop_reason and step < total_steps:
-                raise interrupt.Stopped(stop_reason, interrupt.resume_hint(run.folder, step))
+                raise interrupt.Stopped(stop_reason, interrupt.describe_resume(run.folder, step))
     if metrics:
         metrics.close()
     return scores
@@ -150,7 +150,7 @@ class _Augmented:
         cfg = run.cfg
         self._run = run
         self._backbone = backbone
-        size, _ = evaluation_size(cfg)
+        size, _ = choose_evaluation_size(cfg)
         augment = [augmentations.AUGMENTATIONS[cfg.LINEAR.AUGMENT]]
         self._loader = build_loader(cfg, data, augment, run.device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 

@@ -27,7 +27,7 @@ def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None)
         knn = cfg.PROBE
         bank = min(len(data.train), knn.KNN_MAX_IMAGES or len(data.train)) if data else knn.KNN_K
         settings = {"k": min(knn.KNN_K, bank), "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
-    size, resize = evaluation_size(cfg)
+    size, resize = choose_evaluation_size(cfg)
     settings |= {"image_size": size, "resize": resize}
     defaults = default_config().VIEWS
     for key in ("MEAN", "STD"):  # like float32_precision left out at the default, as in results of earlier versions
@@ -42,14 +42,14 @@ def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None)
     return settings
 
 
-def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
+def choose_evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     """Return (crop, shorter side before it) in pixels; the second is 0 if images are resized straight to the crop."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     is_cropped = cfg.PROBE.CROP == "center" or (cfg.PROBE.CROP == "auto" and cfg.MODEL.STEM == "imagenet")
     return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
 
 
-def linear_settings(cfg: CfgNode) -> dict[str, Any]:
+def list_linear_settings(cfg: CfgNode) -> dict[str, Any]:
     """Return what the result of a linear probe depends on, apart from the backbone: settings, data, seed."""
     linear = {key: value for key, value in flatten(cfg) if key.startswith(("LINEAR.", "SEED"))}
     return {**linear, **build_protocol(cfg)}

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from pretrain.config import load_config
 from pretrain.data import datasets
-from pretrain.data.augmentations import AUGMENTATIONS, Blur, Gray, Jitter, RandomResizedCrop
+from pretrain.data.augmentations import AUGMENTATIONS, ColorJitter, GaussianBlur, RandomGrayscale, RandomResizedCrop
 from pretrain.data.loader import build_loader
 from pretrain.data.views import normalize
 
@@ -45,7 +45,7 @@ def load_with_lightly(cfg: CfgNode) -> Iterator[int]:
 
     augmentation = AUGMENTATIONS[cfg.VIEWS.QUERY]
     jitter, gray, blur = (cast(Any, color) for color in augmentation.colors)
-    assert [type(color) for color in augmentation.colors] == [Jitter, Gray, Blur]
+    assert [type(color) for color in augmentation.colors] == [ColorJitter, RandomGrayscale, GaussianBlur]
     assert cfg.VIEWS.KEY == cfg.VIEWS.QUERY and isinstance(augmentation.crop, RandomResizedCrop)
     views = MoCoV2Transform(
         cfg.VIEWS.IMAGE_SIZE,

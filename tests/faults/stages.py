@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pretrain.common.weights import checkpoint
-from pretrain.common.weights.file import read, tensor_digest
+from pretrain.common.weights.file import compute_tensor_digest, read
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
 from transfer import checkpoints
@@ -148,7 +148,7 @@ def _plain(value: Any, folder: Path) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v, folder) for v in value]
     if isinstance(value, torch.Tensor):
-        return tensor_digest(value)  # a hundred contents are kept
+        return compute_tensor_digest(value)  # a hundred contents are kept
     if isinstance(value, np.ndarray):
         return hashlib.sha256(value.tobytes()).hexdigest(), str(value.dtype), value.shape
     return value.replace(str(folder), "FOLDER") if isinstance(value, str) else value

@@ -46,7 +46,7 @@ def _run_ranks(use_nccl2: str, function: Callable[..., None], *args: Any) -> Non
 
 def _run_cases(images: Path, data: str, folder: Path, engines: list[str]) -> None:
     runs.prepare()
-    device = distributed.init()
+    device = distributed.init_process_group()
     assert device == torch.device(DEVICE, distributed.rank() if DEVICE == "cuda" else 0)
     cases: dict[str, Callable[[Path], Any]] = {
         name: lambda output, words=words: runs.pretrain(images, output, *words, *SLOW) for name, words in CASES.items()

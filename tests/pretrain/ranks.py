@@ -66,6 +66,6 @@ def _enter(
 ) -> None:
     set_rank(rank, ranks, port)
     if device is not None:
-        distributed.init(device)
+        distributed.init_process_group(device)
     _call(function, args, is_tiny)
     leave()  # not after an error: the other ranks may never reach it

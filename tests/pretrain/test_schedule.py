@@ -2,13 +2,14 @@ import math
 
 import pytest
 
-from pretrain.schedule import ema_momentum, learning_rate
+from pretrain.schedule import compute_ema_momentum, compute_learning_rate
 
 
 def test_the_rate_falls_along_a_cosine_or_at_each_milestone():
-    cosine = [learning_rate(s, 10, 20, base_lr=2.0, kind="cosine") for s in (0, 100, 200)]
+    cosine = [compute_learning_rate(s, 10, 20, base_lr=2.0, kind="cosine") for s in (0, 100, 200)]
     assert cosine == pytest.approx([2.0, 1.0, 0.0], abs=1e-15)
-    steps = [learning_rate(e, 1, 200, base_lr=0.03, kind="step", milestones=[120, 160]) for e in (119, 120, 160)]
+    decay = {"base_lr": 0.03, "kind": "step", "milestones": [120, 160]}
+    steps = [compute_learning_rate(epoch, 1, 200, **decay) for epoch in (119, 120, 160)]
     assert steps == pytest.approx([0.03, 0.003, 0.0003])
 
 
@@ -16,7 +17,7 @@ def test_the_rate_falls_along_a_cosine_or_at_each_milestone():
 @pytest.mark.parametrize("kind", ["cosine", "step"])
 def test_a_warm_up_that_ends_within_an_epoch_reaches_the_full_rate_there(warmup, kind):
     rates = [
-        learning_rate(s, 10, 20, base_lr=1.0, kind=kind, milestones=[15], warmup_epochs=warmup, per_step=False)
+        compute_learning_rate(s, 10, 20, base_lr=1.0, kind=kind, milestones=[15], warmup_epochs=warmup, per_step=False)
         for s in range(80)
     ]
     end = int(10 * warmup)
@@ -30,5 +31,5 @@ def test_a_warm_up_that_ends_within_an_epoch_reaches_the_full_rate_there(warmup,
 
 
 def test_the_ema_momentum():
-    assert ema_momentum(0.3, 0.99, "constant") == 0.99
-    assert [ema_momentum(p, 0.99, "cosine") for p in (0.0, 0.5, 1.0)] == pytest.approx([0.99, 0.995, 1.0])
+    assert compute_ema_momentum(0.3, 0.99, "constant") == 0.99
+    assert [compute_ema_momentum(p, 0.99, "cosine") for p in (0.0, 0.5, 1.0)] == pytest.approx([0.99, 0.995, 1.0])

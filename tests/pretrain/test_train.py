@@ -147,11 +147,11 @@ def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path,
 
 def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
     seen = []
-    real = schedule.ema_momentum
-    monkeypatch.setattr(schedule, "ema_momentum", lambda *args: seen.append(args[0]) or real(*args))
+    real = schedule.compute_ema_momentum
+    monkeypatch.setattr(schedule, "compute_ema_momentum", lambda *args: seen.append(args[0]) or real(*args))
     run(images, tmp_path, "SOLVER.MAX_STEPS", "3")
     assert seen == [step / (2 * STEPS_PER_EPOCH) for step in range(3)]
-    rates = [schedule.learning_rate(s, STEPS_PER_EPOCH, 2, base_lr=0.03, kind="cosine") for s in range(3)]
+    rates = [schedule.compute_learning_rate(s, STEPS_PER_EPOCH, 2, base_lr=0.03, kind="cosine") for s in range(3)]
     assert [line["lr"] for line in lines(tmp_path, "loss")] == rates
 
 

@@ -124,7 +124,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     set_rank(rank, 2, port)
     distributed.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
-        distributed.code_digest = lambda: "00000000"
+        distributed.compute_code_digest = lambda: "00000000"
     if fault == "another disk" and rank == 0:
         checkpoint.list_checkpoints = lambda folder: []
     if fault == "full disk" and rank == 0:

@@ -17,7 +17,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
 from pretrain.common.distributed import data_parallel, gather_objects
-from pretrain.common.weights.file import tensor_digest
+from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import stop_after, stopped
@@ -127,14 +127,14 @@ def _evaluate_one_network(folder: Path, name: str) -> None:
     evaluate = TorchvisionEngine.evaluate
 
     def watched(engine: TorchvisionEngine, model: nn.Module, *args: Any, **keys: Any) -> Any:
-        digests.append(tensor_digest(*model.state_dict().values()))
+        digests.append(compute_tensor_digest(*model.state_dict().values()))
         return evaluate(engine, model, *args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchvisionEngine, "evaluate", watched)
         run(cfg)
     assert len(digests) == 2 and gather_objects(digests) == [digests, digests]
-    assert digests[-1] == tensor_digest(*saved(folder / "bn")["model"].values())
+    assert digests[-1] == compute_tensor_digest(*saved(folder / "bn")["model"].values())
 
 
 def _pool_frozen_statistics(rank: int) -> None:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         UserError: Detectron2 is not installed, or an engine does not support a key.
     """
     cfg = load_config(args.config_file, args.opts)
-    device = distributed.init()
+    device = distributed.init_process_group()
     cfg.MODEL.DEVICE = device.type
     batch = draw_batch(args.images, args.side, cfg)
     built = {name: build_step(name, cfg, batch) for name in ENGINES}

@@ -160,7 +160,7 @@ def _count_flops(recipe: str, words: tuple[str, ...]) -> int:
 def _build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callable[[], object], int]:
     """Return a step that trains on views in the host's memory, and the number of its images."""
     cfg = load_config(ROOT / f"configs/pretrain/{recipe}.yaml", list(words))
-    device = distributed.init()
+    device = distributed.init_process_group()
     size = cfg.VIEWS.IMAGE_SIZE
     images = cfg.SOLVER.IMS_PER_BATCH
     shape = (1 + cfg.METHOD.NUM_KEYS, images, size, size, 3)  # as the loader makes them: channels side by side
@@ -181,7 +181,7 @@ def _train_step(state: TrainState, batch: Batch, device: torch.device) -> Tensor
 
 def _measure_detection(engine: str, precision: str, sizes: Sizes) -> dict[str, Any]:
     set_float32_precision("high")
-    device = distributed.init().type
+    device = distributed.init_process_group().type
     words = ["MODEL.DEVICE", device, *sizes.detector]
     cfg = transfer.config.load_config(ROOT / "configs/coco_mask_R50_FPN_1x.yaml", words)
     _, step = detection.build_step(engine, cfg, detection.draw_batch(sizes.detector_images, sizes.side, cfg))
@@ -196,7 +196,7 @@ def _measure_losses(losses: dict[str, int]) -> dict[str, Any]:
 
 def _measure_loading(sizes: Sizes) -> dict[str, Any]:
     """Measure JCL's views of photographs of 500 x 375 pixels, from files to the device, with up to 16 workers."""
-    device = distributed.init()
+    device = distributed.init_process_group()
     workers = min(16, count_usable_cores())
     batch_size = min(64, sizes.files // 4)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
 """Views of a photograph compared with the same recipe in torchvision's transforms."""
 
 import argparse
-import functools
 import io
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cv2
@@ -18,7 +18,7 @@ from torchvision import transforms
 
 from pretrain.common.images import decode
 from pretrain.data.augmentations import AUGMENTATIONS
-from pretrain.data.loader import VIEW, random_stream
+from pretrain.data.loader import VIEW, make_random_stream
 from pretrain.data.views import make_views
 from tools.benchmarks.measure import measure_milliseconds
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     counter = itertools.count()
     forms: dict[str, Callable[[], object]] = {
         "ours": lambda: make_views(
-            decode(jpeg, "photo"), augmentations, args.size, functools.partial(random_stream, 0, 0, VIEW, next(counter))
+            decode(jpeg, "photo"), augmentations, args.size, partial(make_random_stream, 0, 0, VIEW, next(counter))
         ),
         "ours, decoding alone": lambda: decode(jpeg, "photo"),
         _PIL: lambda: _make_pil_views(jpeg, args.views, args.size),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, json_text
-from pretrain.model.encoder import feature_dim
+from pretrain.model.encoder import count_channels
 from tools.reporting.runs import read_origin
 from transfer.weights.verify import compare
 
@@ -87,7 +87,7 @@ def _write_timm(backbone: ExportSource, folder: Path) -> None:
         "first_conv": "conv1",
         "classifier": "fc",
     }
-    width = feature_dim(backbone.resnet)
+    width = count_channels(backbone.resnet)
     config = {"architecture": backbone.arch, "num_classes": 0, "num_features": width, "pretrained_cfg": pretrained}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(backbone.resnet.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

@@ -17,7 +17,7 @@ from pretrain.common.weights.resnet_names import is_bottleneck
 from pretrain.config_keys import IMAGENET_MEAN, IMAGENET_STD
 from pretrain.data.views import make_center_view, normalize
 from pretrain.model.encoder import build_backbone
-from pretrain.probe.protocol import evaluation_size
+from pretrain.probe.protocol import choose_evaluation_size
 from transfer.weights.convert import open_source, read_source
 
 _PIXEL_MEAN = [255 * value for value in IMAGENET_MEAN]
@@ -77,7 +77,7 @@ def read_export_source(source: Path) -> ExportSource:
     std = [round(value / 255, 6) for value in recorded.get("MODEL.PIXEL_STD", _PIXEL_STD)]
     size, resize = _IMAGENET_SIZE
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # another project's config, or none
-        size, resize = evaluation_size(CfgNode(parse_yaml(recorded["config"])))
+        size, resize = choose_evaluation_size(CfgNode(parse_yaml(recorded["config"])))
     resnet = resnet.eval().requires_grad_(False)
     return ExportSource(path, resnet, file.arch, file.stem, mean, std, size, resize, provenance=recorded)
 

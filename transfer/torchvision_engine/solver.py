@@ -16,7 +16,7 @@ from fvcore.common.param_scheduler import (
 )
 from torch import nn
 
-from pretrain.common.sgd import fused_sgd
+from pretrain.common.sgd import build_fused_sgd
 
 log = logging.getLogger(__name__)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -32,7 +32,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.SGD:
             if parameter.requires_grad:
                 groups.setdefault(decay, []).append(parameter)
     options: list[dict[str, Any]] = [{"params": group, "weight_decay": decay} for decay, group in groups.items()]
-    optimizer = fused_sgd(options, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
+    optimizer = build_fused_sgd(options, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
     if solver.CLIP_GRADIENTS.ENABLED:
         optimizer.register_step_pre_hook(lambda *_: clip_gradients(solver.CLIP_GRADIENTS, model.parameters()))
     return optimizer

@@ -38,6 +38,6 @@ class SkippedSteps:
         return {"skipped_steps": self.total, **scale}
 
 
-def summary(skipped: int, steps: int) -> str:
+def describe_skipped_steps(skipped: int, steps: int) -> str:
     """Summarize a run that has skipped some of its ``steps`` in a line for its log."""
     return f"fp16: {skipped} of {steps} steps were skipped because their gradients overflowed"

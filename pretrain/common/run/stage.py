@@ -41,7 +41,7 @@ _WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to alloc
 @contextlib.contextmanager
 def open_run(name: str, folder: Path, device_name: str, float32_precision: str) -> Iterator[torch.device]:
     """Join the process group and own a run folder until the block ends (see `stage`); yield this rank's device."""
-    with process_group(distributed.init, device_name) as device, stage(name, folder):
+    with process_group(distributed.init_process_group, device_name) as device, stage(name, folder):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
         log.info(describe(device))

@@ -110,7 +110,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     return content
 
 
-def tensor_digest(*tensors: Tensor) -> str:
+def compute_tensor_digest(*tensors: Tensor) -> str:
     """Return 16 hexadecimal digits that change with any value, shape or type of ``tensors``."""
     digest = hashlib.sha256()
     for tensor in tensors:

@@ -117,7 +117,7 @@ def load_tars(pattern: str) -> ImageData:
     return ImageData(source, None if labels is None else labels[order], classes)
 
 
-def imagenet_tar(split: str, root: Path) -> str:
+def find_imagenet_tar(split: str, root: Path) -> str:
     """Return the path of ImageNet's tar of a split in one of the usual folders in ``root``; empty if there is none."""
     for subfolder in folders.IMAGENET_FOLDERS:
         tar = root / subfolder / f"ILSVRC2012_img_{split}.tar"
@@ -126,15 +126,15 @@ def imagenet_tar(split: str, root: Path) -> str:
     return ""
 
 
-def load_imagenet(name: str, split: str, root: Path) -> ImageData:
+def load_imagenet_tars(name: str, split: str, root: Path) -> ImageData:
     """Load ImageNet-1K, or the classes of ImageNet-100, from the tars as they are downloaded.
 
     Raises:
         UserError: the tar of the split, the devkit's tar (val's labels are in it) or one of the classes is missing.
     """
-    tar = imagenet_tar(split, root)
+    tar = find_imagenet_tar(split, root)
     if not tar:
-        raise MissingSplit(f"{name}: no ILSVRC2012_img_{split}.tar next to {imagenet_tar('train', root)}")
+        raise MissingSplit(f"{name}: no ILSVRC2012_img_{split}.tar next to {find_imagenet_tar('train', root)}")
     entries = open_index(tar)
     names = list(entries.names)
     if split == "train":

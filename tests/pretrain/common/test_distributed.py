@@ -32,10 +32,10 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     if index is None:
-        refused(lambda: distributed.init("cuda"), f"local rank {local_rank}", f"at most {count} process")
+        refused(lambda: distributed.init_process_group("cuda"), f"local rank {local_rank}", f"at most {count} process")
     else:
-        assert distributed.init("cuda") == torch.device("cuda", index) == chosen[0]
-    assert distributed.init("cpu") == torch.device("cpu")
+        assert distributed.init_process_group("cuda") == torch.device("cuda", index) == chosen[0]
+    assert distributed.init_process_group("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,14 @@ def test_a_job_with_gpus_that_torch_cannot_use_is_refused(monkeypatch, variables
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if named:
-        refused(lambda: distributed.init("auto"), named, "(Found no NVIDIA driver);", "--nv", "set DEVICE cpu")
-        refused(lambda: distributed.init("cuda"), named, "set DEVICE cpu")
+        reason = "(Found no NVIDIA driver);"
+        refused(lambda: distributed.init_process_group("auto"), named, reason, "--nv", "set DEVICE cpu")
+        refused(lambda: distributed.init_process_group("cuda"), named, "set DEVICE cpu")
         refused(lambda: fine_tuning.join("cuda"), named, "set MODEL.DEVICE cpu")
     else:
-        assert distributed.init("auto") == fine_tuning.join("cuda") == torch.device("cpu")
-        refused(lambda: distributed.init("cuda"), "DEVICE is cuda, but torch sees no CUDA device")
-    assert distributed.init("cpu") == torch.device("cpu")
+        assert distributed.init_process_group("auto") == fine_tuning.join("cuda") == torch.device("cpu")
+        refused(lambda: distributed.init_process_group("cuda"), "DEVICE is cuda, but torch sees no CUDA device")
+    assert distributed.init_process_group("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_ranks_that_cannot_meet_end(monkeypatch: pytest.MonkeyPatch, address: st
         monkeypatch.setattr(distributed, "RENDEZVOUS_S", 1.0)
     for name, value in {"MASTER_ADDR": address, "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": rank}.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.init("cpu"), f"cannot connect to each other at {address}:0", says)
+    refused(lambda: distributed.init_process_group("cpu"), f"cannot connect to each other at {address}:0", says)
 
 
 def test_three_ranks_exchange_and_agree():
@@ -156,7 +157,7 @@ def test_a_single_process_keeps_its_rows_in_place():
 
 
 def test_the_digest_of_the_code_covers_defaults_in_yaml(monkeypatch: pytest.MonkeyPatch):
-    before = distributed.code_digest()
+    before = distributed.compute_code_digest()
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "keys.yaml"))
-    assert distributed.code_digest() != before
+    assert distributed.compute_code_digest() != before

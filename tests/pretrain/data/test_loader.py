@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run import workers
 from pretrain.data import augmentations, views
 from pretrain.data.datasets import ImageData, load
-from pretrain.data.loader import Batch, Loader, eval_batches
+from pretrain.data.loader import Batch, Loader, load_eval_batches
 from tests.errors import refused
 from tests.pretrain import ranks
 from tests.pretrain.data.test_folders import labels
@@ -151,7 +151,7 @@ def test_skip_fails_above_1_in_1000(damaged: ImageData):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_eval_batches(data: ImageData, num_workers: int):
-    batches = list(eval_batches(data, np.array([5, 1, 9, 9, 2]), 16, 20, 4, num_workers))
+    batches = list(load_eval_batches(data, np.array([5, 1, 9, 9, 2]), 16, 20, 4, num_workers))
     assert [index.tolist() for _, index in batches] == [[5, 1, 9, 9], [2]]
     assert batches[1][0].shape == (1, 3, 16, 16)
     expected = views.make_center_view(data.read(2), 16, 20)
@@ -159,8 +159,9 @@ def test_eval_batches(data: ImageData, num_workers: int):
 
 
 def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
-    refused(lambda: list(eval_batches(damaged, np.arange(10), 16, 0, 4, 0)), damaged.image_name(3), "ON_CORRUPT skip")
-    left = torch.cat([index for _, index in eval_batches(damaged, np.arange(10), 16, 0, 4, 0, on_corrupt="skip")])
+    name = damaged.image_name(3)
+    refused(lambda: list(load_eval_batches(damaged, np.arange(10), 16, 0, 4, 0)), name, "ON_CORRUPT skip")
+    left = torch.cat([index for _, index in load_eval_batches(damaged, np.arange(10), 16, 0, 4, 0, on_corrupt="skip")])
     assert left.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
@@ -217,5 +218,5 @@ def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.Mo
     monkeypatch.setattr(images, "read_file", mock.Mock(side_effect=UserError("cannot read image: Input/output error")))
     training = epoch(make(data, num_workers, on_corrupt="skip"), 0)
     refused(lambda: next(training), "Input/output error")
-    evaluation = eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip")
+    evaluation = load_eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip")
     refused(lambda: next(evaluation), "Input/output error")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pretrain.common.weights.backbone import read_backbone
 from pretrain.methods import METHODS, LossOutput
 from pretrain.model.dense import DenseFeatures, DenseResNet, mix_dense_loss
-from pretrain.model.encoder import build_backbone, feature_dim
+from pretrain.model.encoder import build_backbone, count_channels
 from pretrain.state import build_checkpoint, restore_checkpoint
 from pretrain.steps import training_step
 from tests.pretrain.runs import build_state
@@ -92,7 +92,7 @@ def test_a_checkpoint_resumes_and_its_backbone_is_read(tmp_path):
     names = [name.removeprefix("module.encoder_q.") for name in state if name.startswith("module.encoder_q.")]
     of_moco = {name: state[f"module.encoder_q.{name}"] for name in names if not name.startswith("fc.")}
     encoder = build_backbone("resnet18", "cifar")
-    encoder.fc = torch.nn.Linear(feature_dim(encoder), 10)
+    encoder.fc = torch.nn.Linear(count_channels(encoder), 10)
     mismatch = encoder.load_state_dict(of_moco, strict=False)
     assert set(mismatch.missing_keys) == {"fc.weight", "fc.bias"}
     assert mismatch.unexpected_keys and all(name.startswith("dense.") for name in mismatch.unexpected_keys)
@@ -104,5 +104,5 @@ def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
     first: Any = build_backbone("resnet18")
     second: Any = build_backbone("resnet18")
     before = torch.get_rng_state()
-    heads: list[Any] = [DenseResNet(encoder, feature_dim(encoder), D).dense for encoder in (first, second)]
+    heads: list[Any] = [DenseResNet(encoder, count_channels(encoder), D).dense for encoder in (first, second)]
     assert torch.equal(before, torch.get_rng_state()) and torch.equal(heads[0][0].weight, heads[1][0].weight)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common.distributed import init
+from pretrain.common.distributed import init_process_group
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.stage import process_group, stage, translate_torch_errors
@@ -27,19 +27,19 @@ def _refuse() -> None:
 
 
 def _fail(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken"), process_group(init, "cpu"):
+    with pytest.raises(RuntimeError, match="broken"), process_group(init_process_group, "cpu"):
         raise RuntimeError("broken")
     assert dist.is_initialized()  # until exit; otherwise, the other rank would fail before this one has reported why
 
     with pytest.raises(UserError, match="used already"), stage("test", folder, check=_refuse):
         pytest.fail("entered")
-    with process_group(init, "cpu"), stage("test", folder):
+    with process_group(init_process_group, "cpu"), stage("test", folder):
         pass
     assert dist.is_initialized()  # it was not joined there
 
 
 def _stop(folder: Path) -> None:
-    with pytest.raises(Stopped), process_group(init, "cpu"):
+    with pytest.raises(Stopped), process_group(init_process_group, "cpu"):
         dist.barrier()
         if dist.get_rank() == 0:  # it is still writing when the other rank is ready to leave
             time.sleep(0.5)
@@ -54,7 +54,7 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
-    with process_group(init, "cpu") as device, stage("test", tmp_path):
+    with process_group(init_process_group, "cpu") as device, stage("test", tmp_path):
         assert device == torch.device("cpu") and read_state(tmp_path)["state"] == "running"
         with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path):
             pytest.fail("entered")

@@ -68,7 +68,7 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
+def open_probe(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with open_run(name, folder, cfg.DEVICE, cfg.FLOAT32_PRECISION) as device:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from . import preflight
 from .common import interrupt
+from .common.command_line import run_command_line
 from .common.config import overrides
-from .common.errors import run_command_line
 from .common.run import wandb
 from .config import load_config, output_dir
 from .config_keys import describe_keys

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common.errors import run_command_line
+from pretrain.common.command_line import run_command_line
 from pretrain.common.files import check_name
 from transfer.weights.convert import convert
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.files import build_write_error, check_file, check_name
 
 

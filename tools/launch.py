@@ -25,8 +25,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain import config_keys as pretraining_keys
+from pretrain.common.command_line import run_command_line
 from pretrain.common.config import extensions, overrides
-from pretrain.common.errors import UserError, escape_control, run_command_line
+from pretrain.common.errors import UserError, escape_control
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, options, recipes, stages

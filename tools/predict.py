@@ -19,8 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
+from pretrain.common.command_line import run_command_line
 from pretrain.common.config import extensions, overrides
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_name, check_writable
 from pretrain.data.folders import list_images
 from transfer.config_keys import describe_keys

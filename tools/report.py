@@ -17,7 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.errors import UserError, escape_control, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
 from tools.reporting import cost, paper_tables, seeds

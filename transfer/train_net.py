@@ -32,8 +32,9 @@ from fvcore.common.config import CfgNode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common import interrupt
+from pretrain.common.command_line import run_command_line
 from pretrain.common.config import extensions, overrides
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging

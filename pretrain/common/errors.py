@@ -1,12 +1,9 @@
-"""The exception for a user's mistake, texts of errors, and how a command line ends."""
+"""The exception for a user's mistake, and the texts of errors."""
 
 import difflib
 import io
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-
-from .interrupt import Stopped
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -57,36 +54,3 @@ def shorten_list(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first five of ``names``, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return separator.join(names[:5]) + more
-
-
-def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
-    """Run ``main(None)`` and exit: 0 when done, 2 for a user's mistake (one line, no traceback), 130 if stopped.
-
-    Any other exception is a bug of ours and keeps its traceback (exit status 1).
-    """
-    from .logs import log_to_terminal  # which imports this module
-
-    escape_unprintable()
-    log_to_terminal()
-    try:
-        status = main(None)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        print(f"error: no access to {error.filename}; ask its owner, or choose another folder", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stop:
-        reason = str(stop).replace("SIGINT", "SIGINT (Ctrl-C)", 1)
-        print(f"stopped by {reason}; {stop.remedy}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the pipe's reader (head, less) has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(status or 0)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 from tools import ROOT
 from tools.benchmarks.machine import describe_environment

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 from pycocotools import mask as run_lengths
 
-from pretrain.common.errors import run_command_line
+from pretrain.common.command_line import run_command_line
 from tools import make_data
 from tools.data.coco_writer import CocoWriter, write_jpeg
 

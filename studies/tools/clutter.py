@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from pretrain.common.errors import run_command_line
+from pretrain.common.command_line import run_command_line
 from tools import make_data
 from tools.data.coco_writer import write_jpeg
 from tools.data.digits import enlarge, place_digit, render, split_digits

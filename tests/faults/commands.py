@@ -65,7 +65,7 @@ def _run_main(module: str, words: list[str], folder: Path, output: Path, injecto
     tiny.use(pytest.MonkeyPatch())
     injector.install()
     from pretrain.common import interrupt
-    from pretrain.common.errors import run_command_line
+    from pretrain.common.command_line import run_command_line
 
     status: object = 1
     if module == "transfer.train_net":

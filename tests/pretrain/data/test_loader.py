@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from pretrain.common import distributed, images
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.run import workers
 from pretrain.data import augmentations, views
 from pretrain.data.datasets import ImageData, load

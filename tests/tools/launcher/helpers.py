@@ -116,7 +116,7 @@ class Attached:
 
     def __init__(self, code: str, by: Sequence[str] = ()) -> None:
         imports = "import sys; from pathlib import Path; from tests.tools.launcher.helpers import *\n"
-        imports += "from pretrain.common.errors import run_command_line\n"
+        imports += "from pretrain.common.command_line import run_command_line\n"
         self._process = subprocess.Popen(
             [*by, sys.executable, "-c", f"{imports}run_command_line(lambda _: {code})"],
             cwd=ROOT,

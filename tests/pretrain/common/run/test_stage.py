@@ -83,7 +83,8 @@ def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(stage: str, 
 
 HANGING = """
 import time, torch.distributed as dist
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.run.stage import process_group
 dist.get_backend = lambda: "nccl"
 dist.destroy_process_group = dist.distributed_c10d._abort_process_group = lambda: time.sleep(3600)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.command_line import run_command_line
+from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 
 

@@ -138,7 +138,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     set_float32_precision(cfg.FLOAT32_PRECISION)
     weights = read_weights(cfg.MODEL.WEIGHTS)
     check_config(weights, cfg)
-    loaded_engine, model = build(load_engine(engine), cfg, device, weights)
+    loaded_engine, model = build(load_engine(engine), cfg, device, {}, weights)
     return Detector(loaded_engine, model, device, categories)
 
 

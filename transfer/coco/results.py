@@ -17,7 +17,7 @@ from tabulate import tabulate
 from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
-from .data import folder_name, read_annotations, resolve_data_set
+from .data import CocoSet, folder_name, read_annotations
 from .visualize import draw
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ class Detection(TypedDict):
     keypoints: NotRequired[list[float]]
 
 
-def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True) -> Metrics:
+def score(
+    cfg: CfgNode, data_set: CocoSet, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True
+) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
     Args:
@@ -48,7 +50,7 @@ def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: in
         keep: write the predictions into OUTPUT_DIR; see `predictions_file`.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
-    data_set = resolve_data_set(name, output_dir)
+    name = data_set.name
     if keep:
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
     content = read_annotations(data_set.annotations)

@@ -34,7 +34,7 @@ from .config import dump
 from .engine import Engine
 from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
-from .weights.load import Weights, check_config, load_weights
+from .weights.load import Weights, check_weights_fit, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def run(
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     else:
         assert weights
-        check_config(weights, cfg)
+        check_weights_fit(weights, cfg)
     engine, model = build(engine_class, cfg, device, data_sets, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())

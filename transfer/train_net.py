@@ -138,7 +138,7 @@ def fine_tune(
             raise
 
 
-def pick_engine(name: str) -> str:
+def choose_engine(name: str) -> str:
     """Return the engine's name; ``auto`` is Detectron2 if it is installed.
 
     Raises:
@@ -161,7 +161,7 @@ def resolve_config(args: argparse.Namespace, world: int | None = None) -> tuple[
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
-    engine = pick_engine(args.engine)
+    engine = choose_engine(args.engine)
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(FALLBACK_NOTE, file=sys.stderr)
     cfg = load_config(args.config_file, args.opts)

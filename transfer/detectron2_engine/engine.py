@@ -27,7 +27,7 @@ from pretrain.common.distributed import is_main
 
 from ..coco.catalog import OTHER_EVALUATORS
 from ..coco.data import CocoSet
-from ..coco.results import Detection, Metrics, table
+from ..coco.results import Detection, Metrics, format_table
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
 from . import heads
@@ -38,7 +38,7 @@ _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 _SMOOTHED = 20  # iterations over which Detectron2 takes medians
 
 
-class Storage(EventStorage):
+class Detectron2Storage(EventStorage):
     """EventStorage with the methods that the trainer calls."""
 
     def scalars(self) -> dict[str, float]:
@@ -87,8 +87,8 @@ class Detectron2Engine(Engine):
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
         return partial(_set_rate, build_lr_scheduler(self.cfg, optimizer))
 
-    def storage(self, start: int) -> Storage:
-        return Storage(start)
+    def storage(self, start: int) -> Detectron2Storage:
+        return Detectron2Storage(start)
 
     def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
         records, repeat_factors = load_training_records(self.cfg)
@@ -135,7 +135,7 @@ class Detectron2Engine(Engine):
         if not is_main():
             return {}
         metrics = {task: {name: _to_metric(value) for name, value in row.items()} for task, row in tasks.items()}
-        log.info(f"{name}\n{table(metrics)}")
+        log.info(f"{name}\n{format_table(metrics)}")
         if visualize:
             log.info(f"no figures of {name}: they are drawn only where COCO's metrics are computed")
         return metrics

@@ -62,7 +62,7 @@ def build_step(engine_name: str, cfg: CfgNode, batch: list[dict[str, Any]]) -> t
     cfg.DATASETS.TEST = ()  # the images are noise
     if choose_engine(engine_name) == "torchvision":
         check_supported(cfg)
-    engine = load_engine(engine_name)(cfg)
+    engine = load_engine(engine_name)(cfg, {})
     torch.manual_seed(0)
     model = engine.build_model(torch.device(cfg.MODEL.DEVICE)).train()
     images = _convert_to_detectron2(batch) if engine_name == "detectron2" else batch

@@ -1,7 +1,7 @@
 """The base class of the engines, and the data and evaluation loops that they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import stop_requested
 
+from .coco.data import CocoSet
 from .coco.results import Detection, Metrics, score
 from .distributed import log_progress, raise_if_stopped
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
@@ -51,14 +52,16 @@ class Engine(ABC):
         frozen_norm: the class of batch norms whose statistics are fixed.
         pin_memory: batches are loaded into pinned memory.
         cfg: the engine's own config.
+        data_sets: the files of DATASETS.TRAIN and DATASETS.TEST, by name.
     """
 
     name: ClassVar[str]
     frozen_norm: ClassVar[type[nn.Module]]
     pin_memory: bool = False
 
-    def __init__(self, cfg: CfgNode) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
         self.cfg = cfg
+        self.data_sets = data_sets
 
     @abstractmethod
     def build_model(self, device: torch.device) -> nn.Module:
@@ -157,4 +160,6 @@ class Engine(ABC):
         """Return the metrics of one set on rank 0, {} on other ranks; ``keep`` writes the predictions."""
         records, category_ids = self.load_test_set(name)
         detections = self.run_on_test_set(model, records, partial(self.detect, model, category_ids=category_ids))
-        return score(self.cfg, name, detections, visualize, keep=keep) if distributed.is_main() else {}
+        if not distributed.is_main():
+            return {}
+        return score(self.cfg, self.data_sets[name], detections, visualize, keep=keep)

@@ -22,7 +22,7 @@ from .coco import catalog, data
 from .coco.classes import category_names, check_same_categories
 from .config import classes_key, load_config
 from .config_keys import check_ranges
-from .train_net import pick_engine
+from .train_net import choose_engine
 
 if TYPE_CHECKING:  # they import torch
     import torch
@@ -118,7 +118,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
             engine = read_json(source / "results.json")["engine"]["name"]
     else:
         check_file(source, "run folder or config file")
-    engine = pick_engine(engine)
+    engine = choose_engine(engine)
     cfg = load_config(config_file, opts)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; pass the file of a fine-tuned detector")
@@ -132,13 +132,13 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
 
     from .distributed import join
     from .train import build, load_engine
-    from .weights.load import check_config, read_weights
+    from .weights.load import check_weights_fit, read_weights
 
     device = join(cfg.MODEL.DEVICE)
     set_float32_precision(cfg.FLOAT32_PRECISION)
     weights = read_weights(cfg.MODEL.WEIGHTS)
-    check_config(weights, cfg)
-    loaded_engine, model = build(load_engine(engine), cfg, device, weights)
+    check_weights_fit(weights, cfg)
+    loaded_engine, model = build(load_engine(engine), cfg, device, {}, weights)
     return Detector(loaded_engine, model, device, categories)
 
 
@@ -195,7 +195,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output: Path, t
     """
     from pretrain.common.run.stage import translate_torch_errors
 
-    from .coco.visualize import draw_predictions, picture_file
+    from .coco.visualize import draw_predictions, figure_path
     from .distributed import log_progress
 
     readable: list[dict[str, Any]] = []
@@ -212,7 +212,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output: Path, t
             readable.append({"id": image["image_id"], "file_name": name, **size})
             detections += image_detections
             if threshold is not None:
-                figure = picture_file(output / "pictures", name)
+                figure = figure_path(output / "pictures", name)
                 draw_predictions(image["file_name"], image_detections, detector.categories, threshold, figure)
     seconds = time.perf_counter() - started
     if not readable:

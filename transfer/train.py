@@ -5,6 +5,7 @@ An `Engine` supplies a model, a solver, data and an evaluation; everything else 
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
 from .batch_norm import estimate_frozen_bn, precise_bn
+from .coco.data import CocoSet
 from .coco.results import Metrics, flatten_metrics
 from .config import dump
 from .engine import Engine
 from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
-from .weights.load import Weights, check_config, load_weights
+from .weights.load import Weights, check_weights_fit, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ def run(
     engine_class: type[Engine],
     cfg: CfgNode,
     device: torch.device,
+    data_sets: Mapping[str, CocoSet],
     *,
     weights: Weights | None,
     resume: bool = False,
@@ -63,6 +66,7 @@ def run(
     Args:
         cfg: config of `config.load_config`, scaled to this number of processes and checked by `config.check_supported`;
             its SEED is set to the one that is used.
+        data_sets: those of DATASETS.TRAIN (which an evaluation does not need) and DATASETS.TEST, by name.
         weights: initial weights; cleared once loaded; not needed where the run resumes from a checkpoint.
         resume: continue from OUTPUT_DIR's newest good checkpoint, or start with ``weights`` if there is none.
         visualize: number of test images per data set on which to draw the predictions.
@@ -91,8 +95,8 @@ def run(
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     else:
         assert weights
-        check_config(weights, cfg)
-    engine, model = build(engine_class, cfg, device, weights, require_heads=eval_only or start > 0)
+        check_weights_fit(weights, cfg)
+    engine, model = build(engine_class, cfg, device, data_sets, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = compute_tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
@@ -113,14 +117,21 @@ def run(
 
 
 def build(
-    engine_class: type[Engine], cfg: CfgNode, device: torch.device, weights: Weights, *, require_heads: bool = True
+    engine_class: type[Engine],
+    cfg: CfgNode,
+    device: torch.device,
+    data_sets: Mapping[str, CocoSet],
+    weights: Weights,
+    *,
+    require_heads: bool = True,
 ) -> tuple[Engine, nn.Module]:
     """Build the engine, and the model with ``weights``, which are cleared.
 
     Args:
+        data_sets: as in `run`.
         require_heads: the weights are a detector's, not only a backbone's.
     """
-    engine = engine_class(cfg)
+    engine = engine_class(cfg, data_sets)
     torch.manual_seed(cfg.SEED)
     model = engine.build_model(device)
     load_weights(model.state_dict, weights, require_heads=require_heads)

@@ -139,7 +139,7 @@ def fine_tune(
             raise
 
 
-def pick_engine(name: str) -> str:
+def choose_engine(name: str) -> str:
     """Return the engine's name; ``auto`` is Detectron2 if it is installed.
 
     Raises:
@@ -162,7 +162,7 @@ def resolve_config(args: argparse.Namespace, world: int | None = None) -> tuple[
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
-    engine = pick_engine(args.engine)
+    engine = choose_engine(args.engine)
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(FALLBACK_NOTE, file=sys.stderr)
     cfg = load_config(args.config_file, args.opts)
@@ -207,11 +207,11 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
         with stage("evaluation" if args.eval_only else "transfer", output_dir, check):
             setup_logging(output_dir, rank())
             on_first_rank(_prepare_data, cfg, args.eval_only)
-            for name in preflight.data_names(cfg, args.eval_only):
-                on_every_rank(data.resolve_data_set, name, output_dir)
+            names = preflight.data_names(cfg, args.eval_only)
+            data_sets = {name: on_every_rank(data.resolve_data_set, name, output_dir) for name in names}
             weights, summary = _read_initial_weights(cfg, args)
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
-            metrics = train.run(train.load_engine(engine), cfg, device, weights=weights, **options)
+            metrics = train.run(train.load_engine(engine), cfg, device, data_sets, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
             return on_first_rank(write_results, cfg, metrics, engine, summary, iteration)
 

@@ -109,5 +109,5 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
 
 def test_detectron2_is_requested_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
-    refused(lambda: train_net.pick_engine("detectron2"), "make detectron2")
-    assert train_net.pick_engine("auto") == "torchvision"
+    refused(lambda: train_net.choose_engine("detectron2"), "make detectron2")
+    assert train_net.choose_engine("auto") == "torchvision"

@@ -45,7 +45,7 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
     theirs.merge_from_other_cfg(tiny_coco.strip_own_keys(ours))
-    register(name, ours)
+    register(tiny_coco.resolve_data_sets(ours)[name], ours)
     return ours, theirs
 
 
@@ -71,7 +71,7 @@ def models(ours, theirs):
 
 def batch_of(ours, theirs, indices, seed=3):
     """Build the same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
-    records, flips = data.load_training_records(ours)
+    records, flips = data.load_training_records(ours, tiny_coco.resolve_data_sets(ours))
     mapper = build_mapper(ours, True, flips)
     our_batch = [mapper(records[i], (seed, i)) for i in indices]
     their_batch = []
@@ -124,7 +124,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     our_model, their_model = models(ours, theirs)
     our_model.eval()
     their_model.eval()
-    records, ids, _ = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
+    records, ids, _ = data.load_coco(tiny_coco.resolve_data_sets(ours)[ours.DATASETS.TEST[0]])
     mapper = build_mapper(ours, False)
     for record in [mapper(records[i], (0, i)) for i in range(3)]:
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     theirs.MODEL.MASK_ON = True
     monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
     dicts: Any = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
-    records, flips = data.load_training_records(ours)
+    records, flips = data.load_training_records(ours, tiny_coco.resolve_data_sets(ours))
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
         mapper = ImageMapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
@@ -247,7 +247,8 @@ def test_initial_values_have_the_same_spread(tmp_path):
 def test_detectron2_reads_our_checkpoint(tmp_path):
     """Detectron2's checkpointer reads every tensor, as it does for MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    train.run(TorchvisionEngine, ours, torch.device("cpu"), weights=read_weights(""))
+    data_sets = tiny_coco.resolve_data_sets(ours)
+    train.run(TorchvisionEngine, ours, torch.device("cpu"), data_sets, weights=read_weights(""))
     torch.manual_seed(1)
     their_model = build_theirs(theirs)
     left = DetectionCheckpointer(their_model).load(str(tmp_path / "out" / "model_final.pth"))

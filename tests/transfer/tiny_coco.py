@@ -11,7 +11,8 @@ from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
 from tests.resnets import resnet_state
-from transfer import train_net
+from transfer import preflight, train_net
+from transfer.coco import data
 from transfer.config import dump, load_config
 from transfer.weights.convert import convert
 
@@ -127,6 +128,11 @@ def write_backbone(folder: Path, arch: str = "resnet18", seed: int = 0, name: st
 def config(folder: Path, name: str, **keys: Any) -> CfgNode:
     """Return the config with the overrides of `run_words`."""
     return load_config(BASE, run_words(folder, name, keys))
+
+
+def resolve_data_sets(cfg: CfgNode) -> dict[str, data.CocoSet]:
+    """Return the data sets of a config by name, as a run resolves them."""
+    return {name: data.resolve_data_set(name, cfg.OUTPUT_DIR) for name in preflight.data_names(cfg, eval_only=False)}
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:

@@ -18,7 +18,7 @@ from tools.benchmarks.measure import measure_peak_mib, time_rounds
 from transfer.config import check_supported, load_config
 from transfer.engine import Engine
 from transfer.train import load_engine
-from transfer.train_net import pick_engine
+from transfer.train_net import choose_engine
 
 ENGINES = ("torchvision", "detectron2")
 
@@ -60,9 +60,9 @@ def build_step(engine_name: str, cfg: CfgNode, batch: list[dict[str, Any]]) -> t
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATASETS.TEST = ()  # the images are noise
-    if pick_engine(engine_name) == "torchvision":
+    if choose_engine(engine_name) == "torchvision":
         check_supported(cfg)
-    engine = load_engine(engine_name)(cfg)
+    engine = load_engine(engine_name)(cfg, {})
     torch.manual_seed(0)
     model = engine.build_model(torch.device(cfg.MODEL.DEVICE)).train()
     images = _convert_to_detectron2(batch) if engine_name == "detectron2" else batch

@@ -21,7 +21,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, json_text
 from pretrain.model.encoder import count_channels
 from tools.reporting.runs import read_origin
-from transfer.weights.verify import compare
+from transfer.weights.verify import check_features_agree
 
 from .source import ExportSource, draw_sample_image
 
@@ -63,7 +63,8 @@ def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
         folder.mkdir()
         _write_timm(backbone, folder)
         expected = {"features": backbone.compute_features(backbone.crop(image))}
-        differences = compare(expected, {"features": _compute_timm_features(folder, image)}, "the exported model")
+        actual = {"features": _compute_timm_features(folder, image)}
+        differences = check_features_agree(expected, actual, "the exported model")
         card = _render_card(backbone, output, differences["features"])
         (folder / "README.md").write_text(card, encoding="utf-8")
         folder.rename(output)
@@ -178,4 +179,4 @@ def export_onnx(backbone: ExportSource, output: Path) -> dict[str, float]:
         expected = {name: backbone.compute_features(pixels) for name, pixels in inputs.items()}
         exported = {name: session.run(None, {"images": pixels.numpy()})[0] for name, pixels in inputs.items()}
         features = {name: torch.from_numpy(array) for name, array in exported.items()}
-        return compare(expected, features, "the exported model")
+        return check_features_agree(expected, features, "the exported model")

@@ -210,7 +210,7 @@ def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: A
 
 @functools.cache  # said once for all detectors of a pipeline
 def _pick_engine() -> str:
-    engine = train_net.pick_engine("auto")
+    engine = train_net.choose_engine("auto")
     if engine == "torchvision":
         print(train_net.FALLBACK_NOTE, file=sys.stderr)
     return engine

@@ -26,7 +26,7 @@ from pretrain.common.files import atomic_write, check_file, expand, read_json
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
-from .keypoints import is_flippable, named_keypoints
+from .keypoints import is_flippable, list_named_keypoints
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -113,7 +113,7 @@ def resolve_data_set(name: str, output_dir: str | Path) -> CocoSet:
         UserError: as `find_data_set`, or this machine does not see the copy.
     """
     data_set = find_data_set(name)
-    copy = checked_copy(name, output_dir)
+    copy = find_checked_copy(name, output_dir)
     if data_set is None:
         return CocoSet(name, copy, Path())
     if data_set.skip_bad or copy.is_file():
@@ -121,7 +121,7 @@ def resolve_data_set(name: str, output_dir: str | Path) -> CocoSet:
     return data_set
 
 
-def checked_copy(name: str, output_dir: str | Path) -> Path:
+def find_checked_copy(name: str, output_dir: str | Path) -> Path:
     """Return the path of the copy that contains a data set's good records."""
     return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
 
@@ -160,14 +160,14 @@ def prepare_data_sets(
             continue
         if data_set is None:
             is_scored_by_coco = catalog.read_metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
-            copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
+            copy = find_checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST and is_scored_by_coco else None
             classes[name] = catalog.prepare(name, copy)
         elif size == _RELEASED_BYTES.get(data_set.annotations.name):
             classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else read_coco_names()
         else:
             content = _read_good_records(data_set, cfg, decode=not early and name in cfg.DATASETS.TEST)
             classes[name] = category_names(content)
-            keypoints[name] = named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
+            keypoints[name] = list_named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
             folder = os.path.realpath(data_set.images)
             images[name] = {os.path.join(folder, image["file_name"]) for image in content["images"]}
             if not early:
@@ -189,7 +189,7 @@ check_data_sets_early = partial(prepare_data_sets, early=True)  # before a job i
 def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> None:
     """Write the copy of a data set's good records, and log what the user should know about them."""
     name = data_set.name
-    copy = checked_copy(name, cfg.OUTPUT_DIR)
+    copy = find_checked_copy(name, cfg.OUTPUT_DIR)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files
         atomic_write(copy, json.dumps(content))
     skipped = content["skipped_records"]

@@ -8,7 +8,7 @@ _WORDS = re.compile(r"left|right|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", re.ASCII)
 _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 
 
-def named_keypoints(content: Mapping[str, Any]) -> list[str]:
+def list_named_keypoints(content: Mapping[str, Any]) -> list[str]:
     """Return the keypoints' names in a COCO file, or [] if its categories do not name them."""
     categories = sorted(content["categories"], key=lambda category: category["id"])
     return [str(name) for name in next((c["keypoints"] for c in categories if c.get("keypoints")), [])]
@@ -17,7 +17,7 @@ def named_keypoints(content: Mapping[str, Any]) -> list[str]:
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:
     """Return the keypoints' names in a COCO file, or their numbers if its categories do not name them."""
     points = next((a["keypoints"] for a in content["annotations"] if a.get("keypoints")), [])
-    return named_keypoints(content) or [str(index) for index in range(len(points) // 3)]
+    return list_named_keypoints(content) or [str(index) for index in range(len(points) // 3)]
 
 
 def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
-from .data import folder_name, read_annotations, resolve_data_set
+from .data import CocoSet, folder_name, read_annotations
 from .visualize import draw
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ class Detection(TypedDict):
     keypoints: NotRequired[list[float]]
 
 
-def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True) -> Metrics:
+def score(
+    cfg: CfgNode, data_set: CocoSet, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True
+) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
     Args:
@@ -48,12 +50,12 @@ def score(cfg: CfgNode, name: str, predictions: Sequence[Detection], figures: in
         keep: write the predictions into OUTPUT_DIR; see `predictions_file`.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
-    data_set = resolve_data_set(name, output_dir)
+    name = data_set.name
     if keep:
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
     content = read_annotations(data_set.annotations)
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS)
-    log.info(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
+    log.info(f"{name}: {len(predictions)} predictions\n{format_table(metrics)}")
     if figures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
         draw(content, data_set.images, predictions, output_dir / "visualizations" / folder, count=figures)
@@ -93,13 +95,13 @@ def evaluate(
             coco_eval.evaluate()
             coco_eval.accumulate()
             coco_eval.summarize()
-        results[task] = {name: _percent(coco_eval.stats[i]) for name, i in _STATS[task].items()}
+        results[task] = {name: _to_percent(coco_eval.stats[i]) for name, i in _STATS[task].items()}
         precision = coco_eval.eval["precision"]  # IoU thresholds x recalls x categories x areas x detections
         for k, category_id in enumerate(coco_eval.params.catIds):
             values = precision[:, :, k, 0, -1]
             values = values[values > -1]
             name = truth.cats[category_id]["name"]
-            results[task][f"AP-{name}"] = _percent(values.mean() if values.size else -1)
+            results[task][f"AP-{name}"] = _to_percent(values.mean() if values.size else -1)
     return results
 
 
@@ -117,7 +119,7 @@ def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
     }
 
 
-def table(metrics: Metrics) -> str:
+def format_table(metrics: Metrics) -> str:
     """Format the metrics for the log, with one row per task."""
     shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     rows = [[task, *(row.get(name) for name in shown)] for task, row in metrics.items()]
@@ -148,7 +150,7 @@ def write_results(
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
             "backbone": f"R{depth}-{'FPN' if 'fpn' in cfg.MODEL.BACKBONE.NAME else 'C4'}",
             "norm": cfg.MODEL.RESNETS.NORM,
-            "heads": _heads(cfg),
+            "heads": _describe_heads(cfg),
             "freeze_at": cfg.MODEL.BACKBONE.FREEZE_AT,
             "precise_bn": cfg.TEST.PRECISE_BN.ENABLED,
             "train": list(cfg.DATASETS.TRAIN),
@@ -168,7 +170,7 @@ def write_results(
     return content
 
 
-def _heads(cfg: CfgNode) -> str:
+def _describe_heads(cfg: CfgNode) -> str:
     box = cfg.MODEL.ROI_BOX_HEAD
     name = cfg.MODEL.ROI_HEADS.NAME
     if name != "StandardROIHeads":
@@ -186,14 +188,14 @@ def _build_ground_truth(content: Mapping[str, Any]) -> Any:
     """Build pycocotools' COCO with the fields that COCOeval needs, and ids from 1, since it takes 0 for no match."""
     records: list[dict[str, Any]] = []
     for number, record in enumerate(content["annotations"], start=1):
-        completed = {"iscrowd": 0, **record, "area": _area(record), "id": number}
+        completed = {"iscrowd": 0, **record, "area": _compute_area(record), "id": number}
         if completed.get("keypoints") is not None:  # null means none
             completed.setdefault("num_keypoints", sum(v > 0 for v in completed["keypoints"][2::3]))
         records.append(completed)
     return _index(content, records)
 
 
-def _area(record: Mapping[str, Any]) -> float:
+def _compute_area(record: Mapping[str, Any]) -> float:
     """Return an object's area in pixels, or its box's if the record has no plausible one."""
     area = record.get("area", 0)
     box_area = record["bbox"][2] * record["bbox"][3]
@@ -209,6 +211,6 @@ def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
     return coco
 
 
-def _percent(value: float) -> float | None:
+def _to_percent(value: float) -> float | None:
     """Convert a value from 0 to 1 (-1 if undefined) to one from 0 to 100 (None if undefined)."""
     return float(value) * 100 if value > -1 else None

@@ -24,7 +24,7 @@ from .masks import are_numbers, select_outlines
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
 _MAX_JPEG = 65_500  # longest side in pixels that JPEG allows; line-scan cameras write longer images
-_CELL = 360  # sides of a panel of `compare`
+_CELL = 360  # sides of a panel of `draw_comparison`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
 _TRUTH = "ground truth"
@@ -39,7 +39,7 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
 
     Args:
         predictions: those that score below SCORE_THRESHOLD are skipped, except the best one on an image.
-        output_dir: the folder for one figure per image; see `picture_file`.
+        output_dir: the folder for one figure per image; see `figure_path`.
 
     Raises:
         UserError: an image that cannot be read.
@@ -49,7 +49,7 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
     images = [images[i * len(images) // count] for i in range(count)]
     columns = {"predictions": predictions, _TRUTH: content["annotations"]}
     for image, row in zip(images, _render_rows(content, images, image_dir, columns), strict=True):
-        _write(picture_file(output_dir, image["file_name"]), row)
+        _write(figure_path(output_dir, image["file_name"]), row)
 
 
 def draw_predictions(
@@ -64,19 +64,13 @@ def draw_predictions(
     _write(output, _render(open_upright(str(image)).convert("RGB"), confident, {c["id"]: c for c in categories}))
 
 
-def picture_file(folder: str | Path, name: str) -> Path:
+def figure_path(folder: str | Path, name: str) -> Path:
     """Return an image's file in ``folder``, with its own name and subfolders; it is a JPEG unless it is a PNG."""
     path = Path(folder, *(part for part in Path(name).parts if part not in ("/", "..")))
     return path if path.suffix.lower() in (".jpg", ".jpeg", ".png") else path.with_name(f"{path.name}.jpg")
 
 
-def first_annotated(content: Content, count: int) -> list[dict[str, Any]]:
-    """Return the first ``count`` images, by id, that have an object."""
-    annotated = {record["image_id"] for record in content["annotations"]}
-    return [i for i in sorted(content["images"], key=itemgetter("id")) if i["id"] in annotated][:count]
-
-
-def compare(
+def draw_comparison(
     content: Content, images: Records, image_dir: str | Path, predictions: Mapping[str, Records], output: str | Path
 ) -> None:
     """Draw a PNG with one row per image: the ground truth, then each detector's predictions, in panels of one size.

@@ -23,22 +23,21 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.images import open_upright
 
 from .. import MAPPERS
-from ..coco.data import find_data_set, read_annotations, resolve_data_set
+from ..coco.data import CocoSet, read_annotations
 from ..coco.keypoints import flip_pairs, keypoint_names
 from ..samplers import Mapper, ModelInput, Record
 
 
-def register(name: str, cfg: CfgNode) -> None:
+def register(data_set: CocoSet, cfg: CfgNode) -> None:
     """Register a data set named by two paths with Detectron2, which already knows every other name."""
-    if name in DatasetCatalog or find_data_set(name) is None:
+    if data_set.name in DatasetCatalog:
         return
-    data_set = resolve_data_set(name, cfg.OUTPUT_DIR)
     metadata: dict[str, Any] = {}
     if cfg.MODEL.KEYPOINT_ON:
         content = read_annotations(data_set.annotations)
         pairs = tuple(flip_pairs(content) or ())
         metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
-    register_coco_instances(name, metadata, str(data_set.annotations), str(data_set.images))
+    register_coco_instances(data_set.name, metadata, str(data_set.annotations), str(data_set.images))
 
 
 def build_mapper(cfg: CfgNode, is_train: bool) -> Mapper:
@@ -88,13 +87,11 @@ ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
 def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
-    """Load the records of DATASETS.TRAIN that training uses, and their repeat factors.
+    """Load the registered records of DATASETS.TRAIN that training uses, and their repeat factors.
 
     Raises:
         UserError: no image is left, or Detectron2 rejects a set of its catalog.
     """
-    for name in cfg.DATASETS.TRAIN:
-        register(name, cfg)
     try:
         records: Any = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,
@@ -119,10 +116,10 @@ def load_test_records(name: str) -> Sequence[Record]:
     return packed
 
 
-def read_category_ids(cfg: CfgNode, name: str) -> list[int]:
+def read_category_ids(data_set: CocoSet) -> list[int]:
     """Read the category ids of a data set whose records were loaded, in the order of the labels."""
-    labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
+    labels = MetadataCatalog.get(data_set.name).get("thing_dataset_id_to_contiguous_id")
     if labels:
         return sorted(labels, key=labels.__getitem__)
-    content = read_annotations(resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
+    content = read_annotations(data_set.annotations)
     return sorted(category["id"] for category in content["categories"])  # the labels are in the order of the ids

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -26,7 +26,8 @@ from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import is_main
 
 from ..coco.catalog import OTHER_EVALUATORS
-from ..coco.results import Detection, Metrics, table
+from ..coco.data import CocoSet
+from ..coco.results import Detection, Metrics, format_table
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
 from . import heads
@@ -37,7 +38,7 @@ _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 _SMOOTHED = 20  # iterations over which Detectron2 takes medians
 
 
-class Storage(EventStorage):
+class Detectron2Storage(EventStorage):
     """EventStorage with the methods that the trainer calls."""
 
     def scalars(self) -> dict[str, float]:
@@ -59,16 +60,16 @@ class Detectron2Engine(Engine):
     frozen_norm = FrozenBatchNorm2d
     cfg: Detectron2Config
 
-    def __init__(self, cfg: CfgNode) -> None:
-        """Derive Detectron2's config; set up its log, process group and test sets."""
-        super().__init__(detectron2_config(cfg))
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
+        """Derive Detectron2's config; set up its log, process group and data sets."""
+        super().__init__(detectron2_config(cfg), data_sets)
         if comm.get_world_size() > 1:
             comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
         for name in ("detectron2", "fvcore"):  # this run's log has their warnings
             logging.getLogger(name).handlers = logging.getLogger("transfer").handlers
             logging.getLogger(name).setLevel(logging.WARNING)
-        for name in self.cfg.DATASETS.TEST:
-            register(name, self.cfg)
+        for data_set in data_sets.values():
+            register(data_set, self.cfg)
 
     def build_model(self, device: torch.device) -> nn.Module:
         model = modeling.build_model(self.cfg)
@@ -86,8 +87,8 @@ class Detectron2Engine(Engine):
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
         return partial(_set_rate, build_lr_scheduler(self.cfg, optimizer))
 
-    def storage(self, start: int) -> Storage:
-        return Storage(start)
+    def storage(self, start: int) -> Detectron2Storage:
+        return Detectron2Storage(start)
 
     def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
         records, repeat_factors = load_training_records(self.cfg)
@@ -95,7 +96,7 @@ class Detectron2Engine(Engine):
 
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
         records = load_test_records(name)
-        return records, read_category_ids(self.cfg, name)
+        return records, read_category_ids(self.data_sets[name])
 
     def build_test_mapper(self) -> Mapper:
         return build_mapper(self.cfg, False)
@@ -134,7 +135,7 @@ class Detectron2Engine(Engine):
         if not is_main():
             return {}
         metrics = {task: {name: _to_metric(value) for name, value in row.items()} for task, row in tasks.items()}
-        log.info(f"{name}\n{table(metrics)}")
+        log.info(f"{name}\n{format_table(metrics)}")
         if visualize:
             log.info(f"no figures of {name}: they are drawn only where COCO's metrics are computed")
         return metrics

@@ -3,7 +3,7 @@
 import itertools
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
-from ..coco import data as coco_data
+from ..coco.data import CocoSet, read_annotations
 from ..coco.keypoints import flip_indices, flip_pairs, keypoint_names
 from ..coco.masks import select_outlines
 from ..samplers import Record
@@ -36,10 +36,8 @@ class Records(Sequence[Record]):
         return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)
 
 
-def load_coco(
-    name: str, output_dir: str, keep: Callable[[Record], bool] | None = None
-) -> tuple[Records, list[int], list[int]]:
-    """Read a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
+def load_coco(data_set: CocoSet, keep: Callable[[Record], bool] | None = None) -> tuple[Records, list[int], list[int]]:
+    """Read a data set, whose records `coco.data.prepare_data_sets` has checked, into records ordered by image id.
 
     Args:
         keep: selects records (default: all).
@@ -49,12 +47,8 @@ def load_coco(
         (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by half a pixel to the pixels' centers.
         The file's category ids in the order of the labels.
         The index of every keypoint's mirror image.
-
-    Raises:
-        UserError: unknown name or missing files; `coco_data.prepare_data_sets` checks the records.
     """
-    data_set = coco_data.resolve_data_set(name, output_dir)
-    content = coco_data.read_annotations(data_set.annotations)
+    content = read_annotations(data_set.annotations)
     mirror = flip_indices(keypoint_names(content), flip_pairs(content) or ())
     category_ids = sorted(category["id"] for category in content["categories"])
     labels = {category_id: label for label, category_id in enumerate(category_ids)}
@@ -98,12 +92,12 @@ def _convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> d
     return converted
 
 
-def load_training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
+def load_training_records(cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> tuple[Records, list[int]]:
     """Load the records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image."""
-    data_sets = [load_coco(name, cfg.OUTPUT_DIR, partial(_is_used, cfg)) for name in cfg.DATASETS.TRAIN]
-    records, _, mirror = data_sets[0]
-    if len(data_sets) > 1:
-        records = Records(itertools.chain.from_iterable(records for records, *_ in data_sets))
+    loaded = [load_coco(data_sets[name], partial(_is_used, cfg)) for name in cfg.DATASETS.TRAIN]
+    records, _, mirror = loaded[0]
+    if len(loaded) > 1:
+        records = Records(itertools.chain.from_iterable(records for records, *_ in loaded))
     return records, mirror
 
 

@@ -1,12 +1,13 @@
 """The torchvision engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
+from ..coco.data import CocoSet
 from ..coco.results import Detection
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput
@@ -24,8 +25,8 @@ class TorchvisionEngine(Engine):
     name = "torchvision"
     frozen_norm = FrozenBatchNorm
 
-    def __init__(self, cfg: CfgNode) -> None:
-        super().__init__(cfg)
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
+        super().__init__(cfg, data_sets)
         self.pin_memory = cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory block
 
     def build_model(self, device: torch.device) -> GeneralizedRCNN:
@@ -42,11 +43,11 @@ class TorchvisionEngine(Engine):
         return build_schedule(self.cfg, optimizer)
 
     def load_training_set(self) -> tuple[Records, Sequence[float], Mapper]:
-        records, flip_indices = load_training_records(self.cfg)
+        records, flip_indices = load_training_records(self.cfg, self.data_sets)
         return records, [1.0] * len(records), build_mapper(self.cfg, True, flip_indices)
 
     def load_test_set(self, name: str) -> tuple[Records, list[int]]:
-        records, category_ids, _ = load_coco(name, self.cfg.OUTPUT_DIR)
+        records, category_ids, _ = load_coco(self.data_sets[name])
         return records, category_ids
 
     def build_test_mapper(self) -> Mapper:

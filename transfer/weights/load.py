@@ -127,7 +127,7 @@ def read_detector_provenance(path: Path) -> dict[str, Any]:
     return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
 
 
-def check_config(weights: Weights, cfg: CfgNode) -> None:
+def check_weights_fit(weights: Weights, cfg: CfgNode) -> None:
     """Compare the network and the input that ``cfg`` describes with those of the weights' pretraining.
 
     Raises:

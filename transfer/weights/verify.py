@@ -36,11 +36,11 @@ def verify(
     image = sample_image()
     arch = backbone.arch
     if to_torchvision:
-        source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image, stride_in_1x1)
-        return compare(source, torchvision_stages(written, arch, image, stride_in_1x1))
+        source = compute_plain_stages(to_detectron2(backbone.state_dict, arch), arch, image, stride_in_1x1)
+        return check_features_agree(source, compute_torchvision_stages(written, arch, image, stride_in_1x1))
     plain = {name.removeprefix(PREFIX): tensor for name, tensor in written.items()}
-    target = plain_stages(plain, arch, image, stride_in_1x1)
-    return compare(torchvision_stages(backbone.state_dict, arch, image, stride_in_1x1), target)
+    target = compute_plain_stages(plain, arch, image, stride_in_1x1)
+    return check_features_agree(compute_torchvision_stages(backbone.state_dict, arch, image, stride_in_1x1), target)
 
 
 def sample_image() -> Tensor:
@@ -52,7 +52,7 @@ def sample_image() -> Tensor:
 
 
 @torch.no_grad()
-def torchvision_stages(
+def compute_torchvision_stages(
     state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
 ) -> dict[str, Tensor]:
     """Compute res2..res5 by torchvision's ResNet with the weights ``state`` (torchvision's names)."""
@@ -68,7 +68,7 @@ def torchvision_stages(
 
 
 @torch.no_grad()
-def plain_stages(
+def compute_plain_stages(
     state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
 ) -> dict[str, Tensor]:
     """Compute res2..res5 from Detectron2's names (no prefix) with nothing but convolutions."""
@@ -100,13 +100,13 @@ def _convolve(state: Mapping[str, Tensor], x: Tensor, name: str, stride: int = 1
     return F.batch_norm(x, mean, var, state[f"{name}.norm.weight"], state[f"{name}.norm.bias"])
 
 
-def compare(
-    source: Mapping[str, Tensor], target: Mapping[str, Tensor], of: str = "the converted weights"
+def check_features_agree(
+    source: Mapping[str, Tensor], target: Mapping[str, Tensor], description: str = "the converted weights"
 ) -> dict[str, float]:
     """Return the largest difference per name, relative to the largest absolute value in the source.
 
     Args:
-        of: a description of the target, for the error.
+        description: names the target in the error.
 
     Raises:
         UserError: one differs by more than TOLERANCE, or is not finite.
@@ -117,5 +117,5 @@ def compare(
         errors[name] = float((expected - target[name]).abs().max() / scale)
         if not errors[name] <= TOLERANCE:  # NaN fails, too
             text = f"{errors[name]:.1e} relative, above {TOLERANCE:.0e}"
-            raise UserError(f"{name} of {of} differs by {text}; nothing was written")
+            raise UserError(f"{name} of {description} differs by {text}; nothing was written")
     return errors

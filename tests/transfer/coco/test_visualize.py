@@ -1,4 +1,4 @@
-"""Pictures of predictions beside the ground truth."""
+"""Figures of predictions next to the ground truth."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     truth = predictions_of(content)
     columns = {"all": truth, "none": [], "weak": [p | {"score": 0.1} for p in truth]}
     out = tmp_path / "out.png"
-    visualize.compare(content, [first, second], tmp_path, columns, out)
+    visualize.draw_comparison(content, [first, second], tmp_path, columns, out)
     canvas = read(out)
     side, title, gap = 360, 28, 4
     assert canvas.shape == (2 * (side + title), 4 * (side + gap), 3)
@@ -90,17 +90,9 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
             assert (edge > 0.9) == (box in shown), (column, box)
 
 
-def test_the_compared_images_are_the_first_with_an_object(tmp_path):
-    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
-    content["images"].reverse()
-    content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
-    assert [image["id"] for image in visualize.first_annotated(content, 3)] == [1, 3, 4]
-    assert [image["id"] for image in visualize.first_annotated(content, 9)] == [1, 3, 4, 5]  # the last has none
-
-
 def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
     names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
-    assert {name: str(visualize.picture_file("out", name)) for name in names} == {
+    assert {name: str(visualize.figure_path("out", name)) for name in names} == {
         name: f"out/{path}" for name, path in names.items()
     }
 

@@ -16,7 +16,7 @@ from tests.transfer import tiny_coco
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import get_cfg
 
-from transfer.coco.data import prepare_data_sets
+from transfer.coco.data import prepare_data_sets, resolve_data_set
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
 
@@ -36,7 +36,7 @@ def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
     cfg = build_config(tmp_path, name)
     prepare_data_sets(cfg, [name])
-    data.register(name, cfg)
+    data.register(resolve_data_set(name, cfg.OUTPUT_DIR), cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
     assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]
     assert [annotation["iscrowd"] for annotation in records[0]] == [1, 0]
@@ -51,9 +51,8 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_scaled_or_named(tmp_path: Path, workers: int, name: str) -> None:
     cfg = build_config(tmp_path, name, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
-    data.register(name, cfg)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    engine = Detectron2Engine(cfg)
+    engine = Detectron2Engine(cfg, tiny_coco.resolve_data_sets(cfg))
     records, category_ids = engine.load_test_set(name)
     assert len(records) == 6 and category_ids == [7, 14, 21]
     images = engine.run_on_test_set(nn.Identity(), records, list)

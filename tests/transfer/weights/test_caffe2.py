@@ -19,7 +19,7 @@ from tests.transfer import tiny_coco
 from transfer.torchvision_engine.backbone import BottomUp
 from transfer.weights.caffe2 import from_caffe2
 from transfer.weights.convert import convert
-from transfer.weights.load import Weights, check_config, load_weights, read_weights
+from transfer.weights.load import Weights, check_weights_fit, load_weights, read_weights
 from transfer.weights.verify import STAGES, sample_image
 
 MSRA = {
@@ -97,11 +97,11 @@ def test_features_are_those_that_detectron2_computes_from_the_source(case: Case)
 def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
     norm = "FrozenBN" if case.folded else "SyncBN"
     good = tiny_coco.config(tmp_path, "x", **MSRA, MODEL__RESNETS__NORM=norm)
-    check_config(case.weights, good)
+    check_weights_fit(case.weights, good)
     assert case.weights.provenance["method"] == "supervised_msra"  # by which the report knows the paper's start
     if case.folded:  # batch norm would divide by statistics that the scale already holds
         good.MODEL.RESNETS.NORM = "SyncBN"
-        refused(lambda: check_config(case.weights, good), "MODEL.RESNETS.NORM", "SyncBN", "w.pth")
+        refused(lambda: check_weights_fit(case.weights, good), "MODEL.RESNETS.NORM", "SyncBN", "w.pth")
 
 
 def test_msras_weights_are_not_converted_to_torchvisions_names(case: Case, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
 from tools import convert_to_d2
 from transfer.weights.convert import convert
-from transfer.weights.load import check_config, read_weights
+from transfer.weights.load import check_weights_fit, read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -58,9 +58,9 @@ def test_what_the_source_does_not_record_may_be_said(tmp_path: Path) -> None:
     assert torch.equal(weights.state["backbone.bottom_up.stem.conv1.weight"], 2 * r18["conv1.weight"])
     assert weights.provenance["prefix"] == "ema."
     cfg = tiny_coco.config(tmp_path, "x")
-    refused(lambda: check_config(weights, cfg), "MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]")
+    refused(lambda: check_weights_fit(weights, cfg), "MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]")
     cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3, MODEL__PIXEL_STD=[255.0] * 3)
-    check_config(weights, cfg)
+    check_weights_fit(weights, cfg)
     again = (tmp_path / "w.pth", tmp_path / "again.pth")
     refused(lambda: convert(*again, pixel_mean=[1, 2, 3], pixel_std=[1, 2, 3]), "records MODEL.PIXEL_MEAN")
 
@@ -71,7 +71,7 @@ def test_what_is_not_recorded_is_not_checked(tmp_path: Path, caplog: pytest.LogC
     summary = convert(tmp_path / "s.pth", tmp_path / "w.pth").summary()
     assert "not read: fc" in summary and "does not record the mean and std" in summary
     cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3)
-    check_config(read_weights(tmp_path / "w.pth"), cfg)
+    check_weights_fit(read_weights(tmp_path / "w.pth"), cfg)
     assert len(caplog.messages) == 1 and "does not record MODEL.PIXEL_MEAN, MODEL.PIXEL_STD" in caplog.messages[0]
 
 

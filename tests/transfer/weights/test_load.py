@@ -16,7 +16,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.weights.test_caffe2 import MSRA
 from transfer.weights.convert import convert
-from transfer.weights.load import Weights, check_config, load_weights, read_detector_provenance, read_weights
+from transfer.weights.load import Weights, check_weights_fit, load_weights, read_detector_provenance, read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
@@ -52,13 +52,13 @@ def r18(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     ],
 )
 def test_wrong_key_is_named(tmp_path, r50: Weights, key: str, value: Any) -> None:
-    check_config(r50, tiny_coco.config(tmp_path, "x", **R50))
+    check_weights_fit(r50, tiny_coco.config(tmp_path, "x", **R50))
     cfg = tiny_coco.config(tmp_path, "x", **(R50 | {key.replace(".", "__"): value}))
-    refused(lambda: check_config(r50, cfg), key, value, "w.pth")
+    refused(lambda: check_weights_fit(r50, cfg), key, value, "w.pth")
 
 
 def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path, r18: Weights) -> None:
-    check_config(r18, tiny_coco.config(tmp_path, "x", MODEL__RESNETS__STRIDE_IN_1X1=True))
+    check_weights_fit(r18, tiny_coco.config(tmp_path, "x", MODEL__RESNETS__STRIDE_IN_1X1=True))
 
 
 @pytest.mark.core
@@ -102,7 +102,7 @@ def test_detectron2s_own_backbone_file(tmp_path, caplog) -> None:
     (tmp_path / "R-18.pkl").write_bytes(pickle.dumps(content))
     weights = read_weights(tmp_path / "R-18.pkl")
     assert set(weights.state) == {PREFIX + name for name in names if "tracked" not in name}
-    check_config(weights, tiny_coco.config(tmp_path, "x"))
+    check_weights_fit(weights, tiny_coco.config(tmp_path, "x"))
     assert "does not record MODEL.RESNETS.STRIDE_IN_1X1, MODEL.PIXEL_MEAN" in caplog.messages[0]
 
 
@@ -111,9 +111,9 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path) -> None:
     content = {"model": model, "__author__": "Detectron2 Model Zoo"}
     (tmp_path / "model_final.pkl").write_bytes(pickle.dumps(content))
     zoo = read_weights(tmp_path / "model_final.pkl")
-    refused(lambda: check_config(zoo, tiny_coco.config(tmp_path, "x", **R50)), "is RGB", "BGR")
+    refused(lambda: check_weights_fit(zoo, tiny_coco.config(tmp_path, "x", **R50)), "is RGB", "BGR")
     refused(lambda: read_backbone(tmp_path / "model_final.pkl"), "BGR", "1x1")
-    check_config(zoo, tiny_coco.config(tmp_path, "x", **MSRA))
+    check_weights_fit(zoo, tiny_coco.config(tmp_path, "x", **MSRA))
     convert(tmp_path / "model_final.pkl", tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").provenance["INPUT.FORMAT"] == "BGR"
     model["pixel_std"] = np.array([57.375, 57.12, 58.395]).reshape(3, 1, 1)  # one that was trained from random values
@@ -132,6 +132,6 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path, r18: Weights) -> N
     torch.save({"model": r18.state, "iteration": 5}, tmp_path / "model_final.pth")
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
-    refused(lambda: check_config(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
+    refused(lambda: check_weights_fit(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
     (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
     assert read_detector_provenance(tmp_path / "model_final.pth") == {}

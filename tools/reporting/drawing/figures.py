@@ -5,6 +5,7 @@ import io
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,12 @@ def _name_file(output: Path, subject: str, number: int) -> Path:
     return output.with_name(f"{output.stem}_{subject}{f'_{number}' if number > 1 else ''}.png")
 
 
+def select_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Select the first ``count`` images of an annotation file, by id, that have an object."""
+    annotated = {record["image_id"] for record in content["annotations"]}
+    return [i for i in sorted(content["images"], key=itemgetter("id")) if i["id"] in annotated][:count]
+
+
 def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Score]) -> Figure:
     """Draw the ground truth and the predictions of each branch.
 
@@ -152,11 +159,11 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
 
     data_set = data.resolve_data_set(test, next(iter(branches.values())).folder)
     content = data.read_annotations(data_set.annotations)
-    images = visualize.first_annotated(content, _IMAGES)
+    images = select_annotated(content, _IMAGES)
     if not images:
         raise UserError(f"no image of {data_set.annotations} has an object")
     columns = {branch: read_json(score.folder / score.predictions, list) for branch, score in branches.items()}
-    visualize.compare(content, images, data_set.images, columns, file)
+    visualize.draw_comparison(content, images, data_set.images, columns, file)
     note = (
         f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
         f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."

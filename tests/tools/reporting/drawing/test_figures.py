@@ -14,6 +14,7 @@ from tools import report
 from tools.reporting.document import render_markdown
 from tools.reporting.drawing import figures
 from tools.reporting.drawing.page import render_page
+from transfer.coco.data import read_annotations
 
 BRANCHES = ("random", "tcl", "jcl")
 
@@ -103,3 +104,11 @@ def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):
     shown = report.gather([plan], plan / "report.html")
     (line,) = shown.collection.unreadable
     assert shown.feature_maps == [] and "embedding.csv cannot be read" in line and len(shown.scores) == 3
+
+
+def test_the_compared_images_are_the_first_with_an_object(tmp_path: Path) -> None:
+    content = read_annotations(tiny_coco.write(tmp_path).split(":")[1])
+    content["images"].reverse()
+    content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
+    assert [image["id"] for image in figures.select_annotated(content, 3)] == [1, 3, 4]
+    assert [image["id"] for image in figures.select_annotated(content, 9)] == [1, 3, 4, 5]  # the last has none

@@ -23,14 +23,14 @@ from pretrain.common.files import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     for name, value in vars(args).items():
         if type(value) is int and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.output:
         check_writable(args.output)
     if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
-        numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
+        numbers = {name: _run(_build_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
     if args.output:
@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     return {**describe_environment(), **numbers}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     text = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="benchmark.py", description=text)
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")

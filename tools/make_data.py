@@ -38,7 +38,7 @@ _MIN_SIZE = 16  # pixels
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     _check_numbers(args)
     write, digests = _build_writer(args)
     arguments = {name: value for name, value in vars(args).items() if name not in ("output", "wheel")}
@@ -122,7 +122,7 @@ def _parse_fraction_or_number(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction between 0 and 1 nor a number of images")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     kinds = parser.add_subparsers(dest="kind", required=True)

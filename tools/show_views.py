@@ -15,7 +15,7 @@ from pretrain.data.augmentations import AUGMENTATIONS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.augmentation not in AUGMENTATIONS:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{args.output}: {args.augmentation}, {args.views} views of {args.images} images")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     text = f"augmentation of the views: {', '.join(AUGMENTATIONS)} (default: moco_v2)"
     parser.add_argument("--augmentation", default="moco_v2", metavar="NAME", help=text)

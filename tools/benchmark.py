@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_writable, write_json
+from pretrain.common.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _build_parser() -> argparse.ArgumentParser:
     text = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="benchmark.py", description=text)
+    parser = Parser(prog="benchmark.py", description=text)
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
     _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
     sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")
@@ -78,7 +79,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, help=text, description=text)
     sub.add_argument("--output", default="", metavar="FILE", help="also write the numbers to this file")
     if rounds:
         _add_number(sub, "--rounds", rounds, "timed rounds, whose medians are printed")

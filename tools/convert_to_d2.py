@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 
 from pretrain.common.errors import run_command_line
 from pretrain.common.files import check_name
+from pretrain.common.parser import Parser
 from transfer.weights.convert import convert
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     run(parser.parse_args(argv))
 

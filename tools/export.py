@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import build_write_error, check_name, existing_file
+from pretrain.common.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("--format", choices=("timm", "onnx"), required=True, help="output format")
     text = "new folder; for onnx, a new file that ends in .onnx"

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain import config_keys as pretraining_keys
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.parser import Parser
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, options, recipes, stages
@@ -71,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _build_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    usage = "launch.py COMMAND ..."
-    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = Parser(usage="launch.py COMMAND ...", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     _add_stages(commands)
     _add_many_runs(commands)
@@ -176,7 +176,7 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: _Action) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, description=text)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub
 

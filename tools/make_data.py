@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import convert_write_errors, existing_file, sha256
+from pretrain.common.parser import Parser
 from pretrain.common.run.lock import claim
 from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
@@ -123,8 +124,7 @@ def _parse_fraction_or_number(text: str) -> int | float:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     _add_drawn_kinds(kinds)
     _add_coco_kinds(kinds)
@@ -132,7 +132,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
-    sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+    sub = kinds.add_parser(name, help=text)
     if name in ("subset", "split"):
         sub.add_argument("annotations", help="file in COCO's format")
     if name in ("voc", "yolo"):

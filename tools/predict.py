@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_name, check_writable, existing_file
+from pretrain.common.parser import Parser
 from pretrain.data.folders import images_below
 from transfer.config_keys import describe_keys
 from transfer.predict import load_detector, predict_files
@@ -42,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="image files, or folders with images at any depth")
     detector = parser.add_mutually_exclusive_group(required=True)
     text = "run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)"

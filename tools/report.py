@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.files import atomic_write, check_writable
+from pretrain.common.parser import Parser
 from pretrain.common.run.lock import claim
 from tools.reporting import cost, paper_tables, seeds
 from tools.reporting.document import Report, render_json, render_markdown
@@ -30,8 +31,7 @@ from tools.reporting.tables import build_detection_tables, build_probe_tables, b
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     return run(parser.parse_args(argv))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, did_you_mean, run_command_line
+from pretrain.common.parser import Parser
 from pretrain.data.augmentations import AUGMENTATIONS
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     text = f"augmentation of the views: {', '.join(AUGMENTATIONS)} (default: moco_v2)"
     parser.add_argument("--augmentation", default="moco_v2", metavar="NAME", help=text)
     parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")

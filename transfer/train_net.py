@@ -37,6 +37,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
+from pretrain.common.parser import Parser
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import stage_of
 from transfer import preflight
@@ -59,8 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or no process.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest undamaged checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")

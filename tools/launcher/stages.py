@@ -12,6 +12,7 @@ from typing import Any
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, did_you_mean
+from pretrain.common.parser import Parser
 from pretrain.common.run.folder import stage_of
 from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
@@ -113,7 +114,7 @@ def run_conversion(words: Sequence[str], options: Mapping[str, Any] | None = Non
 
 
 def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     convert_to_d2.add_options(parser)
     return parser.parse_args(words, argparse.Namespace(**options))
 

@@ -94,7 +94,7 @@ def _commands() -> str:
 
 def _choices(module: Any) -> list[str]:
     """Return the commands of a program."""
-    return [name for action in module._parser()._actions for name in (action.choices or ())]
+    return [name for action in module._build_parser()._actions for name in (action.choices or ())]
 
 
 def _path(module: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from . import preflight
 from .common import interrupt
-from .common.command_line import run_command_line
+from .common.command_line import Parser, run_command_line
 from .common.config import overrides
 from .common.run import wandb
 from .config import load_config, output_dir
@@ -18,8 +18,7 @@ from .config_keys import describe_keys
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = Parser("python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="set SOLVER.CHANGE_RECIPE True")
     overrides.add_keys(parser, describe_keys)

@@ -18,20 +18,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     for name, value in vars(args).items():
         if type(value) is int and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.output:
         check_writable(args.output)
     if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
-        numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
+        numbers = {name: _run(_build_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
     if args.output:
@@ -48,9 +48,9 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     return {**describe_environment(), **numbers}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     text = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="benchmark.py", description=text)
+    parser = Parser(prog="benchmark.py", description=text)
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
     _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
     sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, help=text, description=text)
     sub.add_argument("--output", default="", metavar="FILE", help="also write the numbers to this file")
     if rounds:
         _add_number(sub, "--rounds", rounds, "timed rounds, whose medians are printed")

@@ -13,15 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.files import check_name
 from transfer.weights.convert import convert
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     run(parser.parse_args(argv))
 

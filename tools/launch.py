@@ -25,14 +25,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain import config_keys as pretraining_keys
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import doctor, options, recipes, stages
 from tools.launcher.execution import jobs
-from tools.launcher.execution.status import print_status, stage_to_show
+from tools.launcher.execution.status import find_stage_to_show, print_status
 from tools.launcher.graphs.graph import Graph, build_single, find_record, read_graph
 from tools.launcher.graphs.paper_pipeline import write_pipeline
 from tools.launcher.graphs.pipeline import load_pipeline
@@ -52,7 +52,7 @@ _GROUPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = _build_parser()
     if not (sys.argv[1:] if argv is None else argv):
         parser.print_help()
         return 2
@@ -70,10 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return args.run(args) or 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    usage = "launch.py COMMAND ..."
-    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = Parser(usage="launch.py COMMAND ...", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     _add_stages(commands)
     _add_many_runs(commands)
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_stages(commands: argparse._SubParsersAction) -> None:
-    sub = _add_command(commands, "pretrain", "pretrain with a recipe", pretrain)
+    sub = _add_command(commands, "pretrain", "pretrain with a recipe", start_pretrain)
     recipe = sub.add_mutually_exclusive_group(required=True)
     recipe.add_argument("--method", help="use the default recipe of this method (mocov2, jcl, sce, ...) and print it")
     recipe.add_argument("--config-file", metavar="FILE", help="use this recipe file")
@@ -99,18 +98,18 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         ("knn", "score frozen features with kNN"),
         ("embedding", "draw a t-SNE plot of validation features"),
     ):
-        sub = _add_command(commands, name, text, probe)
+        sub = _add_command(commands, name, text, start_probe)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merge this file into the run's own config")
         _add_resources(sub, pretraining_keys.describe_keys, skip=("parallel",))
     text = "draw JCL's Fig. 3: similarity and variance of positives per run"
-    sub = _add_command(commands, "distributions", text, distributions)
+    sub = _add_command(commands, "distributions", text, start_distributions)
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one figure")
     _add_resources(sub, pretraining_keys.describe_keys, skip=("nodes", "tasks", "parallel"))
-    sub = _add_command(commands, "convert", "convert a backbone to Detectron2 weights, and verify it", convert)
+    sub = _add_command(commands, "convert", "convert a backbone to Detectron2 weights, and verify it", start_convert)
     convert_to_d2.add_options(sub)
     _add_resources(sub, skip=("nodes", "gpus", "tasks", "cpus_per_task", "parallel"))
-    sub = _add_command(commands, "transfer", "fine-tune a detector", transfer)
+    sub = _add_command(commands, "transfer", "fine-tune a detector", start_transfer)
     sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     _add_engine(sub, "default: Detectron2 if it is installed")
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
@@ -121,13 +120,13 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
 
 def _add_many_runs(commands: argparse._SubParsersAction) -> None:
     text = "run the stages that a file describes: branches, or a grid of settings"
-    sub = _add_command(commands, "pipeline", text, pipeline)
+    sub = _add_command(commands, "pipeline", text, start_pipeline)
     sub.add_argument("file", metavar="FILE", help="YAML, as in configs/pipeline/ and configs/pretrain/sweeps/")
     sub.add_argument("--output", default="", metavar="FOLDER", help="output folder (default: the file's OUTPUT_DIR)")
     _add_engine(sub, "default: the file's ENGINE")
     _add_resources(sub)
     text = "run the rows of a paper's table and report them next to the published numbers"
-    sub = _add_command(commands, "paper", text, paper)
+    sub = _add_command(commands, "paper", text, start_paper)
     sub.add_argument("file", metavar="FILE", help="CSV, as in configs/papers/")
     text = "run only rows that contain this text (default: all rows)"
     sub.add_argument("--rows", default="", metavar="TEXT", help=text)
@@ -143,7 +142,7 @@ def _add_inspection(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("folder", nargs="?", type=Path, default="runs", help=text)
     sub.add_argument("--failed", action="store_true", help="show only stages that failed")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub = _add_command(commands, "logs", "show the output of a job", logs)
+    sub = _add_command(commands, "logs", "show the output of a job", show_logs)
     text = "run folder (FOLDER/BRANCH/STAGE); of a pipeline, show the stage that is running or failed last"
     sub.add_argument("folder", type=Path, help=text)
     sub.add_argument("--rank", type=int, default=0, help="rank whose output to show (default: 0)")
@@ -177,7 +176,7 @@ def _add_control(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_command(commands: argparse._SubParsersAction, name: str, text: str, run: _Action) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, description=text, allow_abbrev=False)
+    sub = commands.add_parser(name, description=text)
     sub.set_defaults(run=run, parser=sub, takes_overrides=False)
     return sub
 
@@ -208,7 +207,7 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--check-data", action="store_true", help=text)
 
 
-def pretrain(args: argparse.Namespace) -> int:
+def start_pretrain(args: argparse.Namespace) -> int:
     recipe = args.config_file or os.path.relpath(stages.find_recipe(args.method))
     method_overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
     print(" ".join(["recipe:", str(recipe), *method_overrides]), file=sys.stderr)
@@ -216,34 +215,34 @@ def pretrain(args: argparse.Namespace) -> int:
     return _start_stage(stages.build_pretrain(recipe, [*method_overrides, *args.overrides, *change_recipe]), args)
 
 
-def probe(args: argparse.Namespace) -> int:
+def start_probe(args: argparse.Namespace) -> int:
     return _start_stage(stages.build_probe(args.command, args.weights, args.config_file, args.overrides), args)
 
 
-def distributions(args: argparse.Namespace) -> int:
+def start_distributions(args: argparse.Namespace) -> int:
     runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
     words = [*args.weights[len(runs) :], *args.overrides]
     return _start_stage(stages.build_distributions(runs, words, "runs/distributions"), args)
 
 
-def convert(args: argparse.Namespace) -> int:
+def start_convert(args: argparse.Namespace) -> int:
     return _start_stage(stages.build_convert(args.source, args.output, options=vars(args)), args)
 
 
-def transfer(args: argparse.Namespace) -> int:
+def start_transfer(args: argparse.Namespace) -> int:
     options = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
     return _start_stage(stages.build_transfer(args.config_file, args.overrides, **options), args)
 
 
-def logs(args: argparse.Namespace) -> None:
-    jobs.print_logs(stage_to_show(args.folder), args.rank, args.follow)
+def show_logs(args: argparse.Namespace) -> None:
+    jobs.print_logs(find_stage_to_show(args.folder), args.rank, args.follow)
 
 
-def pipeline(args: argparse.Namespace) -> int:
+def start_pipeline(args: argparse.Namespace) -> int:
     return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
 
 
-def paper(args: argparse.Namespace) -> int:
+def start_paper(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
         file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
         return _start(load_pipeline(str(file), args.output), from_arguments(args), args)

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lock import claim
@@ -39,7 +39,7 @@ _MIN_SIZE = 16  # pixels
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     _check_numbers(args)
     write, digests = _build_writer(args)
     arguments = {name: value for name, value in vars(args).items() if name not in ("output", "wheel")}
@@ -123,9 +123,8 @@ def _parse_fraction_or_number(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction between 0 and 1 nor a number of images")
 
 
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+def _build_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     _add_drawn_kinds(kinds)
     _add_coco_kinds(kinds)
@@ -133,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
-    sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+    sub = kinds.add_parser(name, help=text)
     if name in ("subset", "split"):
         sub.add_argument("annotations", help="file in COCO's format")
     if name in ("voc", "yolo"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_name, check_writable
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     args = _parse(argv)
     extensions.add(args.extensions)
-    images = _list_images(args.images)
+    images = _find_images(args.images)
     output = Path(args.output)
     for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):
         if (output / name).exists():
@@ -43,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="image files, or folders with images at any depth")
     detector = parser.add_mutually_exclusive_group(required=True)
     text = "run folder of train_net.py, with its config, engine and model_best.pth (or model_final.pth)"
@@ -69,7 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _list_images(paths: Sequence[str]) -> dict[str, str]:
+def _find_images(paths: Sequence[str]) -> dict[str, str]:
     """Return image names -> paths: a file has its own name, an image in a folder its path in that folder.
 
     Raises:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lock import claim
@@ -31,8 +31,7 @@ from tools.reporting.tables import build_detection_tables, build_probe_tables, b
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     return run(parser.parse_args(argv))
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.data.augmentations import AUGMENTATIONS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.augmentation not in AUGMENTATIONS:
@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{args.output}: {args.augmentation}, {args.views} views of {args.images} images")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
+def _build_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     text = f"augmentation of the views: {', '.join(AUGMENTATIONS)} (default: moco_v2)"
     parser.add_argument("--augmentation", default="moco_v2", metavar="NAME", help=text)
     parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")

@@ -32,7 +32,7 @@ from fvcore.common.config import CfgNode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common import interrupt
-from pretrain.common.command_line import run_command_line
+from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
@@ -60,8 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or no process.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest undamaged checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")

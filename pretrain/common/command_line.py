@@ -1,12 +1,24 @@
-"""The frame of every command line: its log on the terminal, and how it ends."""
+"""The frame of every command line: its parser, its log on the terminal, and how it ends."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from .errors import UserError, escape_unprintable, one_line
 from .interrupt import Stopped
 from .logs import log_to_terminal
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviations, and raises UserError instead of printing its usage."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}; see --help")
 
 
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:

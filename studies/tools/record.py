@@ -28,10 +28,10 @@ from tools.reporting.seeds import (
     Difference,
     Study,
     build_table,
+    compare_means,
+    compute_interval,
     count_decimals,
-    difference,
     draw_scores,
-    mean_and_interval,
     read_study,
 )
 
@@ -158,7 +158,7 @@ def difference_table(
     for first, second in pairs:
         row = [f"{first} - {second}"]
         for branches in study.scores.values():
-            change = difference(branches.get(first, {}), branches.get(second, {}), paired)
+            change = compare_means(branches.get(first, {}), branches.get(second, {}), paired)
             text = change.text(count_decimals(branches)) if change else "-"
             row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
             all_changes += [change] if change else []
@@ -197,7 +197,7 @@ def _lines(study: Study, x: str) -> Any:
     axes = drawn.add_subplot(xlabel=x, ylabel="box AP", xscale="log")
     for branch in study.scores[next(iter(numbers.values()))]:
         line = {
-            number: mean_and_interval([*study.scores[numbers[number]][branch].values()]) for number in sorted(numbers)
+            number: compute_interval([*study.scores[numbers[number]][branch].values()]) for number in sorted(numbers)
         }
         means, halves = zip(*line.values(), strict=True)
         axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=branch)

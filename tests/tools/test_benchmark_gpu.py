@@ -12,7 +12,7 @@ from tests import simulated_device, tiny
 from tests.errors import refused
 from tools import benchmark
 from tools.benchmarks import gpu_rows, page
-from tools.benchmarks.gpu_rows import Row
+from tools.benchmarks.gpu_rows import Measurement
 from tools.benchmarks.measure import count_calls, count_convolution_flops, count_synchronizations, find_peak
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="make gpu runs the benchmark itself")
@@ -62,8 +62,8 @@ def test_rows_that_fail_or_do_not_fit_are_named_and_others_are_measured(tmp_path
         pytest.fail("it was measured")
 
     rate = {"images_per_second": 2.0, "milliseconds": 500.0}
-    rows = [Row("large loss", 60.0, out_of_memory), Row("small loss", 60.0, lambda: dict(rate))]
-    rows += [Row("long loss", 700.0, never), Row("detection", 60.0, never)]
+    rows = [Measurement("large loss", 60.0, out_of_memory), Measurement("small loss", 60.0, lambda: dict(rate))]
+    rows += [Measurement("long loss", 700.0, never), Measurement("detection", 60.0, never)]
     monkeypatch.setattr(gpu_rows, "list_rows", lambda sizes: rows)
     large, small, long = run(tmp_path / "gpu.json", "--rows", "loss", "--seconds", "600")["rows"].values()
     assert large["failed"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
@@ -80,7 +80,8 @@ def test_each_row_is_written_when_it_is_done(tmp_path: Path, monkeypatch: pytest
         assert list(json.loads(output.read_text())["rows"]) == ["first"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu_rows, "list_rows", lambda sizes: [Row("first", 1.0, dict), Row("second", 1.0, taken_away)])
+    rows = [Measurement("first", 1.0, dict), Measurement("second", 1.0, taken_away)]
+    monkeypatch.setattr(gpu_rows, "list_rows", lambda sizes: rows)
     with pytest.raises(KeyboardInterrupt):
         run(output)
     assert list(json.loads(output.read_text())["rows"]) == ["first"]

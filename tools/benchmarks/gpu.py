@@ -11,7 +11,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError, first_line
 from pretrain.common.files import write_json
 from tools.benchmarks import gpu_rows
-from tools.benchmarks.gpu_rows import Row
+from tools.benchmarks.gpu_rows import Measurement
 from tools.benchmarks.machine import describe_environment, describe_gpu
 
 _HEAD = ["", "images/s", "ms/step", "peak MiB", "syncs/step", "conv / peak"]
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return numbers
 
 
-def _measure(row: Row, seconds_left: float) -> dict[str, Any]:
+def _measure(row: Measurement, seconds_left: float) -> dict[str, Any]:
     """Return what a row measures, or why it did not."""
     if seconds_left < row.seconds:
         return {"skipped": f"it takes about {row.seconds:.0f} s; {max(0, seconds_left):.0f} s were left"}

@@ -70,7 +70,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """A measurement, and the seconds it takes on an H100 as far as they can be foreseen."""
 
     name: str
@@ -107,36 +107,36 @@ SMALL = Sizes(
 )
 
 
-def list_rows(sizes: Sizes) -> list[Row]:
+def list_rows(sizes: Sizes) -> list[Measurement]:
     """List all rows, the most valuable first."""
     bf16, compiled = list(_FORMS)[2:]
     jcl, moco = _RECIPES
     dense = {**sizes.losses, "queries": sizes.dense_queries}
     return [
-        *(_pretraining_row(method, form, sizes, 25) for form in (bf16, "TF32") for method in (jcl, moco)),
-        Row("losses", 20, functools.partial(_measure_losses, sizes.losses)),
-        *(_detection_row(engine, "TF32", sizes) for engine in detection.ENGINES),
-        *(_pretraining_row(method, "float32", sizes, 25) for method in (jcl, moco)),
-        Row("six views from the loader", 20, functools.partial(_measure_loading, sizes)),
-        *(_pretraining_row(method, bf16, sizes, 30, is_large=True) for method in (jcl, moco)),
-        *(_detection_row(engine, "bf16", sizes) for engine in detection.ENGINES),
-        *(_pretraining_row(method, compiled, sizes, 110) for method in (jcl, moco)),
-        Row("losses, a query per location", 20, functools.partial(_measure_losses, dense)),
+        *(_plan_pretraining(method, form, sizes, 25) for form in (bf16, "TF32") for method in (jcl, moco)),
+        Measurement("losses", 20, functools.partial(_measure_losses, sizes.losses)),
+        *(_plan_detection(engine, "TF32", sizes) for engine in detection.ENGINES),
+        *(_plan_pretraining(method, "float32", sizes, 25) for method in (jcl, moco)),
+        Measurement("six views from the loader", 20, functools.partial(_measure_loading, sizes)),
+        *(_plan_pretraining(method, bf16, sizes, 30, is_large=True) for method in (jcl, moco)),
+        *(_plan_detection(engine, "bf16", sizes) for engine in detection.ENGINES),
+        *(_plan_pretraining(method, compiled, sizes, 110) for method in (jcl, moco)),
+        Measurement("losses, a query per location", 20, functools.partial(_measure_losses, dense)),
     ]
 
 
-def _pretraining_row(method: str, form: str, sizes: Sizes, seconds: float, is_large: bool = False) -> Row:
+def _plan_pretraining(method: str, form: str, sizes: Sizes, seconds: float, is_large: bool = False) -> Measurement:
     images = sizes.large_images if is_large else sizes.images[method]
     groups = "8" if is_large else "1"
     precision, overrides = _FORMS[form]
     words = ("SOLVER.IMS_PER_BATCH", str(images), "MODEL.BN_GROUPS", groups, *sizes.overrides)
     measure = functools.partial(_measure_pretraining, _RECIPES[method], precision, words, overrides, sizes.seconds)
-    return Row(f"{method}, {images} images, {form}", seconds, measure)
+    return Measurement(f"{method}, {images} images, {form}", seconds, measure)
 
 
-def _detection_row(engine: str, precision: str, sizes: Sizes) -> Row:
+def _plan_detection(engine: str, precision: str, sizes: Sizes) -> Measurement:
     name = f"Mask R-CNN FPN, {engine}, {sizes.detector_images} images, {precision}"
-    return Row(name, 25, functools.partial(_measure_detection, engine, precision.lower(), sizes))
+    return Measurement(name, 25, functools.partial(_measure_detection, engine, precision.lower(), sizes))
 
 
 def _measure_pretraining(

@@ -20,12 +20,12 @@ from tools.benchmarks.measure import measure_milliseconds, measure_peak_mib
 _VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
 
 
-def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
+def _compute_logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
     return torch.cat([(q_ND * key_ND).sum(dim=1, keepdim=True), q_ND @ queue_DK], dim=1) / _VALUES["temperature"]
 
 
 def naive_moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    logits = _logits(q_ND, keys_MND[0], queue_DK)
+    logits = _compute_logits(q_ND, keys_MND[0], queue_DK)
     return cross_entropy(logits, torch.zeros(len(q_ND), dtype=torch.long, device=q_ND.device))
 
 
@@ -37,7 +37,7 @@ def naive_jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
     mean_ND = keys_MND.mean(dim=0)
     centered_MND = keys_MND - mean_ND
     covariance_NDD = torch.einsum("mnd,mne->nde", centered_MND, centered_MND) / len(keys_MND)
-    logits = _logits(q_ND, mean_ND, queue_DK)
+    logits = _compute_logits(q_ND, mean_ND, queue_DK)
     weight = _VALUES["lambda_"] / (2 * _VALUES["temperature"] ** 2)
     bonus = weight * torch.einsum("nd,nde,ne->n", q_ND, covariance_NDD, q_ND)
     positive = logits[:, 0]
@@ -49,7 +49,7 @@ def naive_sce(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
     relations = torch.cat([q_ND.new_zeros(len(q_ND), 1), keys_MND[0] @ queue_DK], dim=1)  # the positive's logit is 0
     target = (relations / _VALUES["key_temperature"]).softmax(dim=1) * (1 - _VALUES["lambda_"])
     target[:, 0] += _VALUES["lambda_"]
-    return cross_entropy(_logits(q_ND, keys_MND[0], queue_DK), target)
+    return cross_entropy(_compute_logits(q_ND, keys_MND[0], queue_DK), target)
 
 
 def naive_ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:

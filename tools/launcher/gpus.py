@@ -8,11 +8,11 @@ import sys
 from pretrain.common.errors import UserError
 
 
-def visible_gpus() -> list[str]:
+def list_visible_gpus() -> list[str]:
     """Return the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return [str(index) for index in range(_device_count())]
+        return [str(index) for index in range(_count_devices())]
     return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
 
 
@@ -25,7 +25,7 @@ def read_output(command: list[str]) -> str:
 
 
 @functools.cache
-def _device_count() -> int:
+def _count_devices() -> int:
     """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:

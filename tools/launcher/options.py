@@ -17,7 +17,7 @@ from typing import Any
 from pretrain.common.errors import UserError
 
 from .execution import slurm
-from .gpus import visible_gpus
+from .gpus import list_visible_gpus
 from .site_file import read_site_file
 from .spec import StageSpec
 
@@ -93,7 +93,7 @@ class Options:
             return int(str(self.gpus).rpartition(":")[2])
         if self.cluster == "slurm":
             return 1
-        visible = len(visible_gpus())  # shared by stages that run at the same time; a process uses one
+        visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
         return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
     @property
@@ -132,12 +132,12 @@ class Options:
         if options.cluster == "slurm" and options.cpus_per_task is None:
             options = replace(options, cpus_per_task=spec.workers + 1)
         if not spec.gpu:
-            options = options._without_gpus() if options.cluster == "slurm" else replace(options, gpus=0)
+            options = options._drop_gpus() if options.cluster == "slurm" else replace(options, gpus=0)
         if not spec.one_process:
             return options
         return replace(options, nodes=1, gpus=options.format_gpus(maximum=1), tasks=1)
 
-    def _without_gpus(self) -> Options:
+    def _drop_gpus(self) -> Options:
         """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -
     for option in fields(Options):
         argument = option.metadata.get("argument")
         if argument and option.name not in skip:
-            resources.add_argument(flag(option.name), **argument)
+            resources.add_argument(format_option(option.name), **argument)
     default = "~/.config/pretrain-to-transfer/cluster.yaml"
     text = f"read the site's defaults for SLURM jobs from this file (default: {default})"
     resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)
@@ -182,7 +182,7 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     arguments = {name: value for name, value in arguments.items() if value is not None}
     cluster = arguments.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":
-        cluster = slurm.cluster_here()
+        cluster = slurm.choose_cluster()
     if cluster == "local":
         _check_local(arguments, cluster_file)
         site = {}
@@ -223,7 +223,7 @@ def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
         remedy = "omit it, or add --cluster slurm"
         if name == "time":
             remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
-        raise UserError(f"{flag(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
+        raise UserError(f"{format_option(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
 
 
 def _check(options: Options) -> None:
@@ -233,7 +233,7 @@ def _check(options: Options) -> None:
         value = getattr(options, option.name)
         minimum = option.metadata.get("minimum")
         if minimum is not None and isinstance(value, int) and value < minimum:
-            raise UserError(f"{flag(option.name)} is {value!r}; it must be at least {minimum}")
+            raise UserError(f"{format_option(option.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
@@ -260,7 +260,7 @@ def _check(options: Options) -> None:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if isinstance(options.gpus, str):
         raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
-    visible = len(visible_gpus()) if options.gpus else 0  # counting imports torch
+    visible = len(list_visible_gpus()) if options.gpus else 0  # counting imports torch
     if options.gpus and options.gpus > visible:
         remedy = f"request at most {visible}" if visible else "omit --gpus to run on CPUs"
         raise UserError(f"--gpus is {options.gpus}, but this machine has {visible} visible GPU(s); {remedy}")
@@ -275,6 +275,6 @@ def parse_minutes(text: str) -> int:
     return total + days * 1440 + hours * 60 + minutes + (seconds > 0)
 
 
-def flag(name: str) -> str:
+def format_option(name: str) -> str:
     """Return the option of the command line for a field of `Options`."""
     return "--" + name.replace("_", "-")

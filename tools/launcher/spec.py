@@ -53,7 +53,7 @@ class StageSpec:
         produces: a file that exists when the stage is complete, relative to ``folder``.
         one_process: True if the stage runs in a single process, whatever the options are.
         gpu: True if the stage uses GPUs.
-        inputs: maps each weights file that the stage reads to its content (`content_of`). The graph fills in the
+        inputs: maps each weights file that the stage reads to its content (`hash_content`). The graph fills in the
             content, and removes weights that another of its stages writes.
         parents: fingerprints of the stages this one builds on, by name.
         folders: folders of the stages this one builds on, directly or not, by name.
@@ -112,7 +112,7 @@ class StageSpec:
 
         Keys that may change when a stage is resumed are not named.
         """
-        defaults = _default_keys(self.stage)
+        defaults = _list_default_keys(self.stage)
         before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
         changes = list_changes(before, now, _MAY_CHANGE.get(self.stage, ()))
         before, now = (identity["arguments"] for identity in (earlier, self.identity))
@@ -183,7 +183,7 @@ class StageSpec:
         free = {"transfer": fine_tuning.FREE_ANYWHERE, "pretrain": pretraining.FREE_ON_RESUME}
         unread = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
         ignored = (*free.get(self.stage, pretraining.FREE_ANYWHERE), *unread)
-        defaults = _default_keys(self.stage)
+        defaults = _list_default_keys(self.stage)
         keys = flatten(_parse(self.config))
         return [(key, value) for key, value in keys if value != defaults.get(key) and not key.startswith(ignored)]
 
@@ -217,7 +217,7 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
     return final in text or '"source_sha256": "' not in text
 
 
-def content_of(weights: str) -> str:
+def hash_content(weights: str) -> str:
     """Return ``sha256:...`` of a weights file, or of the checkpoint of a run folder; it is empty if there is none."""
     path = Path(weights)
     if os.path.isdir(path):  # pathlib's functions raise if the name is too long
@@ -230,15 +230,15 @@ def content_of(weights: str) -> str:
     if not os.path.isfile(path):
         return ""
     stat = path.stat()
-    return _sha256(path.absolute(), stat.st_size, stat.st_mtime_ns)
+    return _hash_file(path.absolute(), stat.st_size, stat.st_mtime_ns)
 
 
 @functools.cache
-def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+def _hash_file(path: Path, _size: int, _mtime_ns: int) -> str:
     return f"sha256:{sha256(path)}"
 
 
-def _default_keys(stage: str) -> dict[str, Any]:
+def _list_default_keys(stage: str) -> dict[str, Any]:
     config = fine_tuning if stage == "transfer" else pretraining
     return dict(flatten(_parse(config.default_config().dump())))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import config as pretraining
+from pretrain.common.command_line import Parser
 from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import read_stage
@@ -60,7 +61,7 @@ def list_methods() -> list[str]:
 def build_pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
     """Build the pretraining stage of a recipe, in OUTPUT_DIR or runs/<recipe>."""
     cfg = _load(config_file, overrides)
-    return _build("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights_of(cfg))
+    return _build("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_list_weights(cfg))
 
 
 def build_probe(
@@ -71,12 +72,12 @@ def build_probe(
     Args:
         base: config as YAML text, which ``config_file`` overrides (default: the config of the run ``weights``).
     """
-    cfg = _load(config_file, overrides, base or pretrain_config(weights))
+    cfg = _load(config_file, overrides, base or read_pretrain_config(weights))
     run = Path(weights)
     output = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
     if weights == "random":
         return _build(stage, cfg, output, (weights,))
-    target = _absolute(weights)
+    target = _make_absolute(weights)
     return _build(stage, cfg, output, (target,), inputs={target: ""})
 
 
@@ -84,9 +85,9 @@ def build_distributions(
     runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
 ) -> StageSpec:
     """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `build_probe`."""
-    cfg = _load(config_file, overrides, base or pretrain_config(runs[0]))
-    paths = [run if run == "random" else _absolute(run) for run in runs]
-    names = dict(zip(map(_label, runs), paths, strict=True))
+    cfg = _load(config_file, overrides, base or read_pretrain_config(runs[0]))
+    paths = [run if run == "random" else _make_absolute(run) for run in runs]
+    names = dict(zip(map(_name_run, runs), paths, strict=True))
     if len(names) < len(runs):
         names = dict(zip(map(str, runs), paths, strict=True))
     inputs = {path: "" for path in paths if path != "random"}
@@ -101,8 +102,8 @@ def build_convert(source: str, output: str, folder: str = "", options: Mapping[s
     """
     defaults = vars(_parse_conversion([source, output], {}))
     changed = {name: value for name, value in (options or {}).items() if value != defaults.get(name, value)}
-    source = _absolute(source)
-    target = _absolute(output)
+    source = _make_absolute(source)
+    target = _make_absolute(output)
     args = ([source, target], changed) if changed else ([source, target],)
     return _build_tool("convert", folder or f"{target}.run", args, target, {source: ""})
 
@@ -113,7 +114,7 @@ def run_conversion(words: Sequence[str], options: Mapping[str, Any] | None = Non
 
 
 def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     convert_to_d2.add_options(parser)
     return parser.parse_args(words, argparse.Namespace(**options))
 
@@ -133,26 +134,26 @@ def build_transfer(
     if engine not in ("", *engines):
         raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{suggest_name(engine, engines)}")
     if engine in ("", "auto"):
-        engine = _pick_engine()
+        engine = _choose_installed_engine()
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
-    output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
+    output = _make_absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     if eval_only:
         output = str(Path(output) / "eval_only")
     more = ["--visualize", str(visualize)] if visualize else []
     words = ["--eval-only" if eval_only else "--resume", "--engine", engine, *more, "OUTPUT_DIR", output]
     config = fine_tuning.dump(cfg)
-    return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_weights_of(cfg))
+    return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_list_weights(cfg))
 
 
 def run_fine_tuning(config: str, words: Sequence[str]) -> None:
     """Run transfer/train_net.py with a config as YAML text, in each process of a job."""
-    with config_file(config) as file:
+    with write_config(config) as file:
         train_net.main(["--config-file", file, *words])
 
 
 @contextlib.contextmanager
-def config_file(text: str) -> Iterator[str]:
+def write_config(text: str) -> Iterator[str]:
     """Yield the path of a YAML file that contains ``text`` until the block ends."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(text)
@@ -172,11 +173,12 @@ def build_report(folder: Path) -> StageSpec:
 
 
 def _build_tool(stage: str, folder: str, args: tuple[Any, ...], product: str, inputs: dict[str, str]) -> StageSpec:
+    folder = _make_absolute(folder)
     on_cpu: dict[str, Any] = {"one_process": True, "gpu": False, "inputs": inputs}
-    return StageSpec(stage, _absolute(folder), ENTRIES[stage], args=args, produces=_absolute(product), **on_cpu)
+    return StageSpec(stage, folder, ENTRIES[stage], args=args, produces=_make_absolute(product), **on_cpu)
 
 
-def pretrain_config(run: str) -> str:
+def read_pretrain_config(run: str) -> str:
     """Return the resolved config of a run as YAML text; "" for a detector's, or if ``run`` is not a run folder."""
     path = Path(run) / "config.yaml"
     if read_stage(run) == "transfer":
@@ -197,30 +199,30 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
     return cfg
 
 
-def _weights_of(cfg: Any) -> dict[str, str]:
+def _list_weights(cfg: Any) -> dict[str, str]:
     """Return MODEL.WEIGHTS as the inputs of a stage, unless it is a URL."""
     weights = cfg.MODEL.WEIGHTS
     return {weights: ""} if weights and "://" not in weights else {}
 
 
 def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: Any) -> StageSpec:
-    cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
+    cfg.OUTPUT_DIR = _make_absolute(cfg.OUTPUT_DIR or output)
     return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **fields)
 
 
 @functools.cache  # said once for all detectors of a pipeline
-def _pick_engine() -> str:
+def _choose_installed_engine() -> str:
     engine = train_net.choose_engine("auto")
     if engine == "torchvision":
         print(train_net.FALLBACK_NOTE, file=sys.stderr)
     return engine
 
 
-def _label(run: str) -> str:
+def _name_run(run: str) -> str:
     """Return the legend label of a run: the branch name in a pipeline, else the folder name."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "pretrain" else path.stem
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     return str(Path(path).absolute())

@@ -13,7 +13,7 @@ from typing import Any
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
-from tools.launcher.execution.records import files_below
+from tools.launcher.execution.records import find_files
 from tools.launcher.spec import read_fingerprint
 
 Stages = dict[Path, tuple[str, str]]  # run folder -> branch, without its seed, and stage: ("jcl", "mask")
@@ -49,7 +49,7 @@ def find_runs(folders: Sequence[Path]) -> Collection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        for path in files_below(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
+        for path in find_files(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
             elif path.parents[1] not in collection.pipelines:

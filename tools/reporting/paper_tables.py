@@ -174,7 +174,7 @@ def _build_table(name: str, engine: str, group: Sequence[tuple[Verdict, Score]])
     rows = []
     for published in published_rows:
         scores = [score for verdict, score in group if verdict.row == published]
-        cells = [_label(published)]
+        cells = [_describe_row(published)]
         for metric in metrics:
             ours = _average_checkpoints(scores, metric)
             count = f" [n {len(ours)}]" if len(ours) > 1 else ""
@@ -200,7 +200,7 @@ def _average_checkpoints(scores: Iterable[Score], metric: str) -> list[float]:
     return list(map(fmean, values.values()))
 
 
-def _label(row: Mapping[str, str]) -> str:
+def _describe_row(row: Mapping[str, str]) -> str:
     if "init" in row:
         return f"{TASK_NAMES[row['task']]}: {row['init']}"
     return ", ".join(filter(None, (row["name"], Path(row["pretrain"]).stem, row["overrides"])))

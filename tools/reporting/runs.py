@@ -107,13 +107,13 @@ def read_origin(provenance: Mapping[str, Any]) -> Origin:
 
 def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     if provenance.get("source") == "random":
-        return Origin("random", arch=_text(provenance.get("arch")), seed=_text(provenance.get("seed")))
-    method = _text(provenance.get("method"))
+        return Origin("random", arch=_format(provenance.get("arch")), seed=_format(provenance.get("seed")))
+    method = _format(provenance.get("method"))
     epochs = provenance.get("epoch")
-    epochs = _text(round(epochs, 2) if isinstance(epochs, float) else epochs)
+    epochs = _format(round(epochs, 2) if isinstance(epochs, float) else epochs)
     altered = []
-    if "SOLVER.EPOCHS" in config and epochs and epochs != _text(config["SOLVER.EPOCHS"]):
-        epochs = f"{epochs} of {_text(config['SOLVER.EPOCHS'])}"
+    if "SOLVER.EPOCHS" in config and epochs and epochs != _format(config["SOLVER.EPOCHS"]):
+        epochs = f"{epochs} of {_format(config['SOLVER.EPOCHS'])}"
         altered.append(f"epoch {epochs}")
     if provenance.get("encoder") == "key":
         altered.append("the key encoder")
@@ -122,17 +122,17 @@ def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Orig
         tuned = ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names)
         method = f"{method or '?'}, then {tuned}"
         altered.append(f"fine-tuned on {tuned}")
-    data = _text(config.get("DATA.TRAIN"))
-    initial_weights = Path(_text(config.get("MODEL.WEIGHTS"))).name
+    data = _format(config.get("DATA.TRAIN"))
+    initial_weights = Path(_format(config.get("MODEL.WEIGHTS"))).name
     if initial_weights:
         data = f"{data}, from {initial_weights}"
-    sha = _text(provenance.get("source_sha256"))
+    sha = _format(provenance.get("source_sha256"))
     # The folder is named only if the checkpoint itself was converted, without a conversion or fine-tuning in between.
-    folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
-    file = "/".join([*folder, _text(provenance.get("source"))])
+    folder = () if "earlier_source" in provenance else Path(_format(config.get("OUTPUT_DIR"))).parts[-2:]
+    file = "/".join([*folder, _format(provenance.get("source"))])
     source = f"{file} ({sha[:8]})" if sha else file
-    arch = _text(provenance.get("arch"))
-    seed = _text(config.get("SEED"))
+    arch = _format(provenance.get("arch"))
+    seed = _format(config.get("SEED"))
     return Origin(method, arch, data, epochs, seed, source, sha, config, altered=", ".join(altered))
 
 
@@ -154,7 +154,7 @@ def list_differences(protocols: Sequence[Protocol]) -> list[str]:
 
 def describe(protocol: Protocol, names: Iterable[str]) -> str:
     """Return ``k 200, temperature 0.07`` for those of ``names`` that the protocol has."""
-    return ", ".join(f"{name} {_text(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
+    return ", ".join(f"{name} {_format(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
 
 
 def _read_pretraining(run: Run) -> Score:
@@ -222,7 +222,7 @@ def _describe_detector(results: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 
 
-def _text(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_text, value)) or "none"
+        return " ".join(map(_format, value)) or "none"
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -19,9 +19,10 @@ _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
 _SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 _COLUMNS = 4  # panels side by side
+_BySeed = Mapping[str, float]  # seed -> score
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+def compute_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and half the width of its 95% interval (Student's t), which is None for a single value."""
     mean = sum(values) / len(values)
     if len(values) == 1:
@@ -33,7 +34,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 def format_mean(values: Sequence[float], digits: int = 1) -> str:
     """Return ``44.1 ± 2.0``, the mean with its interval, or ``44.1`` for a single value."""
-    mean, half = mean_and_interval(values)
+    mean, half = compute_interval(values)
     return f"{mean:.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
 
@@ -118,11 +119,10 @@ class Difference:
         return f"{self.mean:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
-def difference(scores: Mapping[str, float], baseline: Mapping[str, float], paired: bool = False) -> Difference | None:
+def compare_means(scores: _BySeed, baseline: _BySeed, paired: bool = False) -> Difference | None:
     """Return ``scores`` minus ``baseline`` with Welch's test, or None if one of them is empty.
 
     Args:
-        scores, baseline: seed -> score.
         paired: compare the scores of each seed (one backbone, two detectors), with Student's t-test of their
             differences; None is returned if no seed has both scores.
     """
@@ -171,13 +171,13 @@ def _format_cell(study: Study, column: str, name: str) -> str:
     text = format_mean(list(branches[name].values()), digits)
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
-    change = difference(branches[name], branches.get(study.baseline, {}))
+    change = compare_means(branches[name], branches.get(study.baseline, {}))
     if name != study.baseline and change:
         text += f" ({change.text(digits)})"
     return text
 
 
-def count_decimals(branches: Mapping[str, Mapping[str, float]]) -> int:
+def count_decimals(branches: Mapping[str, _BySeed]) -> int:
     """Return the decimals of a score: one for percentages and AP; four significant digits for values below 1."""
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
@@ -193,7 +193,7 @@ def draw_scores(study: Study) -> Any:
         for y, name in enumerate(names):
             values = list(branches.get(name, {}).values())
             if values:
-                mean, half = mean_and_interval(values)
+                mean, half = compute_interval(values)
                 panel.plot(values, [y] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
                 panel.errorbar(mean, y, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
         if study.baseline in branches:

@@ -14,7 +14,7 @@ _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed
 
 
 @dataclass
-class Row:
+class BackboneRow:
     """One backbone: a pretraining run with its probes, or probes of the same weights from elsewhere.
 
     Attributes:
@@ -27,14 +27,14 @@ class Row:
     scores: list[Score]
 
 
-def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[Row]:
+def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[BackboneRow]:
     """Build a row per pretraining, with the probes of its final weights, and a row per other probed weights."""
-    pretrained: list[Row] = []
+    pretrained: list[BackboneRow] = []
     for score in scores:
         if score.stage == "pretrain":
             folder = score.folder.parent if score.folder.name == "pretrain" else score.folder  # a pipeline's branch
-            pretrained.append(Row(folder, score.origin, [score]))
-    probed: dict[tuple[Path, str], Row] = {}
+            pretrained.append(BackboneRow(folder, score.origin, [score]))
+    probed: dict[tuple[Path, str], BackboneRow] = {}
     for score in scores:
         if score.stage not in ("knn", "linear"):
             continue
@@ -43,7 +43,7 @@ def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[
             parent = score.folder.parent  # of a branch, unless the report is about the folder itself
             folder = score.folder if any(folder.is_relative_to(parent) for folder in report_folders) else parent
             weights = score.origin.sha256 or str(score.origin)
-            row = probed.setdefault((folder, weights), Row(folder, score.origin, []))
+            row = probed.setdefault((folder, weights), BackboneRow(folder, score.origin, []))
         row.scores.append(score)
     rows = [*pretrained, *probed.values()]
     for row in probed.values():  # several weights were probed in one folder
@@ -53,7 +53,7 @@ def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[
     return sorted(rows, key=lambda row: position[row.scores[0].folder])
 
 
-def build_probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
+def build_probe_tables(rows: Sequence[BackboneRow], names: dict[Path, str]) -> Iterable[Table]:
     """Yield one table per data set that was scored, and one of the pretraining runs without a score."""
     for test in dict.fromkeys(score.test for row in rows for score in row.scores if score.test):
         scored = [replace(row, scores=[score for score in row.scores if score.test == test]) for row in rows]
@@ -64,12 +64,12 @@ def build_probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[
         yield _build_table("Pretraining without scores", [note], _ORIGIN_COLUMNS, unscored)
 
 
-def _describe_origin(row: Row, names: dict[Path, str]) -> list[str]:
+def _describe_origin(row: BackboneRow, names: dict[Path, str]) -> list[str]:
     o = row.origin
     return [cell or "-" for cell in (names[row.folder], o.method or o.source, o.arch, o.data, o.epochs, o.seed)]
 
 
-def _build_probe_table(test: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
+def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path, str]) -> Table:
     """Build a row per backbone and a column per protocol and metric; headings name the settings that differ."""
     head = list(_ORIGIN_COLUMNS)
     notes: list[str] = []

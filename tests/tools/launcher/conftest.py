@@ -18,8 +18,8 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
     monkeypatch.chdir(tmp_path)
-    slurm.max_cores.cache_clear()
-    slurm.max_array.cache_clear()
+    slurm.read_max_cores.cache_clear()
+    slurm.read_max_array.cache_clear()
 
 
 @pytest.fixture

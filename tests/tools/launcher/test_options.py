@@ -13,7 +13,7 @@ import pytest
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher import gpus, options, stages
-from tools.launcher.execution.submit import preview
+from tools.launcher.execution.submit import render_script
 from tools.launcher.options import Options, from_record, resolve
 from tools.launcher.spec import StageSpec
 
@@ -91,7 +91,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
         ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
         *(
-            ({"cluster": "local", name: value}, f"{options.flag(name)} is for SLURM jobs.*add --cluster slurm")
+            ({"cluster": "local", name: value}, f"{options.format_option(name)} is for SLURM jobs.*add --cluster slurm")
             for name, value in (("partition", "a"), ("account", "a"), ("sbatch", [("exclusive", "")]))
         ),
         ({"cluster": "local", "time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),
@@ -183,22 +183,22 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus._device_count.cache_clear()
-    assert [gpus.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
+    gpus._count_devices.cache_clear()
+    assert [gpus.list_visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
-    gpus._device_count.cache_clear()
+    gpus._count_devices.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
-    refused(gpus.visible_gpus, "torch cannot count the GPUs", "libcuda", "name them in CUDA_VISIBLE_DEVICES")
+    refused(gpus.list_visible_gpus, "torch cannot count the GPUs", "libcuda", "name them in CUDA_VISIBLE_DEVICES")
 
 
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
-    assert gpus.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
+    assert gpus.list_visible_gpus() == ["0", "1", "3", "GPU-ab12"]
     counts = [Options(cluster="local", parallel=parallel).gpus_per_node for parallel in (None, 2, 8)]
     assert counts == [4, 2, 1]
     assert [Options(cluster="local", tasks=tasks).gpus_per_node for tasks in (3, 8)] == [3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpus.visible_gpus() == []
+    assert gpus.list_visible_gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -263,6 +263,6 @@ def test_the_site_files_of_the_documentation_are_read():
     for name, line in SITES.items():
         read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
         pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
-        scripts = [preview([stage], read, Path("/code"), "") for stage in (pretraining, CONVERT)]
+        scripts = [render_script([stage], read, Path("/code"), "") for stage in (pretraining, CONVERT)]
         assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
         assert "Not tried at any site." in (folder / f"{name}.yaml").read_text()

@@ -14,7 +14,7 @@ from tools.launcher import stages
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.checks import check_may_continue
 from tools.launcher.graphs.graph import build_single
-from tools.launcher.spec import StageSpec, content_of
+from tools.launcher.spec import StageSpec, hash_content
 
 
 def pretraining(*more: str) -> StageSpec:
@@ -98,22 +98,22 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
         """Save a checkpoint of pretraining or of a detector; return its content as a separate file."""
         Path(path).parent.mkdir(exist_ok=True)
         torch.save({"model": {"w": torch.full((99,), float(iteration))}, "iteration": iteration}, path)
-        return content_of(path)
+        return hash_content(path)
 
     early = save("run/checkpoint_00000002.pth", 2)
-    assert content_of("run") == early
+    assert hash_content("run") == early
     final = save("run/checkpoint_final.pth", 4)
-    assert content_of("run") == final != early
+    assert hash_content("run") == final != early
 
     final = save("detector/model_final.pth", 899)
     save("detector/evaluating.pth", 1200)  # the evaluation is not complete, so no conversion reads this file
-    assert content_of("detector") == final
+    assert hash_content("detector") == final
     longer = save("detector/model_0001000.pth", 1000)  # MAX_ITER was raised
-    assert content_of("detector") == longer != final
+    assert hash_content("detector") == longer != final
     newest = Path("detector/model_0001000.pth")
     newest.write_bytes(newest.read_bytes()[:500])
-    assert content_of("detector") == final
-    assert content_of(".") == ""
+    assert hash_content("detector") == final
+    assert hash_content(".") == ""
 
 
 @pytest.mark.parametrize(

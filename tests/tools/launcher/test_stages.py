@@ -52,10 +52,10 @@ def test_every_shipped_detector_is_resolved_as_its_file_says():
 
 def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
     for spec, engine in ((object(), "detectron2"), (None, "torchvision")):
-        stages._pick_engine.cache_clear()
+        stages._choose_installed_engine.cache_clear()
         monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=spec: spec)
         assert engine in detector(engine="auto").args[0]
-    stages._pick_engine.cache_clear()
+    stages._choose_installed_engine.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", "a\udcffb"])

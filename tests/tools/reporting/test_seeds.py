@@ -9,7 +9,7 @@ from scipy import stats
 from pretrain.common.run.state import update_state
 from tests.tools.reporting.runs import pipeline, render, write
 from tools.reporting.document import render_table
-from tools.reporting.seeds import Difference, build_table, difference, read_study
+from tools.reporting.seeds import Difference, build_table, compare_means, read_study
 
 AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
 SEEDS = ["1", "2", "3"]
@@ -76,11 +76,11 @@ def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path):
 def test_scores_of_one_backbone_are_compared_seed_by_seed():
     ours = {"1": 3.0, "2": 5.0, "3": 4.0}
     base = {"3": 3.5, "1": 2.0}
-    change = difference(ours, base, paired=True)
+    change = compare_means(ours, base, paired=True)
     paired = stats.ttest_rel([3.0, 4.0], [2.0, 3.5])
     assert change and change.mean == 0.75 and change.p == pytest.approx(paired.pvalue)
-    assert difference(ours, {}) is None and difference({"1": 3.0}, {"2": 1.0}) == Difference(2.0)
-    assert difference({"1": 3.0, "2": 3.0}, {"1": 3.0, "2": 3.0}) == Difference(0.0, 0.0, 1.0)  # fixed weights
+    assert compare_means(ours, {}) is None and compare_means({"1": 3.0}, {"2": 1.0}) == Difference(2.0)
+    assert compare_means({"1": 3.0, "2": 3.0}, {"1": 3.0, "2": 3.0}) == Difference(0.0, 0.0, 1.0)  # fixed weights
 
 
 def test_a_report_over_seeds_omits_a_damaged_score(tmp_path: Path):

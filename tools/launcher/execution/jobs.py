@@ -14,7 +14,7 @@ from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import read_json
 
 from . import local_job, slurm
-from .records import launch_files, read_outcome, warn
+from .records import find_launch_files, read_outcome, warn
 
 _ENDING_CHECKS, _ENDING_CHECK_S = 30, 2.0  # longer than the 30 s that SLURM leaves to processes by default
 # What SLURM's reasons mean for a job here, where the word alone does not say it.
@@ -34,7 +34,7 @@ _MEANING = {
 }
 
 
-def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+def query_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return each job's state: PENDING with its reason in parentheses, RUNNING, or how it ended in SLURM's words.
 
     ENDED means that only the run folder has details. UNKNOWN means that the job may be running: the scheduler does not
@@ -54,10 +54,10 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def read_last_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], str]]:
-    """Read the last job of each run folder in which the launcher has started one, and its state (see `job_states`)."""
+    """Read the last job of each run folder in which the launcher started one, and its state (see `query_states`)."""
     files = {folder: folder / "launch" / "launch.json" for folder in folders}
     jobs = {folder: read_json(file)["jobs"][-1] for folder, file in files.items() if os.path.isfile(file)}
-    return dict(zip(jobs, zip(jobs.values(), job_states(list(jobs.values())), strict=True), strict=True))
+    return dict(zip(jobs, zip(jobs.values(), query_states(list(jobs.values())), strict=True), strict=True))
 
 
 def read_settled_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any], str]]:
@@ -76,7 +76,7 @@ def read_settled_jobs(folders: Iterable[Path]) -> dict[Path, tuple[dict[str, Any
 
 
 def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
-    """Raise UserError if a job in the ``state`` of `job_states` may be writing to the run folder."""
+    """Raise UserError if a job in the ``state`` of `query_states` may be writing to the run folder."""
     if state == slurm.ENDING:
         raise UserError(f"SLURM is still ending job {job['id']} in {folder}; try again in a moment")
     state = state.split()[0]
@@ -133,7 +133,7 @@ def find_output(folder: Path, job: Mapping[str, Any], rank: int) -> list[Path]:
     logs = moved if moved.is_dir() else Path(job["logs"])
     if job["cluster"] == "slurm":
         return [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
-    return local_job.log_paths(logs, rank)
+    return local_job.list_log_files(logs, rank)
 
 
 def cancel(folder: Path, now: bool = False) -> None:
@@ -147,19 +147,19 @@ def cancel(folder: Path, now: bool = False) -> None:
     """
     problems: list[str] = []
     # A pipeline's report may have two: that of a resumed pipeline waits for the earlier one.
-    jobs = [(file.parents[1], job) for file in launch_files(folder) for job in read_json(file)["jobs"]]
+    jobs = [(file.parents[1], job) for file in find_launch_files(folder) for job in read_json(file)["jobs"]]
     last_jobs = dict(jobs)
     signaled: set[int] = set()
     has_stopped = False
-    for (stage, job), state in zip(jobs, job_states([job for _, job in jobs]), strict=True):
+    for (stage, job), state in zip(jobs, query_states([job for _, job in jobs]), strict=True):
         if state == "UNKNOWN" and job is last_jobs[stage] and not is_finished(stage, job):
             problems.append(f"job {job['id']} of {stage} may still be running ({explain_unknown(job)})")
         # The launcher of a pipeline may be between two stages.
-        is_next = job["cluster"] == "local" and stage != folder and local_job.launcher_of(job)
+        is_next = job["cluster"] == "local" and stage != folder and local_job.find_launcher(job)
         if state.split()[0] not in ("PENDING", "RUNNING") and not is_next:
             continue
         try:
-            slurm.cancel(job, now) if job["cluster"] == "slurm" else local_job.stop(job, now, signaled)
+            slurm.cancel_job(job, now) if job["cluster"] == "slurm" else local_job.stop(job, now, signaled)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -181,7 +181,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     job = read_json(folder / "launch" / "launch.json")["jobs"][-1]
     paths = find_output(folder, job, rank)
     if not any(path.exists() for path in paths):
-        state = job_states([job])[0]
+        state = query_states([job])[0]
         word = state.split()[0]
         what = f"rank {rank} of job {job['id']} has"
         if word not in ("PENDING", "RUNNING", "UNKNOWN"):

@@ -17,12 +17,12 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import update_state
 
-from ..gpus import visible_gpus
+from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..options import Options
 from .jobs import describe_unrecorded_exit
 from .local_job import CANCEL, CANCEL_NOW, LocalJob
-from .rank_main import LOCAL_STOP_REASON, handle_signals
+from .rank_main import LOCAL_STOP_REASON, install_handler
 from .records import read_outcome
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
@@ -43,7 +43,7 @@ class LocalRun:
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
         needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
-        self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
+        self._free_gpus = list_visible_gpus() if needs_gpus else []  # counting imports torch
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._is_killing = False
         self._interruptions: list[str] = []
@@ -55,13 +55,14 @@ class LocalRun:
         Raises:
             Stopped: a signal or `cancel` stopped the run; its text says how each running stage ended.
         """
-        with handle_signals(self._forward, CANCEL, CANCEL_NOW):
+        with install_handler(self._forward, CANCEL, CANCEL_NOW):
             self._start_ready()
             while self._running:
                 self._finish(*self._wait())
                 self._start_ready()
         if self._signals and self._waiting and not self._interruptions:
-            self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
+            first = next(iter(self._waiting))
+            self._interruptions.append(f"{self._name_node(first)} was not started: {self._signals[0]}")
         if self._interruptions:
             raise Stopped("\n".join(self._interruptions))
         return self._status
@@ -83,11 +84,11 @@ class LocalRun:
                 return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
-                print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
+                print(f"{self._name_node(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
                 self._failed[node.key] = cause
                 self._waiting.pop(node.key)
             elif node.key not in self._missing:
-                print(f"{self._head(node.key)}: already complete", flush=True)
+                print(f"{self._name_node(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
                 gpus = self._options.for_stage(node.spec).gpus_per_node
@@ -99,7 +100,7 @@ class LocalRun:
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)
         if not self._graph.is_single:
-            print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
+            print(f"{self._name_node(node.key)} -> {shorten_path(node.spec.folder)}", flush=True)
         options = self._options.for_stage(node.spec)
         gpus = self._free_gpus[: options.gpus_per_node]
         prefix = f"{node.key}: " if self._parallel > 1 else ""
@@ -149,7 +150,7 @@ class LocalRun:
 
     def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._graph.is_single:
-            print(f"{self._head(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
+            print(f"{self._name_node(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
         elif job.spec.stage in _NEXT:
             folder = os.path.relpath(job.spec.folder)
             print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
@@ -157,10 +158,10 @@ class LocalRun:
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
         self._status = self._status or status
-        after = "" if self._graph.is_single else f"\n{self._head(key)}: failed; the other branches continue"
+        after = "" if self._graph.is_single else f"\n{self._name_node(key)}: failed; the other branches continue"
         print(f"{text}{after}", file=sys.stderr, flush=True)
 
-    def _head(self, key: str) -> str:
+    def _name_node(self, key: str) -> str:
         position = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
         return f"[{position}/{len(self._graph.nodes)}] {key}"
 
@@ -175,6 +176,6 @@ def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str
     return outcome["reason"].replace(LOCAL_STOP_REASON, by)
 
 
-def short(path: str) -> str:
+def shorten_path(path: str) -> str:
     """Return a path below the working folder as a relative path."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -24,8 +24,8 @@ from tools import ROOT
 
 from ..options import Options
 from ..spec import StageSpec
-from .rank_main import STOPPED, rank_environment
-from .records import new_log_folder, record_failure, record_job
+from .rank_main import STOPPED, build_rank_environment
+from .records import name_log_folder, record_failure, record_job
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
 # Sent by `launch.py cancel` to a launcher.
@@ -48,9 +48,9 @@ class LocalJob:
         self.gpus = gpus
         self.started = time.monotonic()
         self.folder = Path(spec.folder)
-        self.logs = new_log_folder(spec.folder)
+        self.logs = name_log_folder(spec.folder)
         self._prefix = prefix
-        self._shown = dict.fromkeys(log_paths(self.logs, 0), 0)  # number of bytes by file
+        self._shown = dict.fromkeys(list_log_files(self.logs, 0), 0)  # number of bytes by file
         self._is_stopping = False
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
@@ -61,8 +61,8 @@ class LocalJob:
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                of_rank = rank_environment(rank, size, rank, size)
-                out, err = log_paths(self.logs, rank)
+                of_rank = build_rank_environment(rank, size, rank, size)
+                out, err = list_log_files(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
                     process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
                 self._ranks.append(process)
@@ -86,7 +86,7 @@ class LocalJob:
                     continue
                 self._failed_at = time.monotonic()
                 if code is not None and not has_failed and not (code < 0 and self._is_stopping):
-                    error = f"rank {rank}: {_describe_exit(code, log_paths(self.logs, rank)[1])}"
+                    error = f"rank {rank}: {_describe_exit(code, list_log_files(self.logs, rank)[1])}"
                     record_failure(self.folder, rank, error, self.logs.name)
                 break
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
@@ -130,7 +130,7 @@ def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def log_paths(logs: Path, rank: int) -> list[Path]:
+def list_log_files(logs: Path, rank: int) -> list[Path]:
     """Return the files of a rank's standard output and standard error."""
     return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
 
@@ -145,12 +145,12 @@ def read_job_state(job: Mapping[str, Any]) -> str:
     """Return RUNNING if a rank of the job in launch.json is alive, ENDED if none is, UNKNOWN on other machines."""
     if job["host"] != socket.gethostname():
         return "UNKNOWN"
-    return "RUNNING" if _alive(job.get("processes", {})) else "ENDED"
+    return "RUNNING" if _list_running(job.get("processes", {})) else "ENDED"
 
 
-def launcher_of(job: Mapping[str, Any]) -> list[int]:
+def find_launcher(job: Mapping[str, Any]) -> list[int]:
     """Return the process that started a job of launch.json, in a list that is empty if it has ended."""
-    return _alive(job.get("launcher", {})) if job["host"] == socket.gethostname() else []
+    return _list_running(job.get("launcher", {})) if job["host"] == socket.gethostname() else []
 
 
 def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
@@ -160,8 +160,8 @@ def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
         now: leave no time for a checkpoint.
         signaled: launchers that have had the signal, which is sent once.
     """
-    launcher = launcher_of(job)
-    for pid in launcher or _alive(job["processes"]):
+    launcher = find_launcher(job)
+    for pid in launcher or _list_running(job["processes"]):
         number = (CANCEL_NOW if now else CANCEL) if launcher else (signal.SIGKILL if now else signal.SIGTERM)
         if pid not in signaled:
             signaled.add(pid)
@@ -169,7 +169,7 @@ def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
                 os.kill(pid, number)
 
 
-def _alive(processes: Mapping[str, str]) -> list[int]:
+def _list_running(processes: Mapping[str, str]) -> list[int]:
     """Return the processes that are running; process ids are reused, so each has to have its recorded start time."""
     return [int(pid) for pid, started in processes.items() if started and read_start_time(int(pid)) == started]
 

@@ -31,7 +31,7 @@ from pretrain.common.run.state import is_own_state, record_state, set_job, updat
 
 from ..spec import StageSpec
 from . import slurm
-from .records import record_failure, resume_command, warn
+from .records import format_resume_command, record_failure, warn
 
 LOCAL_STOP_REASON = "Ctrl-C or SIGTERM"  # ranks here get SIGTERM for both; `local_graph` knows which it was
 STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
@@ -93,7 +93,7 @@ def _run_recorded(spec: StageSpec, job: str) -> None:
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
+def install_handler(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
     """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
     numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *more)
     earlier = {number: signal.signal(number, handler) for number in numbers}
@@ -119,7 +119,7 @@ class SlurmJob:
     def __call__(self) -> None:
         env = submitit.JobEnvironment()
         local_size = env.num_tasks // env.num_nodes
-        os.environ |= rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
+        os.environ |= build_rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
         # The site's setup lines may know better by which name its nodes reach each other.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
@@ -202,7 +202,7 @@ class PreemptionHandler:
             self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
 
     def _give_up(self, reason: str) -> NoReturn:
-        error = UserError(f"{reason}; the checkpoint is written; to continue: {resume_command(self._root)}")
+        error = UserError(f"{reason}; the checkpoint is written; to continue: {format_resume_command(self._root)}")
         record_failure(self._folder, 0, error)
         raise error
 
@@ -218,7 +218,7 @@ class PreemptionHandler:
             self._timer.start()
 
 
-def rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
+def build_rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
     sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
     return {name: str(value) for name, value in sizes.items()}

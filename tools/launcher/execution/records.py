@@ -26,16 +26,16 @@ from ..options import Options
 from ..spec import StageSpec
 
 
-def launch_files(folder: Path) -> list[Path]:
+def find_launch_files(folder: Path) -> list[Path]:
     """Return the launch.json of a run folder, or of all stages below the folder of a pipeline."""
     file = folder / "launch" / "launch.json"
-    files = [file] if file.is_file() else files_below(folder, "launch/launch.json")
+    files = [file] if file.is_file() else find_files(folder, "launch/launch.json")
     if not files:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return files
 
 
-def files_below(folder: Path, *names: str) -> list[Path]:
+def find_files(folder: Path, *names: str) -> list[Path]:
     """Return the files of these names in and below ``folder``, except in jobs' copies of the code."""
     if os.path.isdir(folder):
         os.listdir(folder)  # raises PermissionError, which os.walk hides
@@ -46,12 +46,12 @@ def files_below(folder: Path, *names: str) -> list[Path]:
     return files
 
 
-def new_log_folder(folder: str | Path) -> Path:
+def name_log_folder(folder: str | Path) -> Path:
     """Return a new log folder, whose name is unique: job ids repeat after a reset of SLURM."""
     return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
-def resume_command(folder: str) -> str:
+def format_resume_command(folder: str) -> str:
     """Return the command that continues a run or pipeline."""
     return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
 

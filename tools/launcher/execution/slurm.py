@@ -37,7 +37,7 @@ class TooManyJobs(UserError):
     """SLURM accepts no more jobs of this user for now, or no array of this size."""
 
 
-def cluster_here() -> str:
+def choose_cluster() -> str:
     """Resolve ``--cluster auto``: slurm where it answers; local without it, and on a node of the current allocation.
 
     Raises:
@@ -126,21 +126,21 @@ def ask_start_time(script: str, environment: dict[str, str]) -> str:
 
 
 @functools.cache
-def max_cores(partition: str, cluster: str) -> int:
+def read_max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
     listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
     return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
 
 
 @functools.cache
-def max_array(cluster: str) -> int:
+def read_max_array(cluster: str) -> int:
     """Return how many jobs an array may have; any number if SLURM does not say."""
     shown = _try(["scontrol", "show", "config"], cluster) or ""
     limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", shown)
     return max(1, min(map(int, limits), default=sys.maxsize))
 
 
-def max_jobs(account: str, cluster: str) -> int:
+def read_max_jobs(account: str, cluster: str) -> int:
     """Return how many jobs this user may have in the queue; any number if the accounting does not say."""
     filters = {"user": os.environ.get("USER", "nobody"), "account": account, "cluster": cluster}
     words = [f"{name}={value}" for name, value in filters.items() if value]
@@ -196,7 +196,7 @@ def requeue(job_id: str) -> None:
     _ask(["scontrol", "requeue", job_id])
 
 
-def cancel(job: Mapping[str, Any], now: bool = False) -> None:
+def cancel_job(job: Mapping[str, Any], now: bool = False) -> None:
     """Cancel a job of launch.json; UserError if scancel fails, is missing or does not answer."""
     try:
         _ask(["scancel", *(["--signal=KILL"] if now else []), job["id"]], job.get("slurm_cluster", ""))
@@ -210,7 +210,7 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
     if text is None:
         return None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
-    job_states: dict[tuple[str, str], str] = {}
+    states: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         if state.endswith("+"):  # a column of sacct was too narrow
@@ -220,8 +220,8 @@ def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | Non
         elif state not in _ENDED:  # SLURM has many more words for a job that is alive
             state = "PENDING" if state in _WAITING else "RUNNING"
         has_reason = not state.startswith("RUNNING") and reason not in ("", "None")
-        job_states[job_id, name] = f"{state} ({reason})" if has_reason else state
-    return job_states if job_states or not lines else None
+        states[job_id, name] = f"{state} ({reason})" if has_reason else state
+    return states if states or not lines else None
 
 
 def _try(command: list[str], cluster: str = "") -> str | None:

@@ -20,7 +20,7 @@ from pretrain.common.run.lock import find_owner
 
 from ..graphs.graph import RECORD, find_record
 from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
-from .records import files_below, launch_files, read_outcome, resume_command
+from .records import find_files, find_launch_files, format_resume_command, read_outcome
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 _WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
@@ -50,19 +50,19 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
         if lines[1:] and find_record(folder):
-            lines.append(f"to continue: {resume_command(str(folder))}")
+            lines.append(f"to continue: {format_resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
         print(escape_control("\n".join(lines)))
     return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
 
 
-def stage_to_show(folder: Path) -> Path:
+def find_stage_to_show(folder: Path) -> Path:
     """Return the run folder whose output `logs` shows: ``folder``, or that of one of the stages below it.
 
     This is a stage that is running, else the one that failed last, else the last one; standard error names it.
     """
-    if folder / "launch" / "launch.json" in launch_files(folder):
+    if folder / "launch" / "launch.json" in find_launch_files(folder):
         return folder
     entry = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=_rank_for_logs)
     print(f"{entry['folder']}: {entry['state']} (all stages: launch.py status {folder})", file=sys.stderr)
@@ -83,7 +83,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = files_below(folder, "state.json", "launch/launch.json", str(RECORD))
+    files = find_files(folder, "state.json", "launch/launch.json", str(RECORD))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it")
     plans: dict[Path, dict[str, Any]] = {}
@@ -117,7 +117,7 @@ def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[s
 
     Args:
         job: the last job of launch.json; empty if the launcher has started none.
-        job_state: see `job_states`.
+        job_state: see `query_states`.
     """
     outcome = read_outcome(folder, job.get("logs", ""))
     by_command = read_outcome(folder)  # for a stage that its own command started, such as train_net.py

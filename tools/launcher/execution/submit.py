@@ -19,12 +19,12 @@ from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
 
-from ..gpus import visible_gpus
+from ..gpus import list_visible_gpus
 from ..options import SET_BY_LAUNCHER, Options
 from ..spec import StageSpec
 from . import slurm
 from .rank_main import SlurmJob
-from .records import new_log_folder, record_job
+from .records import name_log_folder, record_job
 
 _OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 # Options whose SBATCH_ variable has another name.
@@ -53,7 +53,7 @@ def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency:
         dependency: in sbatch's form, ``afterok:12:13``.
     """
     options = options.for_stage(specs[0])
-    log_folder = new_log_folder(os.path.commonpath([spec.folder for spec in specs]))
+    log_folder = name_log_folder(os.path.commonpath([spec.folder for spec in specs]))
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
     script = log_folder / "submission.sh"
     with clean_up(log_folder):
@@ -70,7 +70,7 @@ def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency:
     return ids
 
 
-def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> str:
+def render_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> str:
     """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
     options = options.for_stage(specs[0])
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
@@ -80,7 +80,7 @@ def preview(specs: Sequence[StageSpec], options: Options, code: Path, dependency
         return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
     processes = f"{options.tasks_per_node} process{'es' if options.tasks_per_node > 1 else ''}"
     gpus = options.gpus_per_node
-    devices = ",".join(visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
+    devices = ",".join(list_visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
     return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 
@@ -129,13 +129,13 @@ def name_job(specs: Sequence[StageSpec]) -> str:
 
 def find_code(folder: str | Path) -> Path:
     """Return the path of the copy of this version of the code for the jobs of a run or pipeline."""
-    return Path(folder) / "launch" / f"code-{_digest(ROOT)}"
+    return Path(folder) / "launch" / f"code-{_hash_code(ROOT)}"
 
 
 def copy_code(folder: str | Path) -> Path:
     """Copy the code once per version, so that later edits do not change a queued or requeued job."""
     target = find_code(folder)
-    if target.name != f"code-{_digest(target)}":  # new, or purged in part
+    if target.name != f"code-{_hash_code(target)}":  # new, or purged in part
         with clean_up(target):
             for file in _list_code(ROOT):
                 copy = target / file.relative_to(ROOT)
@@ -145,7 +145,7 @@ def copy_code(folder: str | Path) -> Path:
     return target
 
 
-def _digest(root: Path) -> str:
+def _hash_code(root: Path) -> str:
     """Return 12 hexadecimal digits of the code in a folder."""
     digest = hashlib.sha256()
     for file in _list_code(root):

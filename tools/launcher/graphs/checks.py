@@ -23,7 +23,7 @@ from ..execution import slurm
 from ..execution.jobs import check_not_running, read_settled_jobs
 from ..options import Options
 from ..spec import StageSpec
-from ..stages import config_file, pretrain_config
+from ..stages import read_pretrain_config, write_config
 from .graph import RECORD, Graph, Node
 
 
@@ -86,7 +86,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
             plan.errors[key] = str(error)
     if options.cluster == "slurm" and graph.report:
         jobs = len(plan.missing) + 1  # the report
-        limit = slurm.max_jobs(options.account, options.slurm_cluster)
+        limit = slurm.read_max_jobs(options.account, options.slurm_cluster)
         if jobs > limit:
             plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
     return plan
@@ -124,7 +124,7 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
     warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
-        with config_file(spec.config) as file:
+        with write_config(spec.config) as file:
             args = train_net.parse(["--config-file", file, *spec.args[0]])
             _, cfg = train_net.resolve_config(args, world_size)
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
@@ -161,7 +161,7 @@ def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool,
 
 
 def _check_cores(options: Options) -> None:
-    cores = slurm.max_cores(options.partition, options.slurm_cluster)
+    cores = slurm.read_max_cores(options.partition, options.slurm_cluster)
     needed = options.tasks_per_node * (options.cpus_per_task or 1)
     if 0 < cores < needed:
         what = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
@@ -180,7 +180,7 @@ def check_may_continue(spec: StageSpec) -> None:
     check_stage_of(folder, "evaluation" if is_evaluation else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
-    earlier_config = pretrain_config(spec.folder) if spec.stage == "pretrain" else None
+    earlier_config = read_pretrain_config(spec.folder) if spec.stage == "pretrain" else None
     if earlier_config:
         check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
     launched = read_record(folder / "launch" / "launch.json").get("spec")

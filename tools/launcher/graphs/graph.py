@@ -10,7 +10,7 @@ from pretrain.common.files import read_json, write_json
 from pretrain.common.run.state import read_record
 
 from ..options import Options, from_record
-from ..spec import StageSpec, content_of
+from ..spec import StageSpec, hash_content
 
 RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
@@ -91,7 +91,7 @@ def _hash_inputs(spec: StageSpec, products: set[str]) -> dict[str, str]:
     recorded: dict[str, str] = {}
     if spec.has_checkpoint():
         recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
-    hashes = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in products}
+    hashes = {path: sha or hash_content(path) for path, sha in spec.inputs.items() if path not in products}
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
 

@@ -16,10 +16,10 @@ from pretrain.common.errors import UserError
 from pretrain.common.run.lock import claim
 
 from ..execution import slurm
-from ..execution.local_graph import LocalRun, short
-from ..execution.rank_main import handle_signals
-from ..execution.records import resume_command, warn
-from ..execution.submit import build_environment, copy_code, find_code, preview, remove_folder, submit
+from ..execution.local_graph import LocalRun, shorten_path
+from ..execution.rank_main import install_handler
+from ..execution.records import format_resume_command, warn
+from ..execution.submit import build_environment, copy_code, find_code, remove_folder, render_script, submit
 from ..options import Options
 from ..spec import StageSpec
 from .checks import Plan, check_graph
@@ -71,7 +71,7 @@ def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
             graph.report.run()
         return status
     except interrupt.Stopped as stop:
-        print(f"{stop}\nto continue: {resume_command(graph.output)}", file=sys.stderr)
+        print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
         return 130
 
 
@@ -112,7 +112,7 @@ class Submission:
         """
         launch_folder = Path(self._graph.output, "launch")
         is_new = not launch_folder.exists()
-        with handle_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
+        with install_handler(lambda number, _: self._signals.append(signal.Signals(number).name)):
             try:
                 write_graph(self._graph, self._options)
                 self._submit_all(copy_code(self._graph.output))
@@ -132,13 +132,13 @@ class Submission:
                 self._submit_batch(part, code, previous)
                 previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
-            dependency = _depend("afterany", [*self._jobs.values(), self._earlier_report])
+            dependency = _format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
             self._submit(["report"], [self._graph.report], code, dependency)
 
     def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
         """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
         parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
-        dependency = _depend("afterok", parents) or _depend("afterany", [previous])
+        dependency = _format_dependency("afterok", parents) or _format_dependency("afterany", [previous])
         try:
             self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
         except slurm.TooManyJobs as error:
@@ -162,13 +162,13 @@ class Submission:
         if not self._submitted:
             return UserError(f"{error}; wait until some of your jobs have ended")
         left = self._plan.missing.keys() - self._jobs.keys()
-        remedy = f"when some of your jobs have ended, submit the rest: {resume_command(self._graph.output)}"
+        remedy = f"when some of your jobs have ended, submit the rest: {format_resume_command(self._graph.output)}"
         return UserError(f"{error}; {len(left)} stages are not submitted, the others stay in the queue; {remedy}")
 
     def _cancel(self) -> None:
         for job_id in self._submitted:
             try:
-                slurm.cancel({"id": job_id, "slurm_cluster": self._options.slurm_cluster})
+                slurm.cancel_job({"id": job_id, "slurm_cluster": self._options.slurm_cluster})
             except UserError as error:
                 warn(str(error))
         if self._submitted:
@@ -196,15 +196,15 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
             state = "to run"
             if all(key in startable or key not in plan.missing for key in node.parents):
                 startable[node.key] = node
-        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
+        print(f"{state:<8} {node.key}{after}  -> {shorten_path(node.spec.folder)}{reason}")
     if graph.report:
-        print(f"to run   report  after everything  -> {short(graph.report.produces)}")
+        print(f"to run   report  after everything  -> {shorten_path(graph.report.produces)}")
     code = find_code(graph.output)
     groups = _group_nodes(startable.values(), startable.keys(), options)
     batches = [part for batch in groups for part in _split(batch, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
-        script = preview([node.spec for node in batch], options, code, _depend("afterok", parents))
+        script = render_script([node.spec for node in batch], options, code, _format_dependency("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
@@ -229,7 +229,7 @@ def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
         kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
     for batch in kinds.values():
         try:
-            script = preview([node.spec for node in batch], options, code, "")
+            script = render_script([node.spec for node in batch], options, code, "")
             answer = slurm.ask_start_time(script, build_environment(options.for_stage(batch[0].spec)))
         except UserError as error:
             answer = str(error)
@@ -275,11 +275,11 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> 
 
 def _split(batch: list[Node], options: Options) -> list[list[Node]]:
     """Split a batch into arrays of the size that SLURM accepts."""
-    size = slurm.max_array(options.slurm_cluster) if len(batch) > 1 else 1
+    size = slurm.read_max_array(options.slurm_cluster) if len(batch) > 1 else 1
     return [batch[first : first + size] for first in range(0, len(batch), size)]
 
 
-def _depend(kind: str, job_ids: Iterable[str]) -> str:
+def _format_dependency(kind: str, job_ids: Iterable[str]) -> str:
     """Return a dependency in sbatch's form, or an empty string for no jobs."""
     ids = ":".join(filter(None, job_ids))
     return f"{kind}:{ids}" if ids else ""

@@ -14,7 +14,7 @@ from tests.errors import refused
 from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, started
 from tools.launcher.execution import jobs, slurm, status
 from tools.launcher.execution.local_job import CANCEL
-from tools.launcher.execution.records import launch_files
+from tools.launcher.execution.records import find_launch_files
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -42,7 +42,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
 )
 def test_states_of_a_slurm_job(programs: Callable, squeue: str | None, sacct: str | None, state: str):
     programs(**{name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None})
-    assert jobs.job_states([SLURM])[0] == state
+    assert jobs.query_states([SLURM])[0] == state
 
 
 def test_each_cluster_is_asked_for_its_own_jobs(programs: Callable, monkeypatch: pytest.MonkeyPatch):
@@ -53,7 +53,7 @@ def test_each_cluster_is_asked_for_its_own_jobs(programs: Callable, monkeypatch:
     for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # the shell's cluster, where these jobs are not
         monkeypatch.setenv(name, "other")
     elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
-    assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
+    assert jobs.query_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
     jobs.cancel(started(Path("run"), {**SLURM, "slurm_cluster": "alex"}))
     assert Path("cancelled").read_text() == "-M alex 77\n"
 
@@ -85,12 +85,12 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(programs: C
 def test_why_slurm_did_not_obey_is_named(programs: Callable, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
     programs("/usr/bin:/bin", scancel=scancel)
     monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.5)
-    refused(lambda: slurm.cancel(SLURM), "scancel 77 failed", why, "try again")
+    refused(lambda: slurm.cancel_job(SLURM), "scancel 77 failed", why, "try again")
 
 
 def refuse_if_running(folder: Path) -> None:
     job = job_of(folder)
-    jobs.check_not_running(folder, job, jobs.job_states([job])[0])
+    jobs.check_not_running(folder, job, jobs.query_states([job])[0])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path):
     started(tmp_path / "runs/a", LOCAL)
     started(tmp_path / "runs/a/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
     started(tmp_path / "runs/b/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
-    assert launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
+    assert find_launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
     refused(lambda: status.print_status(tmp_path / "runs/b"), "nothing was started in")
 
 

@@ -62,7 +62,7 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monk
     printed = capfd.readouterr().err
     assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
     assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
-    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
+    assert jobs.query_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> Attached:
@@ -134,14 +134,14 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callab
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
-    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
+    assert jobs.query_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 @pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
 def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str | None):
     """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "_device_count", lambda: count)
+    monkeypatch.setattr(gpus, "_count_devices", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
     assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 

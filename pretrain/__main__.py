@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
-    cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
+    recipe_change = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
+    cfg = load_config(args.config_file, key_values + recipe_change)
     wandb.check_logger()
     if os.environ.get("RANK", "0") == "0":
         folder = output_dir(cfg)

@@ -129,8 +129,8 @@ def check_config(cfg: CfgNode) -> None:
     for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
         folder = Path(expand(name.removeprefix("folder:").strip())).resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
-            what = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
-            raise UserError(f"{what}; choose another OUTPUT_DIR")
+            problem = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
+            raise UserError(f"{problem}; choose another OUTPUT_DIR")
     _check_unread_keys(cfg)
     _check_combinations(cfg)
 
@@ -144,13 +144,13 @@ def _check_combinations(cfg: CfgNode) -> None:
     if METHODS[cfg.METHOD.NAME].kind == "batch" and solver.IMS_PER_BATCH == 1:
         raise UserError(f"SOLVER.IMS_PER_BATCH is 1, but METHOD.NAME {cfg.METHOD.NAME} needs negatives; set 2 or more")
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
-        what = f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but METHOD.DENSE_WEIGHT is 0"
-        raise UserError(f"{what}; set both or neither")
+        problem = f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but METHOD.DENSE_WEIGHT is 0"
+        raise UserError(f"{problem}; set both or neither")
     probe = cfg.PROBE
     crop = probe.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     if probe.RESIZE and (probe.CROP == "none" or crop > probe.RESIZE):
-        what = f"PROBE.RESIZE is {probe.RESIZE} with PROBE.CROP {probe.CROP} of {crop} pixels"
-        raise UserError(f"{what}; set RESIZE to at least the crop, or to 0, which CROP none needs")
+        problem = f"PROBE.RESIZE is {probe.RESIZE} with PROBE.CROP {probe.CROP} of {crop} pixels"
+        raise UserError(f"{problem}; set RESIZE to at least the crop, or to 0, which CROP none needs")
 
 
 def _check_unread_keys(cfg: CfgNode) -> None:

@@ -80,8 +80,8 @@ class TrainingMonitor:
             names_of_ranks = distributed.gather_objects(names if bad_here > 0 else "")
             rank, images = next((rank, images) for rank, images in enumerate(names_of_ranks) if images)
             where = f" on rank {rank}" if distributed.world_size() > 1 else ""
-            what = f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images})"
-            raise UserError(f"{what}; lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none")
+            problem = f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images})"
+            raise UserError(f"{problem}; lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none")
         self.skipped.update(next_scale, step + 1)
 
     def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:

@@ -34,8 +34,8 @@ def check_modules_unchanged(cfg: CfgNode) -> None:
     """Raise UserError if the user's own modules are not those with which a job was submitted."""
     digest = extensions.digest() if cfg.IMPORTED else ""
     if digest != cfg.IMPORTED:
-        what = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
-        raise UserError(f"{what}; restore them, or submit the job again")
+        problem = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
+        raise UserError(f"{problem}; restore them, or submit the job again")
 
 
 def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:

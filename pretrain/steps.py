@@ -5,7 +5,7 @@ gradients are those of the whole batch: the loss of a query needs no other query
 within the batch go through the encoder twice, first to compute all embeddings (GradCache: Gao et al. 2021, Sec. 3.2).
 
 Shape letters: V views, M positive keys per image, n images of this rank, p of a micro-batch, D dimensions; A anchors of
-this rank, B candidates of all ranks.
+this rank, a of a micro-batch, B candidates of all ranks.
 """
 
 from collections.abc import Sequence

@@ -89,7 +89,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         loader = _build_loader(cfg, data, device)
         state = build_train_state(cfg, device, len(loader), read_weights=not saved)
         step = on_every_rank(restore_checkpoint, state, saved) if saved else 0
-        digest = _check_same_start(state, step, data, saved, cfg)
+        digest = _check_start(state, step, data, saved, cfg)
         schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
         total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
         results = on_first_rank(read_record, folder / "results.json") if step == total_steps else {}
@@ -154,8 +154,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
 def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.count_classes() < 2:
-        what = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.count_classes()} classes"
-        raise UserError(f"{what}; provide at least two class folders, or set METHOD.LABELS index")
+        problem = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.count_classes()} classes"
+        raise UserError(f"{problem}; provide at least two class folders, or set METHOD.LABELS index")
     return data
 
 
@@ -169,15 +169,13 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     if distributed.is_main():
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
-            what = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"
+            problem = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"
             reason = "so the negatives of many queries contain a key of the same image"
-            log.warning(f"{what}, {reason}; lower it to at most half the number of images")
+            log.warning(f"{problem}, {reason}; lower it to at most half the number of images")
     return loader
 
 
-def _check_same_start(
-    state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode
-) -> str:
+def _check_start(state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode) -> str:
     """Check that all ranks start from the same step, images and weights, and a resumed run from its original images.
 
     Returns:
@@ -188,8 +186,8 @@ def _check_same_start(
         start = (step, digest, compute_tensor_digest(*state.objective.model.state_dict().values()))
         distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
     if saved.get("images", digest) != digest:
-        what = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
-        raise UserError(f"{what}; restore the original ones, or choose another OUTPUT_DIR")
+        problem = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
+        raise UserError(f"{problem}; restore the original ones, or choose another OUTPUT_DIR")
     return digest
 
 
@@ -236,7 +234,7 @@ def _checkpoint_content(run: PretrainRun, steps_done: int) -> dict[str, Any]:
 
 
 def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
-    """Evaluate the encoder by kNN, if there are data for it; write and return the metrics."""
+    """Evaluate the encoder by kNN if there are labeled data; write and return the metrics."""
     with run.progress.pause():
         score = knn.evaluate(run.state.objective.encoder, run.probe_data, run.cfg, run.device)
     metrics = {f"knn_{name}": value for name, value in score.items()}

@@ -99,7 +99,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             raise UserError(f"{output} contains {content}; choose another folder, or remove it")
         print(f"{output} already exists")
         return
-    with claim(output.parent, "a data set being written", of=output.name):
+    with claim(output.parent, "a data set being written", file=output.name):
         folder = output.parent / f".{output.name}.making"
         shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
         try:

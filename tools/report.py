@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         text = render_markdown(report)
         print(render_json(report) if args.json else text, end="")
         for file in args.output:
-            with claim(Path(file).parent, "a report", of=Path(file).name):  # removes files that a killed report left
+            with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
     for line in [*figures, *(f"report: {file}" for file in args.output)]:

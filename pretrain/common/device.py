@@ -32,9 +32,9 @@ def can_use_gpus(key: str) -> bool:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # the former where torch was built without CUDA
         reason = first_line(error).partition(". ")[0]
-        what = f"{name}={values[name]} gives this process GPUs that torch {torch.__version__} cannot use ({reason})"
+        problem = f"{name}={values[name]} gives this process GPUs that torch {torch.__version__} cannot use ({reason})"
         remedy = f"check the driver (nvidia-smi) and the container's --nv or --gpus all, or set {key} cpu"
-        raise UserError(f"{what}; {remedy}") from error
+        raise UserError(f"{problem}; {remedy}") from error
     return True
 
 
@@ -58,8 +58,8 @@ def check_gpu_is_own(device: torch.device, store: dist.Store, rank: int, world_s
     for other in range(world_size):
         first = owners.setdefault(store.get(f"gpu/{other}").decode(), other)
         if first != other:
-            what = f"ranks {first} and {other} have the same GPU"
-            raise UserError(f"{what}; request one GPU per process (on SLURM as many --gpus-per-node as tasks)")
+            problem = f"ranks {first} and {other} have the same GPU"
+            raise UserError(f"{problem}; request one GPU per process (on SLURM as many --gpus-per-node as tasks)")
 
 
 def autocast(amp: str, device_type: str) -> torch.autocast:

@@ -68,9 +68,9 @@ def _rendezvous() -> dict[str, Any]:
         store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
         return {"store": store, "rank": rank, "world_size": size}
     except (OSError, dist.DistError) as error:
-        what = f"the processes of this run cannot connect to each other at {address} ({first_line(error)})"
+        problem = f"the processes of this run cannot connect to each other at {address} ({first_line(error)})"
         remedy = "export a MASTER_ADDR that all machines reach and a free MASTER_PORT (SLURM: in the site file's setup)"
-        raise UserError(f"{what}; {remedy}") from error
+        raise UserError(f"{problem}; {remedy}") from error
 
 
 def rank() -> int:
@@ -88,7 +88,7 @@ def is_main() -> bool:
 
 
 def rank_slice(total: int) -> slice:
-    """Return this rank's contiguous part of ``total`` items; the parts differ by at most one item."""
+    """Return this rank's contiguous slice of ``total`` items; slices differ by at most one item."""
     return slice(rank() * total // world_size(), (rank() + 1) * total // world_size())
 
 
@@ -231,7 +231,7 @@ def on_every_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     if len(failed) == len(reasons):
         raise UserError(reasons[0])
     if failed:
-        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
+        ranks = f"{'ranks' if len(failed) > 1 else 'rank'} {', '.join(map(str, failed))} of {len(reasons)}"
         raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")
     return result
 

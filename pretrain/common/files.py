@@ -34,7 +34,7 @@ def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
     if os.path.isfile(path):
         return path
     if os.path.isdir(path):
-        raise UserError(f"no {description} at {path}: it is a folder")
+        raise UserError(f"no {description} at {path}: it is a folder; pass a file in it")
     names = [neighbor.name for neighbor in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
     raise UserError(f"no {description} at {path}{suggest_name(path.name, names)}")
 
@@ -89,7 +89,7 @@ def sha256(path: str | Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}; check path and permissions") from error
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
@@ -154,7 +154,7 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
     try:
         value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}; check path and permissions") from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
     if not isinstance(value, kind):
@@ -197,7 +197,7 @@ def remove(path: str | Path) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise UserError unless a file at ``path`` could be written; called before the work whose result it will hold."""
+    """Raise UserError unless a file at ``path`` can be written; call it before the work whose result it is."""
     path = Path(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; pass a file in it")

@@ -1,4 +1,4 @@
-"""Decode image files to upright 8-bit RGB.
+"""Decodes image files to upright 8-bit RGB.
 
 OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
 """

@@ -1,4 +1,4 @@
-"""Where the loggers of this project write: to the terminal and, once a stage has its run folder, to log.txt.
+"""Logging of this project: to the terminal and, once a stage has its run folder, to log.txt.
 
 Every module logs with ``log = logging.getLogger(__name__)``.
 """

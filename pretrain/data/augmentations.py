@@ -123,7 +123,6 @@ _STRONG_JITTER = ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of s
 _GRAYSCALE = RandomGrayscale(0.2)
 _MOCO_V2 = (_JITTER, _GRAYSCALE, GaussianBlur(0.5))
 _ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
-_LARGE_SCALE = RandomResizedCrop(scale=(0.6, 1.0))
 
 AUGMENTATIONS: dict[str, Augmentation] = {
     "moco_v1": Augmentation(RandomResizedCrop(), colors=(_GRAYSCALE, ColorJitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
@@ -135,7 +134,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "simaugment": Augmentation(RandomResizedCrop(), colors=(_JITTER, _GRAYSCALE)),  # SupCon's and TCL's
     "autoaugment": Augmentation(PadCrop(), policy="imagenet"),
     "autoaugment_cifar": Augmentation(PadCrop(), policy="cifar10"),
-    "digits": Augmentation(_LARGE_SCALE, flip=0.0, colors=(ColorJitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
+    "digits": Augmentation(RandomResizedCrop((0.6, 1.0)), flip=0.0, colors=(ColorJitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Augmentation(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Augmentation(PadCrop()),
     "flip": Augmentation(PadCrop(padding=0)),

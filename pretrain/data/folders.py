@@ -46,12 +46,12 @@ def load_folder(folder: Path, split: str) -> ImageData:
         return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
     class_folders = [f for f in folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
-        what = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/, so it may be a split or a class"
-        raise UserError(f"{what}; write folder:{folder}/{splits[0]}, or move all classes into {folder}/train/")
+        problem = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/, so it may be a split or a class"
+        raise UserError(f"{problem}; write folder:{folder}/{splits[0]}, or move all classes into {folder}/train/")
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
-        usual = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
-        remedy = f"rename it to {usual}, or choose a folder of images: folder:{folder}/{splits[0]}"
+        split_names = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
+        remedy = f"rename it to {split_names}, or choose a folder of images: folder:{folder}/{splits[0]}"
         raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
     if class_folders and split == "train":
         log.warning(f"not read, since the other folders are splits: {shorten_list(class_folders)} (in {folder})")
@@ -120,10 +120,10 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     missing = sorted(set(classes) - set(class_folders))
     if missing and not allow_flat:
         count = f"{len(missing)} of {len(classes)} class folders"
-        raise MissingSplit(f"{name}: {count} are missing in {folder}: {missing[0]}, ...")
+        raise MissingSplit(f"{name}: {count} are missing in {folder}: {missing[0]}, ...; copy them there")
     unknown = sorted(set(class_folders) - set(classes))
     if unknown and allow_flat:
-        raise MissingSplit(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
+        raise MissingSplit(f"{name}: {folder}/{unknown[0]} is not one of the training classes; rename or remove it")
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
     with ThreadPoolExecutor(_THREADS) as pool:
         class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
@@ -172,8 +172,8 @@ def _check_no_splits(folder: Path, names: list[str]) -> None:
     mixed = find_mixed_splits(_list_parents(names))
     if mixed:
         parent, splits = mixed
-        what = f"{folder / parent} contains {' and '.join(sorted(splits))}: splits, not classes"
-        raise UserError(f"{what}; choose a single one, as in folder:{folder / parent / splits[0]}")
+        problem = f"{folder / parent} contains {' and '.join(sorted(splits))}: splits, not classes"
+        raise UserError(f"{problem}; choose a single one, as in folder:{folder / parent / splits[0]}")
 
 
 def _check_no_masks(folder: Path, names: list[str]) -> None:
@@ -251,5 +251,5 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no image folder at {folder}; expected images, or one folder per class") from None
     except OSError as error:
-        raise UserError(f"cannot list {error.filename or folder}: {error.strerror}") from error
+        raise UserError(f"cannot list {error.filename or folder}: {error.strerror}; check its permissions") from error
     return sorted(folders), sorted(images), unread

@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random import Generator
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
@@ -31,7 +32,7 @@ class ViewParams(NamedTuple):
     colors: list[Operation]  # in order
 
 
-def sample_params(augmentation: Augmentation, height: int, width: int, rng: np.random.Generator) -> ViewParams:
+def sample_params(augmentation: Augmentation, height: int, width: int, rng: Generator) -> ViewParams:
     """Sample a view's random parameters for an image of ``height`` x ``width`` pixels."""
     box = (0, 0, height, width)
     offset = None
@@ -54,7 +55,7 @@ def sample_params(augmentation: Augmentation, height: int, width: int, rng: np.r
 
 
 def make_views(
-    image: np.ndarray, augmentations: Sequence[Augmentation], size: int, view_rng: Callable[[int], np.random.Generator]
+    image: np.ndarray, augmentations: Sequence[Augmentation], size: int, view_rng: Callable[[int], Generator]
 ) -> np.ndarray:
     """Make all views of an image.
 
@@ -149,9 +150,7 @@ def _crop(image: np.ndarray, augmentation: Augmentation, params: ViewParams, siz
     return view
 
 
-def _sample_box(
-    crop: RandomResizedCrop, height: int, width: int, rng: np.random.Generator
-) -> tuple[int, int, int, int]:
+def _sample_box(crop: RandomResizedCrop, height: int, width: int, rng: Generator) -> tuple[int, int, int, int]:
     """Sample a box by torchvision's rule: ten tries, then the largest central box of an allowed aspect ratio."""
     low, high = map(math.log, crop.ratio)
     for _ in range(10):

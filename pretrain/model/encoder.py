@@ -143,8 +143,8 @@ def embed(
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        what = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
-        raise UserError(f"{what}; raise SOLVER.IMS_PER_BATCH or lower MODEL.BN_GROUPS") from error
+        problem = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
+        raise UserError(f"{problem}; raise SOLVER.IMS_PER_BATCH or lower MODEL.BN_GROUPS") from error
     if isinstance(output, Tensor):
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output

@@ -234,7 +234,7 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, bn_groups: int, rea
         encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: read_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:
         if device.type == "cpu":
-            what = f"MODEL.BN_GROUPS is 1 with {ranks} processes: SyncBN, for GPUs only"
-            raise UserError(f"{what}; start one process, or set MODEL.BN_GROUPS 0")
+            problem = f"MODEL.BN_GROUPS is 1 with {ranks} processes: SyncBN, for GPUs only"
+            raise UserError(f"{problem}; start one process, or set MODEL.BN_GROUPS 0")
         return cast(ResNet, nn.SyncBatchNorm.convert_sync_batchnorm(encoder))
     return encoder

@@ -25,21 +25,20 @@ def data_names(cfg: CfgNode) -> tuple[str, str]:
     return train, cfg.DATA.VAL or train
 
 
-def load_probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeData:
+def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> ProbeData:
     """Load the labeled images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's splits).
 
     Args:
-        opened: the train split of DATA.TRAIN, if it is open already, because listing a large one takes long.
+        train: the train split of DATA.TRAIN, if it is open already, because listing a large one takes long.
 
     Raises:
         MissingLabels: there are no labels, or no val split.
         UserError: a data set is missing, or the two name different classes.
     """
     train_name, val_name = data_names(cfg)
-    if opened is None or cfg.DATA.PROBE_TRAIN:
-        opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    _check_labels(train_name, opened)  # before a missing val split, which unlabeled images do not need
-    train = opened
+    if train is None or cfg.DATA.PROBE_TRAIN:
+        train = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    _check_labels(train_name, train)  # before a missing val split, which unlabeled images do not need
     if train.count_classes() == 1:
         raise MissingLabels(f"{train_name} has only one class, so nothing to score; make one folder per class")
     val = datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)

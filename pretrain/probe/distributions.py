@@ -109,8 +109,7 @@ def draw(points: Mapping[str, np.ndarray]) -> Any:
         for name, p in points.items():
             label = f"{figure_text(name)} (mean {p[:, column].mean():.3g})"
             axis.hist(p[:, column], bins=bins, alpha=0.55, label=label)
-        axis.set_xlabel(title)
-        axis.set_ylabel("images")
+        axis.set(xlabel=title, ylabel="images")
         axis.legend()
     return figure
 

@@ -57,7 +57,5 @@ def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any
         axis.scatter(class_points[:, 0], class_points[:, 1], s=9, color=colors(int(label) % colors.N), label=name)
     if len(classes) <= 20:
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.set_title("t-SNE of frozen validation features")
+    axis.set(xticks=[], yticks=[], title="t-SNE of frozen validation features")
     return figure

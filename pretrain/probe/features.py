@@ -68,7 +68,7 @@ def extract(
     Args:
         backbone: in eval mode.
         max_images: use at most this many images, evenly spaced; 0 means all.
-        gather: Return the features of all images, not only those of this rank's part of them.
+        gather: Return the features of all images, not only of this rank's.
     """
     positions = _select_positions(data, max_images)
     index_N = [torch.empty(0, dtype=torch.long)]

@@ -31,9 +31,8 @@ class Heads(nn.Module):
 
     def set_learning_rates(self, epoch: int) -> float:
         """Set every head's learning rate for ``epoch``; return the factor of ``learning_rates``."""
-        linear = self.settings
-        decay = {"kind": linear.LR_SCHEDULE, "milestones": linear.STEPS, "gamma": linear.GAMMA}
-        factor = schedule.compute_learning_rate(epoch, 1, linear.EPOCHS, base_lr=1.0, **decay)
+        decay = {"kind": self.settings.LR_SCHEDULE, "milestones": self.settings.STEPS, "gamma": self.settings.GAMMA}
+        factor = schedule.compute_learning_rate(epoch, 1, self.settings.EPOCHS, base_lr=1.0, **decay)
         for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = lr * factor
         return factor

@@ -110,7 +110,7 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     training images means all of them.
 
     Args:
-        train: this rank's part of the training images; its features are normalized in place.
+        train: this rank's training images; its features are normalized in place.
         val: all validation images.
         chunk: validation images at once; 0 means as many as fit a buffer of moderate size.
 
@@ -145,7 +145,7 @@ def _find_nearest(similarity_QT: Tensor, labels_T: Tensor, k: int) -> tuple[Tens
     """Return similarities and labels, (Q, k), of the nearest training images of all ranks, the nearest first."""
     local_k = min(k, len(labels_T))
     top_QK, index_QK = similarity_QT.topk(local_k, dim=1)
-    # topk takes any of equal ones. Where it has left out some that equal the last, sort by position as well.
+    # topk breaks ties arbitrarily; where a tie is cut, sort by position as well.
     last_Q1 = top_QK[:, local_k - 1 :]
     is_cut_Q = (similarity_QT == last_Q1).sum(1) > (top_QK == last_Q1).sum(1)
     index_QK[is_cut_Q] = similarity_QT[is_cut_Q].argsort(dim=1, descending=True, stable=True)[:, :local_k]
@@ -156,7 +156,7 @@ def _find_nearest(similarity_QT: Tensor, labels_T: Tensor, k: int) -> tuple[Tens
     labels_QK = F.pad(labels_T[index_QK.gather(1, order_QK)], padding)
     if world_size() == 1:
         return nearest_QK, labels_QK
-    # The ranks have consecutive parts of the data set, so that a stable sort keeps equal ones in its order.
+    # The ranks have consecutive slices of the data set, so that a stable sort keeps equal ones in its order.
     ranks = (world_size(), len(similarity_QT))
     nearest_QRK = gather(nearest_QK).unflatten(0, ranks).transpose(0, 1).flatten(1)
     labels_QRK = gather(labels_QK).unflatten(0, ranks).transpose(0, 1).flatten(1)

@@ -51,17 +51,17 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     with open_probe(cfg, "linear") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
-        results, state = on_first_rank(_load_earlier, run.folder, settings)
+        results, saved = on_first_rank(_load_earlier, run.folder, settings)
         if results:
             log.info(f"{run.folder} is complete; nothing to do")
             return results
         data = run.load_data()
         sizes = {**build_protocol(cfg, data=data), "classes": len(data.train.classes)}
-        if state:
-            check_same_probe(run.folder, state.get("sizes", {}), sizes)
+        if saved:
+            check_same_probe(run.folder, saved.get("sizes", {}), sizes)
         run.start()
         torch.manual_seed(cfg.SEED)
-        scores = _train(run, backbone, data, {"work": settings, "sizes": sizes}, state)
+        scores = _train(run, backbone, data, {"work": settings, "sizes": sizes}, saved)
         for lr, score in scores.items():
             if "diverged" in score:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")
@@ -73,8 +73,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": settings})
 
 
-def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], state: dict[str, Any]) -> Scores:
-    """Train from ``state``, or from step 0, to the end; return every head's scores.
+def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], saved: dict[str, Any]) -> Scores:
+    """Train from a ``saved`` checkpoint, or from step 0, to the end; return every head's scores.
 
     Args:
         metadata: stored in every checkpoint.
@@ -88,14 +88,16 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     if len(heads.learning_rates) > 1:
         train_split, held_out_split = _split(data.train)
         held_out = extract(backbone, held_out_split, run.cfg, run.device)
-    source_type = _Cached if settings.AUGMENT == "none" else _Augmented
-    batch_source = source_type(run, backbone, train_split)
+    if settings.AUGMENT == "none":
+        batch_source = _Cached(run, backbone, train_split)
+    else:
+        batch_source = _Augmented(run, backbone, train_split)
     steps_per_epoch = len(batch_source)
     total_steps = settings.EPOCHS * steps_per_epoch
     step = 0
     losses_H = torch.zeros(len(heads.learning_rates), device=run.device)  # sums over the current epoch
-    if state:
-        step, losses_H = restore_heads(heads, state, losses_H)
+    if saved:
+        step, losses_H = restore_heads(heads, saved, losses_H)
         log.info(f"resumed at step {step} of {total_steps}")
         if distributed.is_main():  # the run may have been killed before it removed the previous checkpoint
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
@@ -129,11 +131,11 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     return scores
 
 
-def restore_heads(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
-    """Load a checkpoint's ``state`` into ``heads``; return its step and losses, the latter like ``losses_H``."""
+def restore_heads(heads: Heads, saved: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
+    """Load the ``saved`` checkpoint into ``heads``; return its step and losses, the latter like ``losses_H``."""
     with checkpoint.translate_restore_errors("the checkpoint", heads.optimizer, "remove it to start again"):
-        heads.load(state)
-        return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
+        heads.load(saved)
+        return int(saved["step"]), saved["losses"].to(losses_H).view_as(losses_H)
 
 
 def _split(train: ImageData) -> tuple[ImageData, ImageData]:
@@ -204,10 +206,10 @@ def _load_earlier(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any
     """
     results = read_record(folder / "results.json")
     newest = None if results else checkpoint.load_newest(folder)
-    state = newest[1] if newest else {}
-    if results or state:
-        check_same_probe(folder, (results or state).get("work", {}), settings)
-    return results, state
+    saved = newest[1] if newest else {}
+    if results or saved:
+        check_same_probe(folder, (results or saved).get("work", {}), settings)
+    return results, saved
 
 
 def _select_best(scores: Scores) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from .data import ProbeData, data_names
 
 
 def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
-    """Return what determines a score apart from the backbone: data, image size, precision and the probe's settings.
+    """Build the record of what determines a score apart from the backbone: data, image size, precision, settings.
 
     Args:
         probe: linear | knn; an empty string returns only what determines the features.
@@ -30,7 +30,7 @@ def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None)
     size, resize = choose_evaluation_size(cfg)
     settings |= {"image_size": size, "resize": resize}
     defaults = default_config().VIEWS
-    for key in ("MEAN", "STD"):  # like float32_precision left out at the default, as in results of earlier versions
+    for key in ("MEAN", "STD"):  # like float32_precision omitted at the default, as in results of earlier versions
         if cfg.VIEWS[key] != defaults[key]:
             settings[key.lower()] = cfg.VIEWS[key]
     if cfg.FLOAT32_PRECISION:
@@ -50,13 +50,13 @@ def choose_evaluation_size(cfg: CfgNode) -> tuple[int, int]:
 
 
 def list_linear_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return what the result of a linear probe depends on, apart from the backbone: settings, data, seed."""
+    """List the settings that a linear probe's result depends on, apart from the backbone: also data and seed."""
     linear = {key: value for key, value in flatten(cfg) if key.startswith(("LINEAR.", "SEED"))}
     return {**linear, **build_protocol(cfg)}
 
 
-def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def check_same_probe(folder: Path, recorded: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise UserError if the probe in ``folder`` was run with other settings; the message names them."""
-    changes = list_changes(before, now)
+    changes = list_changes(recorded, current)
     if changes:
         raise UserError(f"{folder} contains a different probe ({'; '.join(changes)}); choose another OUTPUT_DIR")

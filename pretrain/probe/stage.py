@@ -1,4 +1,4 @@
-"""What all probes share: their run folder, their data, and their products."""
+"""Run folder, data and products shared by all probes."""
 
 import contextlib
 import csv
@@ -31,7 +31,7 @@ class ProbeRun:
     def load_data(self) -> ProbeData:
         """Load the labeled images that the config names; raise UserError if ranks see different ones."""
         data = on_every_rank(load_probe_data, self.cfg)
-        check_agreement(build_protocol(self.cfg, data=data), "what the probe learns from")
+        check_agreement(build_protocol(self.cfg, data=data), "the data or the settings of the probe")
         return data
 
     def start(self) -> None:

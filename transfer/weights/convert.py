@@ -121,7 +121,7 @@ def convert(
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
     record = output.with_name(output.name + ".json")
-    with claim(output.parent, "a conversion", of=output.name), translate_write_errors(output):
+    with claim(output.parent, "a conversion", file=output.name), translate_write_errors(output):
         if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
         with atomic_writer(output) as stream:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 VARIABLE = "P2T_IMPORT"
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def add(names: Sequence[str]) -> None:
     """Add modules, or paths of Python files, to what this process and those that it starts import."""
     for name in names:
         if name.endswith(".py") and not Path(name).is_file():
-            raise UserError(f"--import {name}: there is no such file")
+            raise UserError(f"--import {name}: there is no such file; check the path")
     absolute = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_list_extensions(), *absolute]))
 
@@ -58,8 +58,7 @@ def load() -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
-            reason = " ".join(str(error).split())
-            raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {reason}") from error
+            raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def sources() -> list[Path]:

@@ -27,7 +27,7 @@ class Range:
 
     def __str__(self) -> str:
         most = "" if self.high == math.inf else f" and at most {self.high}"
-        return f"{'a whole number, ' * self.whole}{'above' if self.above else 'at least'} {self.low}{most}"
+        return f"{'a whole number, ' if self.whole else ''}{'above' if self.above else 'at least'} {self.low}{most}"
 
 
 @dataclass(frozen=True)

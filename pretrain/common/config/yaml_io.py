@@ -58,12 +58,12 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return loaded
 
 
-def list_changes(before: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
+def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
     """List the keys whose values differ, as ``SOLVER.AMP 'none' -> 'bf16'``; skip keys with a prefix in ``ignore``."""
     return [
-        f"{key} {before.get(key)!r} -> {now.get(key)!r}"
-        for key in {**now, **before}
-        if before.get(key) != now.get(key) and not key.startswith(ignore)
+        f"{key} {old.get(key)!r} -> {new.get(key)!r}"
+        for key in {**new, **old}
+        if old.get(key) != new.get(key) and not key.startswith(ignore)
     ]
 
 
@@ -132,8 +132,9 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     except _WRONG:
         fits = False
     if not fits:
-        hint = "; write text in quotes" * (isinstance(default, str) and bool(where))
-        hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
+        hint = "; write text in quotes" if isinstance(default, str) and where else ""
+        if isinstance(default, list) and default:
+            hint = f"; write it as {default}"
         if key.startswith("DATASETS."):
             names = (name.strip("()[]'\" ") for name in str(value).split(","))
             hint = f'; write "{tuple(filter(None, names))}"'

@@ -34,8 +34,8 @@ def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option:
     """Raise UserError if a folder has files of these names, but no ``marker``, which the launcher writes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():
-        what = f"{shorten_list(files)} of another program, or of an earlier version of this one"
-        raise UserError(f"{folder} contains {what}; choose another {option}")
+        contents = f"{shorten_list(files)} of another program, or of an earlier version of this one"
+        raise UserError(f"{folder} contains {contents}; choose another {option}")
 
 
 def read_stage(output_dir: str | Path) -> str:

@@ -26,8 +26,8 @@ _NAMELESS_AFTER_S = 5.0  # a file that is still empty by then belongs to a proce
 
 
 @contextlib.contextmanager
-def claim(folder: str | Path, purpose: str, *, of: str = "") -> Iterator[None]:
-    """Claim ``folder``, or only its file ``of``, for this process until the block ends; ``purpose`` says what for.
+def claim(folder: str | Path, purpose: str, *, file: str = "") -> Iterator[None]:
+    """Claim ``folder``, or only ``file`` in it, for this process until the block ends; ``purpose`` says what for.
 
     A SLURM job waits until an owner on another machine has touched its file again or is known to be dead: it may have
     been killed with its node a moment ago.
@@ -39,7 +39,7 @@ def claim(folder: str | Path, purpose: str, *, of: str = "") -> Iterator[None]:
     pid = os.getpid()
     process = {"host": socket.gethostname(), "pid": pid, "started": read_start_time(pid)}
     record = {**process, "machine": _identify_machine(), "job": _read_job(), "purpose": purpose}
-    path = _create(Path(folder), of, record)
+    path = _create(Path(folder), file, record)
     released = threading.Event()
     threading.Thread(target=_touch, args=(path, released), daemon=True).start()
     try:
@@ -65,10 +65,10 @@ def read_start_time(pid: int) -> str:
     return ""
 
 
-def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
+def _create(folder: Path, file: str, record: dict[str, Any]) -> Path:
     """Create the file with the next number once every earlier owner is known to be dead; return its path."""
     while True:
-        owners = _list_owners(folder, of)
+        owners = _list_owners(folder, file)
         for path in owners:
             owner = _read(path)
             touched = _read_touch_time(path)
@@ -77,18 +77,18 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                 may_be_lost = _read_job()[0] and is_elsewhere and _read_touch_time(path) == touched
                 if owner and not may_be_lost:
                     wait = f"wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on another machine)"
-                    what = f"{folder / of} is in use: {_describe(owner)}"
-                    raise UserError(f"{what}; {wait}, stop it, or choose another folder")
+                    problem = f"{folder / file} is in use: {_describe(owner)}"
+                    raise UserError(f"{problem}; {wait}, stop it, or choose another folder")
                 time.sleep(0.1)  # it is about to touch the file or to write its name, or was killed before that
                 owner = _read(path)
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
-        owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
+        owner_file = folder / f".{file}{'.' if file else ''}owner.{number}.json"
         try:
-            with open(owner_file, "x") as file:
-                file.write(json.dumps(record))
-            earlier = [path for path in _list_owners(folder, of) if path != owner_file]
+            with open(owner_file, "x") as lock_file:
+                lock_file.write(json.dumps(record))
+            earlier = [path for path in _list_owners(folder, file) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in earlier):
-                prefix = f".{glob.escape(of)}." if of else "."  # with `of`, its companions, such as weights.pth.json
+                prefix = f".{glob.escape(file)}." if file else "."  # includes companions, such as weights.pth.json
                 unfinished = folder.glob(f"{prefix}*{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
                 for path in (*earlier, *unfinished):
                     path.unlink(missing_ok=True)
@@ -119,8 +119,8 @@ def _read_touch_time(path: Path) -> float:
     return 0.0
 
 
-def _list_owners(folder: Path, of: str) -> list[Path]:
-    return list(folder.glob(f".{glob.escape(of)}{'.' if of else ''}owner.*.json"))
+def _list_owners(folder: Path, file: str) -> list[Path]:
+    return list(folder.glob(f".{glob.escape(file)}{'.' if file else ''}owner.*.json"))
 
 
 def _read(path: Path) -> dict[str, Any]:

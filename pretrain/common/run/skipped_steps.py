@@ -1,4 +1,4 @@
-"""Count the optimizer steps that fp16 skips, for both stages."""
+"""Counts the optimizer steps that fp16 skips, for both stages."""
 
 from ..errors import UserError
 
@@ -24,8 +24,8 @@ class SkippedSteps:
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if self._in_a_row >= MAX_IN_A_ROW:
-            what = f"fp16: {MAX_IN_A_ROW} steps up to step {step - 1} were skipped, at a loss scale of {self.scale:.3g}"
-            raise UserError(f"{what}; {self._remedy}, or lower SOLVER.BASE_LR")
+            problem = f"{MAX_IN_A_ROW} steps up to step {step - 1} were skipped, at a loss scale of {self.scale:.3g}"
+            raise UserError(f"fp16: {problem}; {self._remedy}, or lower SOLVER.BASE_LR")
         self.scale = scale
 
     def total_after(self, scale: float) -> int:

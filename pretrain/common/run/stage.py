@@ -1,4 +1,4 @@
-"""What every stage runs inside: its process group, its run folder, and its error handling."""
+"""Process group, run folder and error handling of a stage."""
 
 import atexit
 import contextlib
@@ -99,8 +99,8 @@ def translate_torch_errors(name: str) -> Iterator[None]:
         if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
             memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
             shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 16g or --ipc=host)"
-            what = f"a worker process of the data loader has ended ({text})"
-            raise UserError(f"{what}; {memory}; {shared} or set NUM_WORKERS 0; run again") from error
+            problem = f"a worker process of the data loader has ended ({text})"
+            raise UserError(f"{problem}; {memory}; {shared} or set NUM_WORKERS 0; run again") from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             less = _LESS_MEMORY.get(name, "use smaller images")
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error

@@ -99,5 +99,5 @@ def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:
     An error that followed from the loss of another rank counts only if no other error is known.
     """
     failures = [read_record(path) for path in Path(folder).glob("failed.*.json")]
-    of_job = [failure for failure in failures if failure.get("job") == job]
-    return min(of_job, key=lambda failure: (failure["followed"], failure["ended"]), default={})
+    job_failures = [failure for failure in failures if failure.get("job") == job]
+    return min(job_failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})

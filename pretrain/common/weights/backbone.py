@@ -1,4 +1,4 @@
-"""Read a ResNet backbone from any file that contains a complete one, under torchvision's names.
+"""Reads a ResNet backbone from any file that contains a complete one, under torchvision's names.
 
 The file may be a checkpoint, a state dict or a detector of any project, with any other tensors next to the ResNet
 (docs/reference/layouts.md lists what was tried): `.pth` in the old and the zip format, `.pkl` or `.safetensors`.
@@ -55,8 +55,8 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     backbone = extract_backbone(file, encoder)
     has_stride_in_1x1 = is_bottleneck(backbone.arch) and file.provenance.get("MODEL.RESNETS.STRIDE_IN_1X1")
     if has_stride_in_1x1 or file.provenance.get("INPUT.FORMAT") == "BGR":
-        what = "was trained on BGR images, or with its stride in the 1x1 convolution"
-        raise UserError(f"{path} {what}, so its features would be wrong here; use it for detectors only")
+        problem = "was trained on BGR images, or with its stride in the 1x1 convolution"
+        raise UserError(f"{path} {problem}, so its features would be wrong here; use it for detectors only")
     return backbone
 
 
@@ -82,13 +82,13 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     path = file.path
     networks = find_networks(file.tensors)
     if not networks:
-        kind = describe_kind(file.tensors) or f"; its tensors are {shorten_list(list(file.tensors))}"
+        kind = describe_kind(file.tensors) or f" ({shorten_list(list(file.tensors))}); pass one, such as a checkpoint"
         raise UserError(f"{path} contains no ResNet{kind}")
     network = _choose_network(networks, encoder, prefix, path)
     arch, stem, shapes = check_structure(network.state, path)
     recorded_arch = file.content.get("arch")
     if isinstance(recorded_arch, str) and recorded_arch in DEPTHS and recorded_arch != arch and not prefix:
-        raise UserError(f"{path} says arch {recorded_arch}, but its tensors are those of a {arch}")
+        raise UserError(f"{path} records arch {recorded_arch}, but contains a {arch}; correct its entry arch")
     if stem == "cifar":
         _check_padding(file, network)
     counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
@@ -112,7 +112,7 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
             return arch
     kind = "bottleneck" if bottleneck else "basic"
     larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
-    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4{larger}")
+    raise UserError(f"{path} has {depths} {kind} blocks in layer1-layer4{larger}; pass a ResNet-18, 34, 50 or 101")
 
 
 def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
@@ -128,22 +128,22 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     unknown = [name for name in state if name not in shapes]
     if unknown:
-        kind = describe_kind(unknown)
+        kind = describe_kind(unknown) or "; pass the weights of a plain ResNet"
         raise UserError(f"{path} contains {shorten_list(unknown)}, which a {arch} does not have{kind}")
     missing = [name for name in shapes if name not in state and not name.endswith(COUNTER)]
     if missing:
-        raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}")
+        raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}; pass a file with the whole network")
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
-            what = f"{name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
-            raise UserError(f"{path}: {what}; only plain ResNets for RGB images are read, no ResNeXt, no wide ResNet")
+            problem = f"{name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
+            raise UserError(f"{path}: {problem}; pass a plain ResNet for RGB images, no ResNeXt, no wide ResNet")
     return arch, stem, shapes
 
 
 def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
     """Return the requested network; by default, a key encoder is read only if there is no other network."""
     if encoder not in ("query", "key"):
-        raise UserError(f"encoder {encoder!r} is not one of query, key")
+        raise UserError(f"encoder is {encoder!r}; choose query or key")
     candidates = select_by_prefix(networks, prefix)
     keys = [network for network in candidates if network.side == "key"]
     if encoder == "key":
@@ -155,7 +155,7 @@ def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path
     archs = {network: _find_arch(network, path) for network in networks}
     if not matching:
         missing = f"ResNet under the prefix {prefix}" if not candidates else "key encoder"
-        raise UserError(f"{path} contains no {missing}; it contains {_list(archs)}")
+        raise UserError(f"{path} contains no {missing}; choose one of those that it contains: {_list(archs)}")
     complete = [network for network in matching if archs[network]]
     distinct: list[Network] = []
     for network in complete or [max(matching, key=lambda network: len(network.state))]:

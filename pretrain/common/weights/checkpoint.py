@@ -113,7 +113,7 @@ def _choose_name(output_dir: str | Path, paths: Sequence[Path], read_file: Calla
 
 
 @contextlib.contextmanager
-def translate_restore_errors(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
+def translate_restore_errors(description: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
     """Raise UserError if the block cannot restore a run and its ``optimizer``.
 
     The checkpoint is then damaged, or belongs to another run.
@@ -129,9 +129,9 @@ def translate_restore_errors(what: str, optimizer: torch.optim.Optimizer, remedy
     except UserError:
         raise
     except KeyError as error:
-        raise UserError(f"{what} lacks {error}, so no run can resume from it; {remedy}") from error
+        raise UserError(f"{description} lacks {error}, so no run can resume from it; {remedy}") from error
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
+        raise UserError(f"{description} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
 def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkpoint_[0-9]*.pth") -> None:

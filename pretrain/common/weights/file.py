@@ -1,4 +1,4 @@
-"""Read the tensors of a file of weights, without running any code that it contains."""
+"""Reads the tensors of a file of weights, without running any code that it contains."""
 
 import contextlib
 import errno
@@ -94,8 +94,8 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle{FOR_PRETRAINING}"
-            what = f"{path} contains more than dense tensors, arrays and plain types"
-            raise UserError(f"{what}; if you trust its source, convert it first: {command}") from error
+            problem = f"{path} contains more than dense tensors, arrays and plain types"
+            raise UserError(f"{problem}; if you trust its source, convert it first: {command}") from error
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
@@ -106,7 +106,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     if isinstance(content, (list, tuple)):
         return {str(number): item for number, item in enumerate(content)}
     if not isinstance(content, dict):
-        raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors")
+        raise Damaged(f"{path} contains a {type(content).__name__}, not a dictionary of tensors; pass a state dict")
     return content
 
 
@@ -120,22 +120,22 @@ def compute_tensor_digest(*tensors: Tensor) -> str:
 
 
 def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
-    """Validate a tensor and return it as float32, or a counter as int64.
+    """Check a tensor and return it as float32, or a counter as int64.
 
     Raises:
         UserError: integers, values that are not finite in float32, or a variance below 0.
     """
     is_counter = name.endswith(COUNTER)
     if tensor.is_meta or tensor.layout != torch.strided:
-        raise UserError(f"{path}: {name} is not a dense tensor with values")
+        raise UserError(f"{path}: {name} is not a dense tensor with values; save it as one")
     if not (tensor.is_floating_point() or is_counter):
-        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point")
+        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point; convert it to float32")
     tensor = tensor if is_counter else tensor.to(torch.float32)
     count = int((~torch.isfinite(tensor)).sum())
     if count:
-        raise UserError(f"{path}: {name} has {count} values that are not finite")
+        raise UserError(f"{path}: {name} has {count} values that are not finite; use an earlier checkpoint")
     if name.endswith("running_var") and (tensor < 0).any():
-        raise UserError(f"{path}: {name} has a variance below 0")
+        raise UserError(f"{path}: {name} has a variance below 0; use an earlier checkpoint")
     return tensor.to(torch.long) if is_counter else tensor
 
 
@@ -155,7 +155,7 @@ def _walk(content: Any, path: str = "", *, lists: bool = False) -> Iterator[tupl
 
 
 def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
-    """Return what a conversion recorded in the file, or in FILE.json with the file's SHA-256.
+    """Return the provenance that a conversion recorded in the file, or in FILE.json with the file's SHA-256.
 
     A plain state dict, such as torchvision's files, has no place for provenance inside.
     """
@@ -164,8 +164,8 @@ def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dic
         record = read_json(f"{path}.json")
     recorded_sha256 = record.pop("file_sha256", None)
     if recorded_sha256 and recorded_sha256 != digest:
-        what = f"{path} has changed since its conversion (its SHA-256 differs from {path}.json)"
-        raise UserError(f"{what}; convert again, or delete {path}.json if you replaced the file on purpose")
+        problem = f"{path} has changed since its conversion (its SHA-256 differs from {path}.json)"
+        raise UserError(f"{problem}; convert again, or delete {path}.json if you replaced the file on purpose")
     provenance: Any = content.get("provenance") or (record if recorded_sha256 else {})
     if content.get("__author__") == "Detectron2 Model Zoo":
         std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one

@@ -1,4 +1,4 @@
-"""Find every ResNet among the tensors of a file, whatever its prefix, under the names of several projects."""
+"""Finds every ResNet among the tensors of a file, whatever its prefix, under the names of several projects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Network:
 
     @property
     def side(self) -> str:
-        """Which of a method's two encoders the last word for one in its prefix names: query | key, or "" if none."""
+        """Encoder of a method that the last such word in its prefix names: query | key, or "" if none does."""
         return next((_SIDES[word] for word in reversed(self._words()) if word in _SIDES), "")
 
     @property

@@ -58,12 +58,13 @@ def find_tars(pattern: str) -> list[str]:
         UserError: no tar matches, or a tar that the braces name is missing.
     """
     paths = _expand_braces(expand(pattern.strip()))
-    # Of a link whose target is missing, glob returns the name.
+    # glob also lists links whose target is missing.
     matches = {path: [path] if os.path.isfile(path) else list(filter(os.path.isfile, glob(path))) for path in paths}
     tars = [tar for names in matches.values() for tar in sorted(names) if not tar.endswith(INDEX_SUFFIX)]
     missing = [path for path, names in matches.items() if not names]
     if missing and len(paths) > 1:
-        raise UserError(f"{PREFIX}{pattern}: {len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}")
+        problem = f"{len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}"
+        raise UserError(f"{PREFIX}{pattern}: {problem}; copy them there, or correct the pattern")
     if not tars:
         raise UserError(f"no file matches {PREFIX}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
     return list(dict.fromkeys(tars))
@@ -76,9 +77,8 @@ def _expand_braces(pattern: str) -> list[str]:
         return [pattern]
     first, last, words = braces.groups()
     parts = words.split(",") if words else [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
-    return [
-        path for part in parts for path in _expand_braces(pattern[: braces.start()] + part + pattern[braces.end() :])
-    ]
+    start, end = braces.span()
+    return [path for part in parts for path in _expand_braces(pattern[:start] + part + pattern[end:])]
 
 
 def load_tars(pattern: str) -> ImageData:
@@ -150,7 +150,7 @@ def load_imagenet_tars(name: str, split: str, root: Path) -> ImageData:
     classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
     missing = sorted(set(classes) - set(image_classes))
     if missing:
-        raise UserError(f"{name}: {tar} lacks {len(missing)} of {len(classes)} classes: {shorten_list(missing)}")
+        raise UserError(f"{name}: {tar} lacks the classes {shorten_list(missing)}; get it again from image-net.org")
     included = set(classes)
     positions = [index for index, class_name in enumerate(image_classes) if class_name in included]
     order = np.array(sorted(positions, key=lambda index: (image_classes[index], names[index])))

@@ -78,7 +78,7 @@ def read_version(tar: str | int) -> tuple[int, int]:
     try:
         status = os.stat(tar)
     except OSError as error:
-        raise UserError(f"cannot read {tar}: {error.strerror}") from error
+        raise UserError(f"cannot read {tar}: {error.strerror}; check path and permissions") from error
     return status.st_size, status.st_mtime_ns
 
 
@@ -179,7 +179,7 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
     except tarfile.TarError as error:
         raise UserError(f"{tar} is not a tar, or is damaged or truncated ({error}); copy it again") from error
     except OSError as error:
-        raise UserError(f"cannot read {tar}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {tar}: {error.strerror or error}; check the disk or the file server") from error
 
 
 def _check_end(file: BinaryIO, tar: str, start: int, end: int) -> None:

@@ -181,7 +181,7 @@ def test_pretraining_needs_no_val_with_the_classes_of_train(tmp_path: Path):
     with pytest.raises(MissingSplit, match="1 of 2 class folders are missing"):
         load("imagenet", "val", tmp_path)
     write_folder(tmp_path / "imagenet", ["val/images/4.png"], 4, 4)
-    with pytest.raises(MissingSplit, match="val/images has no counterpart"):
+    with pytest.raises(MissingSplit, match="val/images is not one of the training classes"):
         load(f"folder:{tmp_path / 'imagenet'}", "val")
 
 

@@ -176,7 +176,7 @@ def test_a_run_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_conversions_to_one_output_are_refused(tmp_path: Path, source: Path) -> None:
-    with claim(tmp_path, "conversion", of="w.pth"):
+    with claim(tmp_path, "conversion", file="w.pth"):
         refused(lambda: convert(source, tmp_path / "w.pth"), "w.pth", "process")
         assert not (tmp_path / "w.pth").exists()
         convert(source, tmp_path / "other.pth")

@@ -52,7 +52,7 @@ def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
     new_folders = [path for path in (Path(graph.output), *Path(graph.output).parents) if not path.exists()]
     purpose = "a submission" if graph.is_single else "a pipeline"
     try:
-        with claim(graph.output, purpose, of="launch" * graph.is_single):
+        with claim(graph.output, purpose, file="launch" * graph.is_single):
             yield
     finally:
         with contextlib.suppress(OSError):  # they contain stages

@@ -154,13 +154,12 @@ def test_a_lock_of_one_file_leaves_other_files_of_the_folder_free(tmp_path: Path
     another = f".a[1].pth2.{uuid.uuid4().hex}.tmp.pth2"
     for name in (f".a[1].pth.{uuid.uuid4().hex}.tmp.pth", f".a[1].pth.json.{uuid.uuid4().hex}.tmp.json", another):
         (tmp_path / name).touch()
-    with lock.claim(tmp_path, "conversion", of="a[1].pth"):
+    with lock.claim(tmp_path, "conversion", file="a[1].pth"):
         assert another in _files(tmp_path) and len(_files(tmp_path)) == 2
     (tmp_path / another).unlink()
-    with lock.claim(tmp_path, "conversion", of="a[1].pth"), lock.claim(tmp_path, "conversion", of="b.pth"):
-        refused(
-            lambda: lock.claim(tmp_path, "conversion", of="a[1].pth").__enter__(), f"{tmp_path}/a[1].pth", "conversion"
-        )
+    with lock.claim(tmp_path, "conversion", file="a[1].pth"), lock.claim(tmp_path, "conversion", file="b.pth"):
+        claim = lock.claim(tmp_path, "conversion", file="a[1].pth")
+        refused(claim.__enter__, f"{tmp_path}/a[1].pth", "conversion")
         with lock.claim(tmp_path, "pretraining"):
             assert len(_files(tmp_path)) == 3
     assert _files(tmp_path) == []

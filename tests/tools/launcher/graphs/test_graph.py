@@ -166,7 +166,7 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, s
 
 def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):
     alone = fake(tmp_path / "run")
-    with claim(tmp_path, "a pipeline"), claim(alone.folder, "a submission", of="launch"):
+    with claim(tmp_path, "a pipeline"), claim(alone.folder, "a submission", file="launch"):
         for options in (HERE, SLURM):
             refused(lambda: start_graph(chain(tmp_path), options), "is in use: a pipeline")  # noqa: B023
         refused(lambda: run_alone(alone, SLURM), "run/launch is in use: a submission on")

@@ -53,9 +53,9 @@ class RPNHead(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
         self.objectness_logits = nn.Conv2d(channels, anchors_per_cell, 1)
         self.anchor_deltas = nn.Conv2d(channels, anchors_per_cell * 4, 1)
-        for conv in (self.conv, self.objectness_logits, self.anchor_deltas):
-            nn.init.normal_(conv.weight, std=0.01)
-            nn.init.zeros_(conv.bias)
+        for conv in self.children():
+            nn.init.normal_(conv.get_parameter("weight"), std=0.01)
+            nn.init.zeros_(conv.get_parameter("bias"))
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Map a level's features to logits (N, A) and deltas (N, A, 4) of its anchors, in the anchors' order."""

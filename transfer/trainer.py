@@ -141,9 +141,8 @@ class Trainer:
         checkpoints.save(output_dir / name, content)
         if name not in (checkpoints.EVALUATING, checkpoints.BEST):
             atomic_write(output_dir / "last_checkpoint", name)
-            num_kept = self.cfg.SOLVER.CHECKPOINT_KEEP
-            if num_kept:
-                checkpoint.prune(output_dir, num_kept, output_dir / name, "model_[0-9]*.pth")
+            if self.cfg.SOLVER.CHECKPOINT_KEEP:
+                checkpoint.prune(output_dir, self.cfg.SOLVER.CHECKPOINT_KEEP, output_dir / name, "model_[0-9]*.pth")
         log.info(f"saved {output_dir / name}")
 
     def save_best(self, results: dict[str, Metrics], iteration: int) -> None:

@@ -5,34 +5,23 @@
     convert("runs/digits", "weights/digits.pth")  # the backbone of a pretraining run, in Detectron2's names
     results = fine_tune("configs/examples/own_faster_R18_FPN.yaml", {"MODEL.WEIGHTS": "weights/digits.pth"})
 
-User modules (`pretrain.common.config.extensions`) register here:
-
-- `MAPPERS`: the value of INPUT.MAPPER -> function of (config, is_train) that returns what maps a record of the data set
-  to the model's input, as Detectron2's DatasetMapper does, for the Detectron2 engine. It draws from NumPy's global
-  generator, whose state is a function of the seed and the image's position, so that a resumed run equals an
-  uninterrupted one.
-- `HOOKS`: a name in SOLVER.HOOKS -> function of the config that returns a hook of Detectron2's (HookBase), or an object
-  with some of its methods. It is called before checkpoints, evaluation and metrics.json, on every rank; its ``trainer``
-  is `transfer.trainer.Trainer`.
+User modules register in `HOOKS` and `MAPPERS` (see `registries`).
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
+from .registries import HOOKS, MAPPERS
 
+if TYPE_CHECKING:
     from .predict import load_detector
     from .train_net import fine_tune
     from .weights.convert import convert
 
 __all__ = ["HOOKS", "MAPPERS", "convert", "fine_tune", "load_detector"]
-MAPPERS: dict[str, Callable[[CfgNode, bool], Callable[[dict[str, Any]], dict[str, Any]]]] = {}
-HOOKS: dict[str, Callable[[CfgNode], Any]] = {}
 # They are imported when they are used first, since command lines import this package first.
 _MODULES = {"convert": "weights.convert", "fine_tune": "train_net", "load_detector": "predict"}
 

@@ -41,14 +41,14 @@ def precise_bn(trainer: Trainer, iteration: int) -> None:
     batches = _load_batches(trainer, derive_seed(trainer.cfg.SEED, iteration, 0), count, "precise BN")
     with trainer.engine.storage(iteration):  # events logged meanwhile are discarded
         update_bn_stats(trainer.model, batches, count)
-    if trainer.world > 1:
+    if trainer.world_size > 1:
         pool_batch_norm(norms)
 
 
-def _load_batches(trainer: Trainer, seed: int, count: int, what: str) -> Iterator[list[ModelInput]]:
+def _load_batches(trainer: Trainer, seed: int, count: int, activity: str) -> Iterator[list[ModelInput]]:
     """Yield the first training batches under ``seed``; before each, all ranks raise Stopped if one was asked to."""
     batches = islice(trainer.data.batches(seed=seed, start=0, workers=0), count)
-    for batch in log_progress(batches, count, what):
+    for batch in log_progress(batches, count, activity):
         raise_if_stopped()
         yield batch
 

@@ -35,9 +35,9 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
     checkpoint.save(path, state)
 
 
-def build_divergence_error(what: str) -> UserError:
+def build_divergence_error(details: str) -> UserError:
     """Return the error of a training run whose losses or weights are no longer finite."""
-    return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
+    return UserError(f"training diverged{details}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
 
 
 def list_checkpoints(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
@@ -47,7 +47,7 @@ def list_checkpoints(output_dir: str | Path, *, evaluating: bool = False) -> lis
     if evaluating and (folder / EVALUATING).is_file():
         paths.append(folder / EVALUATING)
     # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
-    return sorted(paths, key=lambda path: (_iteration(path), path.name == EVALUATING, path.name), reverse=True)
+    return sorted(paths, key=lambda path: (_read_iteration(path), path.name == EVALUATING, path.name), reverse=True)
 
 
 def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
@@ -61,16 +61,15 @@ def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Load the checkpoint to resume from, as `checkpoint.load_newest_on_all_ranks` does; return None for a new run."""
-    return checkpoint.load_newest_on_all_ranks(
-        output_dir, list_checkpoints(output_dir, evaluating=True), checkpoint.read
-    )
+    paths = list_checkpoints(output_dir, evaluating=True)
+    return checkpoint.load_newest_on_all_ranks(output_dir, paths, checkpoint.read)
 
 
-def _iteration(path: Path) -> int:
+def _read_iteration(path: Path) -> int:
     """Return the last completed iteration, read without the tensors; -1 where none is stored."""
     try:
         return int(load_torch(path, mmap=True).get("iteration", -1))
-    except Exception:  # damaged, or not plain: first in order, so that reading all of it says what is wrong
+    except Exception:  # damaged, or not plain: it comes first, so that reading it entirely shows the problem
         return sys.maxsize
 
 

@@ -95,7 +95,8 @@ def classes_key(cfg: CfgNode) -> str:
 
 def list_tasks(cfg: CfgNode) -> list[str]:
     """Return COCO's tasks that the detector is evaluated on."""
-    return ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+    is_on = {"bbox": True, "segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    return [task for task in is_on if is_on[task]]
 
 
 def check_supported(cfg: CfgNode) -> None:
@@ -118,8 +119,17 @@ def check_supported(cfg: CfgNode) -> None:
         raise UserError(f"the torchvision engine does not support this config: {'; '.join(wrong)}; {remedy}")
 
 
-def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
-    """Return the config for ``world`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE of them.
+def check_multiple(batch: int, divisor: int, reason: str) -> None:
+    """Raise UserError, which names the nearest sizes, for a batch that is not a multiple of ``divisor``."""
+    if batch % divisor:
+        below = batch // divisor * divisor
+        sizes = f"{below} or {below + divisor}" if below else str(divisor)
+        form = f"a multiple of {divisor} ({reason}), such as {sizes}"
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}; it must be {form}")
+
+
+def scale_to_world(cfg: CfgNode, world_size: int) -> CfgNode:
+    """Return the config for ``world_size`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE of them.
 
     As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink. A reference of
     0 means that the config suits any number.
@@ -129,14 +139,12 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     """
     cfg = cfg.clone()
     reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
-    if reference in (0, world):
+    if reference in (0, world_size):
         return cfg
     cfg.defrost()
     solver = cfg.SOLVER
-    if solver.IMS_PER_BATCH % reference:
-        batch = solver.IMS_PER_BATCH
-        raise UserError(f"SOLVER.IMS_PER_BATCH {batch} is not a multiple of REFERENCE_WORLD_SIZE {reference}")
-    scale = world / reference
+    check_multiple(solver.IMS_PER_BATCH, reference, f"SOLVER.REFERENCE_WORLD_SIZE {reference}")
+    scale = world_size / reference
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
     solver.BASE_LR *= scale
     solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
@@ -144,5 +152,5 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
         solver[key] = max(1, round(solver[key] / scale))
     solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
     cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
-    solver.REFERENCE_WORLD_SIZE = world
+    solver.REFERENCE_WORLD_SIZE = world_size
     return cfg

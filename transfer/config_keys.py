@@ -13,7 +13,7 @@ from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
 
-from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, default_config, list_tasks
+from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, check_multiple, default_config, list_tasks
 
 _FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
 
@@ -22,16 +22,15 @@ def check_ranges(cfg: CfgNode) -> None:
     """Check the numbers and the precision that training and evaluation read.
 
     Raises:
-        UserError: names the first key that is out of its range or has a list of another form, or there is not one
-            sigma per keypoint.
+        UserError: a key is out of its range or has a list of another form, or there is not one sigma per keypoint.
     """
     _check_lists(cfg)
-    mapper = get(cfg, "INPUT.MAPPER")
-    is_usual = not mapper and cfg.INPUT.FORMAT != "L" and "Rotated" not in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    has_standard_inputs = not cfg.INPUT.MAPPER and cfg.INPUT.FORMAT != "L" and not is_rotated
     for key, limits in LIMITS.items():
         value = get(cfg, key)
         has_fixed_length = key.endswith(_FIXED_LENGTH)
-        if has_fixed_length and not is_usual:  # of another number of channels, or of rotated boxes
+        if has_fixed_length and not has_standard_inputs:  # of another number of channels, or of rotated boxes
             continue
         if has_fixed_length and len(value) != len(HONORED[key]):
             raise UserError(f"{key} is {list(value)}; it must be {len(HONORED[key])} numbers")
@@ -40,8 +39,8 @@ def check_ranges(cfg: CfgNode) -> None:
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
-        what = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}"
-        raise UserError(f"{what}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values; set one per keypoint")
+        problem = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values"
+        raise UserError(f"{problem}; set one per keypoint")
 
 
 def _check_lists(cfg: CfgNode) -> None:
@@ -99,16 +98,11 @@ def check_training(cfg: CfgNode) -> None:
         raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one, or two for MIN_SIZE_TRAIN_SAMPLING range")
 
 
-def check_batch_division(cfg: CfgNode, world: int) -> None:
+def check_batch_division(cfg: CfgNode, world_size: int) -> None:
     """Raise UserError unless the batch divides evenly among the processes and their micro-batches."""
-    batch = cfg.SOLVER.IMS_PER_BATCH
     accumulate = cfg.SOLVER.ACCUMULATE
-    divisor = world * accumulate
-    if batch % divisor:
-        below = batch // divisor * divisor
-        sizes = f"{below} or {below + divisor}" if below else str(divisor)
-        form = f"a multiple of {divisor} ({world} processes x SOLVER.ACCUMULATE {accumulate}), such as {sizes}"
-        raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}; it must be {form}")
+    reason = f"{world_size} processes x SOLVER.ACCUMULATE {accumulate}"
+    check_multiple(cfg.SOLVER.IMS_PER_BATCH, world_size * accumulate, reason)
 
 
 def describe_keys() -> list[Key]:

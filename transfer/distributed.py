@@ -90,7 +90,7 @@ def raise_if_stopped() -> None:
         raise Stopped(reason)
 
 
-def log_progress(batches: Iterable[T], total: int, what: str) -> Iterator[T]:
+def log_progress(batches: Iterable[T], total: int, activity: str) -> Iterator[T]:
     """Yield ``batches``; log every 10 s how many of ``total`` are complete, the rate, and the time left."""
     start = last_line = time.perf_counter()
     for done, batch in enumerate(batches):
@@ -98,5 +98,5 @@ def log_progress(batches: Iterable[T], total: int, what: str) -> Iterator[T]:
         if done and now - last_line > 10:
             last_line = now
             rate = done / (now - start)
-            log.info(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
+            log.info(f"{activity}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
         yield batch

@@ -89,14 +89,14 @@ class Engine(ABC):
 
     @abstractmethod
     def build_test_mapper(self) -> Mapper:
-        """Build what maps a record to the model's input in an evaluation."""
+        """Build the mapper of records to the model's input in an evaluation."""
 
     @abstractmethod
     def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
         """Return the model's detections on all images of a batch, with the category id of each label."""
 
     def storage(self, start: int) -> AbstractContextManager[Storage]:
-        """Return a context that collects what the model and hooks log."""
+        """Return a context that collects the values and figures that the model and hooks log."""
         return nullcontext(Storage(start))
 
     def load_training_data(self) -> TrainingData:
@@ -107,7 +107,8 @@ class Engine(ABC):
         """
         records, repeat_factors, mapper = self.load_training_set()
         if not records:
-            raise UserError(f"no image of {', '.join(self.cfg.DATASETS.TRAIN)} has annotations to train on")
+            names = ", ".join(self.cfg.DATASETS.TRAIN)
+            raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
         batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
         group_by_shape = self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
         return TrainingData(records, repeat_factors, mapper, batch_size, group_by_shape, self.pin_memory)

@@ -98,8 +98,8 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     Args:
         source: a run folder of fine-tuning (its model_best.pth, or without TEST.BEST its model_final.pth), or a
             config file whose MODEL.WEIGHTS names the detector.
-        engine: detectron2, torchvision, or auto: what trained the detector; for a config file, Detectron2 if it is
-            installed.
+        engine: detectron2, torchvision, or auto: the one that trained the detector; for a config file, Detectron2 if
+            it is installed.
         opts: KEY VALUE overrides, such as ``["MODEL.DEVICE", "cpu"]``.
 
     Raises:
@@ -111,7 +111,8 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     if source.is_dir():
         config_file = source / "config.yaml"
         if not config_file.is_file() or read_stage(source) != "transfer":
-            raise UserError(f"{source} is not the run folder of a detector (train_net.py's OUTPUT_DIR)")
+            remedy = "pass an OUTPUT_DIR of train_net.py, or a config file"
+            raise UserError(f"{source} is not the run folder of a detector; {remedy}")
         best = source / "model_best.pth"
         opts = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *opts]
         if engine == "auto" and (source / "results.json").is_file():
@@ -131,22 +132,22 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     from pretrain.common.device import set_float32_precision  # after the checks: they import torch
 
     from .distributed import join
-    from .train import build, load_engine
+    from .train import build_model, load_engine
     from .weights.load import check_weights_fit, read_weights
 
     device = join(cfg.MODEL.DEVICE)
     set_float32_precision(cfg.FLOAT32_PRECISION)
     weights = read_weights(cfg.MODEL.WEIGHTS)
     check_weights_fit(weights, cfg)
-    loaded_engine, model = build(load_engine(engine), cfg, device, {}, weights)
-    return Detector(loaded_engine, model, device, categories)
+    loaded_engine = load_engine(engine)(cfg, {})
+    return Detector(loaded_engine, build_model(loaded_engine, device, weights), device, categories)
 
 
 def _find_categories(cfg: CfgNode) -> Categories:
     """Find COCO's category records in the order of the labels, in the data sets that the config names.
 
-    Where these are not on this machine, ids count from 1, and the names are those that the run records; the classes of
-    a detector without any of these are called by their number.
+    If these are not on this machine, ids count from 1, and the names are those that the run records, or numbers if it
+    records none.
 
     Raises:
         UserError: the data sets' classes are no longer the run's.
@@ -163,8 +164,8 @@ def _find_categories(cfg: CfgNode) -> Categories:
         if len(categories) == count:
             return sorted(categories, key=lambda category: category["id"])
     class_names = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])
-    what = f"the annotations of {' or '.join(names) or 'this detector'} are not on this machine"
-    log.info(f"{what}; categories are {', '.join(class_names)}")
+    source = " or ".join(names) or "this detector"
+    log.info(f"the annotations of {source} are not on this machine; categories are {', '.join(class_names)}")
     return [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
 
 
@@ -180,12 +181,12 @@ def _read_categories(name: str) -> Categories:
     return []
 
 
-def predict_files(detector: Detector, images: Mapping[str, str], output: Path, threshold: float | None) -> str:
+def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Path, threshold: float | None) -> str:
     """Write the detections on images as COCO's files, and figures of them; log which images are unreadable.
 
     Args:
         images: name -> path.
-        threshold: the lowest score in figures; None for no figures.
+        threshold: minimum score to draw; None for no figures.
 
     Returns:
         A line with the numbers of images and predictions, and the speed.
@@ -212,15 +213,14 @@ def predict_files(detector: Detector, images: Mapping[str, str], output: Path, t
             readable.append({"id": image["image_id"], "file_name": name, **size})
             detections += image_detections
             if threshold is not None:
-                figure = figure_path(output / "pictures", name)
+                figure = figure_path(output_dir / "pictures", name)
                 draw_predictions(image["file_name"], image_detections, detector.categories, threshold, figure)
     seconds = time.perf_counter() - started
     if not readable:
         raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
     content = {"images": readable, "annotations": [], "categories": detector.categories}
-    write_json(output / "images.json", content)
-    atomic_write(output / "predictions.json", json_text(detections))
-    return (
-        f"{output}: {len(detections)} predictions on {len(readable)} images, {len(images) - len(readable)} skipped; "
-        f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"
-    )
+    write_json(output_dir / "images.json", content)
+    atomic_write(output_dir / "predictions.json", json_text(detections))
+    counts = f"{len(detections)} predictions on {len(readable)} images, {len(images) - len(readable)} skipped"
+    speed = f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"
+    return f"{output_dir}: {counts}; {speed}"

@@ -16,10 +16,10 @@ from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, read_stage
 
-from . import HOOKS, MAPPERS
 from .coco import catalog, data
 from .coco.classes import CLASSES, Classes
 from .config import KNOWN_TO_DETECTRON2, check_same_training, check_supported
+from .registries import HOOKS, MAPPERS
 from .weights.locate import find_weights
 
 # Saved before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
@@ -45,7 +45,7 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
 
 
 def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
-    """Check that data, weights and what the config names in the user's modules exist.
+    """Check that the data, the weights, and the mapper and hooks that the config names exist.
 
     Args:
         weights: check MODEL.WEIGHTS, too.
@@ -67,8 +67,8 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
 def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any]) -> None:
     for name in names:
         if name not in registry:
-            what = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
-            raise UserError(f"{what}; --import the module that registers it{suggest_name(name, registry)}")
+            problem = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
+            raise UserError(f"{problem}; --import the module that registers it{suggest_name(name, registry)}")
 
 
 def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:

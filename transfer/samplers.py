@@ -59,16 +59,16 @@ def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
 
 
 def index_batches(
-    weights: Sequence[float], wide: Sequence[bool] | None, size: int, seed: int, rank: int, world: int, start: int
+    weights: Sequence[float], wide: Sequence[bool] | None, size: int, seed: int, rank: int, world_size: int, start: int
 ) -> Iterator[list[Item]]:
-    """Yield one process's batches without end: every ``world``-th item of the stream, grouped by aspect ratio.
+    """Yield one process's batches without end: every ``world_size``-th item of the stream, grouped by aspect ratio.
 
     If ``wide`` is given, either all images of a batch are wider than high or none is, as Detectron2 groups them.
     ``start`` batches are skipped without reading an image.
     """
     buckets: dict[bool, list[Item]] = {True: [], False: []}
     stream = enumerate(index_stream(weights, seed))
-    for position, index in itertools.islice(stream, rank, None, world):
+    for position, index in itertools.islice(stream, rank, None, world_size):
         bucket = buckets[wide[index] if wide is not None else True]
         bucket.append((position, index))
         if len(bucket) == size:
@@ -122,8 +122,8 @@ class TrainingData:
     def batches(self, *, seed: int, start: int, workers: int) -> Iterator[list[ModelInput]]:
         """Yield batches from number ``start`` on; raise the UserError of a bad record."""
         rank = distributed.rank()
-        world = distributed.world_size()
-        items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world, start)
+        world_size = distributed.world_size()
+        items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world_size, start)
         images = MappedRecords(self.records, self.mapper, seed)
         return load_batches(images, items, workers, pin_memory=self.pin_memory)
 

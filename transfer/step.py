@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.common import distributed
-from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import average_gradients
 
 from . import checkpoints
@@ -31,9 +30,7 @@ def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[Mode
     # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
     torch.manual_seed(derive_seed(cfg.SEED, iteration, trainer.rank))
     trainer.optimizer.zero_grad()
-    # Detectron2's own config has this project's keys only where they are set.
-    accumulate = get(cfg, "SOLVER.ACCUMULATE") or 1
-    losses = accumulate_losses(ddp_model, batch, accumulate, scaler.scale, trainer.precision)
+    losses = accumulate_losses(ddp_model, batch, cfg.SOLVER.ACCUMULATE, scaler.scale, trainer.precision)
     total = torch.stack(list(losses.values())).sum()
     scaler.scale(total).backward()
     trainer.call_hooks("after_backward")
@@ -42,11 +39,10 @@ def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[Mode
     *values, loss_scale = distributed.mean_(stacked).tolist()  # the losses are read only here
     means = dict(zip(losses, values, strict=True))
     if not all(map(math.isfinite, values)):
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+        loss_values = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
         images = ", ".join(image["file_name"] for image in batch)
-        raise checkpoints.build_divergence_error(
-            f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}"
-        )
+        details = f" at iteration {iteration} (learning rate {rate:.3g}): {loss_values}; images: {images}"
+        raise checkpoints.build_divergence_error(details)
     trainer.skipped.update(loss_scale, iteration)
     if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         scaler.unscale_(trainer.optimizer)  # the optimizer's step clips

@@ -14,7 +14,6 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common import distributed
-from pretrain.common.config.yaml_io import get
 from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
@@ -64,11 +63,10 @@ def run(
     """Train and evaluate, or evaluate only, in each process of the process group, which was joined before.
 
     Args:
-        cfg: config of `config.load_config`, scaled to this number of processes and checked by `config.check_supported`;
-            its SEED is set to the one that is used.
+        cfg: the config as `train_net.resolve_config` returns it; its SEED is set to the one that is used.
         data_sets: those of DATASETS.TRAIN (which an evaluation does not need) and DATASETS.TEST, by name.
         weights: initial weights; cleared once loaded; not needed where the run resumes from a checkpoint.
-        resume: continue from OUTPUT_DIR's newest good checkpoint, or start with ``weights`` if there is none.
+        resume: continue from OUTPUT_DIR's newest undamaged checkpoint, or start with ``weights`` if there is none.
         visualize: number of test images per data set on which to draw the predictions.
 
     Returns:
@@ -79,8 +77,8 @@ def run(
             same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    out = Path(cfg.OUTPUT_DIR)
-    setup_logging(out, distributed.rank())
+    output_dir = Path(cfg.OUTPUT_DIR)
+    setup_logging(output_dir, distributed.rank())
     set_float32_precision(cfg.FLOAT32_PRECISION)
     log.info(describe(device))
     checkpoint = _load_checkpoint(cfg, engine_class.name) if resume and not eval_only else None
@@ -88,26 +86,26 @@ def run(
     start = content["iteration"] + 1 if checkpoint else 0
     cfg.SEED = _choose_seed(cfg.SEED, content.get("seed"))
     if distributed.is_main():
-        atomic_write(out / "config.yaml", dump(cfg))
-        write_environment(out)
+        atomic_write(output_dir / "config.yaml", dump(cfg))
+        write_environment(output_dir)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if checkpoint:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     else:
         assert weights
         check_weights_fit(weights, cfg)
-    engine, model = build(engine_class, cfg, device, data_sets, weights, require_heads=eval_only or start > 0)
+    engine = engine_class(cfg, data_sets)
+    model = build_model(engine, device, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = compute_tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
     if eval_only:
         return engine.evaluate(model, visualize, final=True)
     trainer = Trainer(engine, model, device)
-    num_frozen_bn_batches = get(cfg, "SOLVER.FROZEN_BN_ITER")
     if checkpoint:
         trainer.restore(content)
-    elif num_frozen_bn_batches:
-        estimate_frozen_bn(trainer, num_frozen_bn_batches)
+    elif cfg.SOLVER.FROZEN_BN_ITER:
+        estimate_frozen_bn(trainer, cfg.SOLVER.FROZEN_BN_ITER)
     resume_evaluation = path is not None and path.name == checkpoints.EVALUATING
     try:
         return train(trainer, start, visualize, resume_evaluation=resume_evaluation)
@@ -116,31 +114,21 @@ def run(
         raise
 
 
-def build(
-    engine_class: type[Engine],
-    cfg: CfgNode,
-    device: torch.device,
-    data_sets: Mapping[str, CocoSet],
-    weights: Weights,
-    *,
-    require_heads: bool = True,
-) -> tuple[Engine, nn.Module]:
-    """Build the engine, and the model with ``weights``, which are cleared.
+def build_model(engine: Engine, device: torch.device, weights: Weights, *, require_heads: bool = True) -> nn.Module:
+    """Build the model with ``weights``, which are cleared.
 
     Args:
-        data_sets: as in `run`.
         require_heads: the weights are a detector's, not only a backbone's.
     """
-    engine = engine_class(cfg, data_sets)
-    torch.manual_seed(cfg.SEED)
+    torch.manual_seed(engine.cfg.SEED)
     model = engine.build_model(device)
     load_weights(model.state_dict, weights, require_heads=require_heads)
     weights.state.clear()  # the model has them now
-    return engine, model
+    return model
 
 
 def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] | None:
-    """Load the newest good checkpoint in OUTPUT_DIR on every rank; return None for a new run.
+    """Load the newest undamaged checkpoint in OUTPUT_DIR on every rank; return None for a new run.
 
     Raises:
         UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
@@ -151,12 +139,10 @@ def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] |
     path, content = checkpoint
     if content.get("engine") != engine:
         raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
-    done = content["iteration"] + 1
-    if done > cfg.SOLVER.MAX_ITER:
-        raise UserError(
-            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} completed {done} iterations; raise it, or "
-            "choose another OUTPUT_DIR"
-        )
+    iterations_done = content["iteration"] + 1
+    if iterations_done > cfg.SOLVER.MAX_ITER:
+        problem = f"but {cfg.OUTPUT_DIR} completed {iterations_done} iterations"
+        raise UserError(f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, {problem}; raise it, or choose another OUTPUT_DIR")
     log.info(f"resuming from {path}")
     return checkpoint
 
@@ -203,14 +189,15 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
         for iteration in range(start, end):
             run_step(trainer, ddp_model, batches, iteration)
             trainer.progress.advance()
-            done = iteration + 1
+            iterations_done = iteration + 1
             reason = stop.poll()
-            if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
+            is_due = cfg.TEST.EVAL_PERIOD > 0 and iterations_done % cfg.TEST.EVAL_PERIOD == 0
+            if is_due or iterations_done == end:
                 results = _evaluate_and_save(trainer, iteration, visualize, stop_reason=reason)
                 continue
-            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
+            if iterations_done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
                 trainer.save(f"model_{iteration:07d}.pth", iteration)
-            if done % LOG_PERIOD == 0:
+            if iterations_done % LOG_PERIOD == 0:
                 trainer.write_metrics(iteration, trainer.summarize(iteration))
             if reason:
                 raise Stopped(reason)
@@ -237,15 +224,15 @@ def _evaluate_and_save(
         is_saved: precise BN and the checkpoints are already complete.
     """
     cfg = trainer.cfg
-    done = iteration + 1
-    is_final = done >= trainer.max_iter
+    iterations_done = iteration + 1
+    is_final = iterations_done >= trainer.max_iter
     pending = Path(cfg.OUTPUT_DIR) / checkpoints.EVALUATING
     if not is_saved:
         trainer.save(pending.name, iteration)
         if stop_reason:
             raise Stopped(stop_reason)
         precise_bn(trainer, iteration)
-        if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+        if iterations_done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
             trainer.save(f"model_{iteration:07d}.pth", iteration)
         if is_final:
             trainer.save("model_final.pth", iteration)
@@ -253,7 +240,7 @@ def _evaluate_and_save(
                 remove(pending)  # the final checkpoint contains the same: only the evaluation is due
     results = trainer.engine.evaluate(trainer.model, visualize if is_final else 0, final=is_final)
     on_first_rank(trainer.save_best, results, iteration)
-    line = trainer.summarize(iteration) if is_final or done % LOG_PERIOD == 0 else {}
+    line = trainer.summarize(iteration) if is_final or iterations_done % LOG_PERIOD == 0 else {}
     trainer.write_metrics(iteration, flatten_metrics(results) | line)
     if trainer.rank == 0:
         remove(pending)

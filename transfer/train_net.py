@@ -152,11 +152,11 @@ def choose_engine(name: str) -> str:
     return "detectron2" if is_installed and name != "torchvision" else "torchvision"
 
 
-def resolve_config(args: argparse.Namespace, world: int | None = None) -> tuple[str, CfgNode]:
+def resolve_config(args: argparse.Namespace, world_size: int | None = None) -> tuple[str, CfgNode]:
     """Return the engine's name, and the config checked and scaled to the number of processes.
 
     Args:
-        world: the number of processes (default: WORLD_SIZE of the environment, or else --num-gpus).
+        world_size: the number of processes (default: WORLD_SIZE of the environment, or else --num-gpus).
 
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
@@ -165,14 +165,14 @@ def resolve_config(args: argparse.Namespace, world: int | None = None) -> tuple[
     if (args.engine, engine) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
         print(FALLBACK_NOTE, file=sys.stderr)
     cfg = load_config(args.config_file, args.opts)
-    world = world or int(os.environ.get("WORLD_SIZE") or args.num_gpus)
+    world_size = world_size or int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
     preflight.check_engine(cfg, engine, eval_only=args.eval_only)
-    cfg = scale_to_world(cfg, world)
+    cfg = scale_to_world(cfg, world_size)
     if not args.eval_only:
-        check_batch_division(cfg, world)
+        check_batch_division(cfg, world_size)
     return engine, cfg
 
 
@@ -208,15 +208,15 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
             on_first_rank(_prepare_data, cfg, args.eval_only)
             names = preflight.data_names(cfg, args.eval_only)
             data_sets = {name: on_every_rank(data.resolve_data_set, name, output_dir) for name in names}
-            weights, summary = _read_initial_weights(cfg, args)
+            weights, weights_record = _read_initial_weights(cfg, args)
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
             metrics = train.run(train.load_engine(engine), cfg, device, data_sets, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
-            return on_first_rank(write_results, cfg, metrics, engine, summary, iteration)
+            return on_first_rank(write_results, cfg, metrics, engine, weights_record, iteration)
 
 
 def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
-    """Check the data sets and that their classes are those that the run folder records; training records them."""
+    """Check the data sets, and their classes against those that the run folder records; training records them."""
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
@@ -244,10 +244,10 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
 
 
 def _read_initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | None, dict[str, Any]]:
-    """Read the weights that the run starts from; return them and their summary for results.json.
+    """Read the weights that the run starts from; return them and their record for results.json.
 
-    A training saves the summary in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
-    returned, and the summary is the saved one.
+    A training saves the record in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
+    returned, and the record is the saved one.
 
     Raises:
         UserError: a resumed run is given weights other than those it was started with.
@@ -256,9 +256,9 @@ def _read_initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weigh
     from transfer.weights.load import read_weights
     from transfer.weights.locate import find_weights
 
-    saved_summary = {} if args.eval_only or not args.resume else on_first_rank(_read_saved_summary, cfg)
-    if saved_summary:
-        return None, saved_summary
+    saved_record = {} if args.eval_only or not args.resume else on_first_rank(_read_weights_record, cfg)
+    if saved_record:
+        return None, saved_record
     on_first_rank(find_weights, cfg.MODEL.WEIGHTS)  # ranks whose downloads fail would try one after another
     weights = on_every_rank(read_weights, cfg.MODEL.WEIGHTS)
     if not args.eval_only:
@@ -266,16 +266,16 @@ def _read_initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weigh
     return weights, weights.summary()
 
 
-def _read_saved_summary(cfg: CfgNode) -> dict[str, Any]:
-    """Read the summary of the weights that the run in OUTPUT_DIR was started with; {} if there is no checkpoint."""
+def _read_weights_record(cfg: CfgNode) -> dict[str, Any]:
+    """Read the record of the weights that the run in OUTPUT_DIR was started with; {} if there is no checkpoint."""
     from transfer import checkpoints
     from transfer.weights.load import check_same_weights
 
     if not checkpoints.list_checkpoints(cfg.OUTPUT_DIR, evaluating=True):
         return {}
-    summary = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
-    check_same_weights(cfg.MODEL.WEIGHTS, summary, cfg.OUTPUT_DIR)
-    return summary
+    weights_record = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
+    check_same_weights(cfg.MODEL.WEIGHTS, weights_record, cfg.OUTPUT_DIR)
+    return weights_record
 
 
 if __name__ == "__main__":

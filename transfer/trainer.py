@@ -13,7 +13,6 @@ import torch
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common import distributed
-from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
@@ -22,11 +21,12 @@ from pretrain.common.run.progress import Progress
 from pretrain.common.run.skipped_steps import SkippedSteps
 from pretrain.common.weights import checkpoint
 
-from . import HOOKS, checkpoints
+from . import checkpoints
 from .batch_norm import pool_batch_norm
 from .coco.results import Metrics
 from .config import dump
 from .engine import Engine, Storage
+from .registries import HOOKS
 
 log = logging.getLogger(__name__)
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
@@ -52,7 +52,7 @@ class Trainer:
         self.engine, self.cfg, self.model, self.device = engine, cfg, model, device
         self.precision = _choose_precision(cfg, device)
         self.rank = distributed.rank()
-        self.world = distributed.world_size()
+        self.world_size = distributed.world_size()
         self.iter = self.start_iter = 0
         self.max_iter: int = cfg.SOLVER.MAX_ITER
         self.data = engine.load_training_data()
@@ -62,7 +62,7 @@ class Trainer:
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # only on rank 0
-        self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in get(cfg, "SOLVER.HOOKS") or ()}
+        self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.HOOKS}
         for hook in self.hooks.values():
             hook.trainer = weakref.proxy(self)
 
@@ -71,10 +71,9 @@ class Trainer:
         """Open metrics.json, without its lines from ``first_line`` on, and start to report the progress."""
         self.iter = self.start_iter = start
         if start < self.max_iter:
-            log.info(
-                f"training on {len(self.data.records)} images from iteration {start} to {self.max_iter}: {self.world} "
-                f"process(es), {self.cfg.SOLVER.IMS_PER_BATCH} images per step, {self.device}, seed {self.cfg.SEED}"
-            )
+            work = f"{len(self.data.records)} images from iteration {start} to {self.max_iter}"
+            batch = f"{self.world_size} process(es), {self.cfg.SOLVER.IMS_PER_BATCH} images per step"
+            log.info(f"training on {work}: {batch}, {self.device}, seed {self.cfg.SEED}")
         with ExitStack() as logs:
             self.storage = logs.enter_context(self.engine.storage(start))
             if self.rank == 0:
@@ -120,13 +119,13 @@ class Trainer:
 
         Statistics that batch norm has for each rank are pooled before, so that all ranks evaluate what is saved.
         """
-        if self.world > 1:
+        if self.world_size > 1:
             pool_batch_norm(norm for norm in get_bn_modules(self.model) if "Sync" not in type(norm).__name__)
         on_first_rank(self.write_checkpoint, name, iteration)
 
     def write_checkpoint(self, name: str, iteration: int) -> None:
         """Write a checkpoint on this rank."""
-        out = Path(self.cfg.OUTPUT_DIR)
+        output_dir = Path(self.cfg.OUTPUT_DIR)
         content = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -139,17 +138,16 @@ class Trainer:
             "engine": self.engine.name,
             "config": dump(self.cfg),
         }
-        checkpoints.save(out / name, content)
+        checkpoints.save(output_dir / name, content)
         if name not in (checkpoints.EVALUATING, checkpoints.BEST):
-            atomic_write(out / "last_checkpoint", name)
-            num_kept = get(self.cfg, "SOLVER.CHECKPOINT_KEEP")
-            if num_kept:
-                checkpoint.prune(out, num_kept, out / name, "model_[0-9]*.pth")
-        log.info(f"saved {out / name}")
+            atomic_write(output_dir / "last_checkpoint", name)
+            if self.cfg.SOLVER.CHECKPOINT_KEEP:
+                checkpoint.prune(output_dir, self.cfg.SOLVER.CHECKPOINT_KEEP, output_dir / name, "model_[0-9]*.pth")
+        log.info(f"saved {output_dir / name}")
 
     def save_best(self, results: dict[str, Metrics], iteration: int) -> None:
         """Write model_best.pth, then best.json, on rank 0 if the evaluation (of the first set) is the best so far."""
-        metric = get(self.cfg, "TEST.BEST")
+        metric = self.cfg.TEST.BEST
         if not metric or not results:
             return
         data, tasks = next(iter(results.items()))
@@ -158,13 +156,13 @@ class Trainer:
         if value is None:
             log.info(f"TEST.BEST {metric} is missing from this evaluation")
             return
-        out = Path(self.cfg.OUTPUT_DIR)
-        has_best = (out / "best.json").is_file() and (out / checkpoints.BEST).is_file()
-        best = read_json(out / "best.json") if has_best else {}
+        record = Path(self.cfg.OUTPUT_DIR) / "best.json"
+        has_best = record.is_file() and record.with_name(checkpoints.BEST).is_file()
+        best = read_json(record) if has_best else {}
         if (best.get("metric"), best.get("data")) == (metric, data) and value <= best["value"]:
             return
         self.write_checkpoint(checkpoints.BEST, iteration)
-        write_json(out / "best.json", {"metric": metric, "data": data, "value": value, "done": iteration + 1})
+        write_json(record, {"metric": metric, "data": data, "value": value, "done": iteration + 1})
         log.info(f"best so far: {metric} {value:.2f}, saved in {checkpoints.BEST}")
 
     def restore(self, content: dict[str, Any]) -> None:
@@ -183,10 +181,9 @@ class Trainer:
 def _choose_precision(cfg: Any, device: torch.device) -> torch.dtype | None:
     if not cfg.SOLVER.AMP.ENABLED:
         return None
-    if get(cfg, "SOLVER.BF16"):
+    if cfg.SOLVER.BF16:
         return torch.bfloat16
     if device.type != "cuda":
-        raise UserError(
-            "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device; set it False, or SOLVER.BF16 True"
-        )
+        problem = "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device"
+        raise UserError(f"{problem}; set it False, or SOLVER.BF16 True")
     return torch.float16

@@ -57,8 +57,8 @@ def test_bfloat16_in_micro_batches_on_a_cpu(tmp_path, engine: str, monkeypatch) 
     if engine == "detectron2":
         heads = importlib.import_module("transfer.detectron2_engine.heads")
         monkeypatch.setattr(heads, "keep_rois_in_float32", lambda model: exact.append(model.training))
-    for folder, chosen in (("half", half | {"SOLVER__BF16": True}), ("full", keys)):
-        work(tmp_path / folder, engine, **chosen, SOLVER__ACCUMULATE=2)
+    for folder, run_keys in (("half", half | {"SOLVER__BF16": True}), ("full", keys)):
+        work(tmp_path / folder, engine, **run_keys, SOLVER__ACCUMULATE=2)
         losses.append(json.loads((tmp_path / folder / "out/metrics.json").read_text())["total_loss"])
     assert exact == [True] * (engine == "detectron2")
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)

@@ -35,8 +35,8 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
 def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:
     for name in ("model_0000009.pth", checkpoints.EVALUATING):
         write(tmp_path, name, 9)
-    chosen = (checkpoints.load_newest(tmp_path), checkpoints.load_newest_on_all_ranks(tmp_path))
-    assert [path.name for path, _ in filter(None, chosen)] == ["model_0000009.pth", checkpoints.EVALUATING]
+    newest = (checkpoints.load_newest(tmp_path), checkpoints.load_newest_on_all_ranks(tmp_path))
+    assert [path.name for path, _ in filter(None, newest)] == ["model_0000009.pth", checkpoints.EVALUATING]
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:

@@ -137,4 +137,4 @@ def test_scaling_to_the_number_of_processes():
     assert config.scale_to_world(cfg, 8) == cfg
     cfg.defrost()
     cfg.SOLVER.IMS_PER_BATCH = 12
-    refused(lambda: config.scale_to_world(cfg, 4), "IMS_PER_BATCH", 12, 8)
+    refused(lambda: config.scale_to_world(cfg, 4), "IMS_PER_BATCH", 12, "8 or 16")

@@ -134,7 +134,8 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(tmp_path, register, monke
     work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
     work(tmp_path, name, **keys)
     work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
-    whole, parts = (torch.load(tmp_path / folder / "model_final.pth") for folder in ("whole", "out"))
+    whole = torch.load(tmp_path / "whole" / "model_final.pth")
+    parts = torch.load(tmp_path / "out" / "model_final.pth")
     torch.testing.assert_close(whole["model"], parts["model"], rtol=0, atol=0)
     assert whole["hooks"] == parts["hooks"] and whole["hooks"]["sum"]["total"] != 0
 

@@ -63,8 +63,8 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
 
 def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     """Sent to the whole process group during the ranks' imports, the signal takes effect once they can be stopped."""
-    chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
-    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
+    arguments = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
+    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *arguments]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children")
     deadline = time.monotonic() + 120

@@ -28,7 +28,7 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
     images = []
     annotations = []
     for number, (width, height) in enumerate(SIZES, start=1):
-        picture = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
+        photo = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
         for slot in range(0 if number == len(SIZES) else 2):
             x = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1
             y = rng.uniform(2, height - 46)
@@ -36,7 +36,7 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
             h = rng.uniform(20, 40)
             category = 1 if keypoints else 1 + (number + slot) % 3
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
-            ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
+            ImageDraw.Draw(photo).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
             crowd = number == 2 and slot == 1
             # The ids of the categories have gaps.
             record: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": category * 7}
@@ -49,7 +49,7 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
                 points[points[:, 2] == 0] = 0
                 seen = int((points[:, 2] > 0).sum())
                 annotations[-1] |= {"keypoints": points.flatten().tolist(), "num_keypoints": seen}
-        picture.save(folder / f"{number}.png")
+        photo.save(folder / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "height": height, "width": width})
     categories = [{"id": 7, "name": "person"}] if keypoints else [{"id": 7 * i, "name": f"c{i}"} for i in (1, 2, 3)]
     if keypoints:

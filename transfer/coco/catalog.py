@@ -30,8 +30,8 @@ def read_metadata(name: str) -> Any:
 
         known = DatasetCatalog.list()
     if name not in known:
-        what = f"data set {name!r} is neither coco:ANNOTATIONS.json:IMAGE_FOLDER nor in Detectron2's DatasetCatalog"
-        raise UserError(f"{what}; --import the module that registers it{suggest_name(name, known)}")
+        problem = f"data set {name!r} is neither coco:ANNOTATIONS.json:IMAGE_FOLDER nor in Detectron2's DatasetCatalog"
+        raise UserError(f"{problem}; --import the module that registers it{suggest_name(name, known)}")
     return MetadataCatalog.get(name)
 
 

@@ -21,7 +21,7 @@ _SAMPLE = 10_000  # boxes that are enough to recognize their format
 
 @dataclass(frozen=True)
 class Problem:
-    """A bad record: ``content[section][index]``, and what is wrong with it."""
+    """A bad record, ``content[section][index]``, and a description of its fault."""
 
     section: str
     index: int
@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rules:
-    """What records must satisfy beyond COCO's format.
+    """Requirements on records beyond COCO's format.
 
     Attributes:
         masks: every object needs a mask.
@@ -68,9 +68,9 @@ def find_problems(content: Mapping[str, Any], images: str | Path | None, rules: 
 
 
 class _RecordChecker:
-    """Says what is wrong with one record at a time: first images, then categories, then annotations.
+    """Checks one record at a time: first images, then categories, then annotations.
 
-    Its methods return an empty string for a good record.
+    Its methods describe the fault of a bad record, and return an empty string for a good one.
     """
 
     def __init__(self, content: Mapping[str, Any], images: str | Path | None, rules: Rules) -> None:
@@ -136,7 +136,7 @@ class _RecordChecker:
 
 
 def _explain_missing(path: str) -> str:
-    """Say that a missing file exists under a name that looks the same; macOS writes its archives with such names."""
+    """Return a hint if a missing file exists under a name that looks the same, as in archives that macOS writes."""
     for form in ("NFC", "NFD"):
         if not unicodedata.is_normalized(form, path) and os.path.isfile(unicodedata.normalize(form, path)):
             return f" (a file of this name exists in Unicode's form {form}: rename it)"
@@ -146,7 +146,7 @@ def _explain_missing(path: str) -> str:
 class _Ids:
     """The ids of a section, which are all numbers or all text, since ids of two types cannot be sorted.
 
-    All records that share an id are bad, because nobody knows which of them a box belongs to.
+    All records that share an id are bad, because a box may belong to any of them.
     """
 
     def __init__(self, records: Sequence[Any]) -> None:
@@ -168,15 +168,15 @@ def drop_bad(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
 
 
 def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> dict[str, Any]:
-    """Reduce good records to what the detector reads, in a form that both engines read alike."""
-    unread = {"ignore", *(() if masks else ["segmentation"]), *(() if keypoints else ["keypoints", "num_keypoints"])}
+    """Reduce good records to the fields that the detector reads, in a form that both engines read alike."""
+    is_read = {"ignore": False, "segmentation": masks, "keypoints": keypoints, "num_keypoints": keypoints}
     annotations = []
     for number, record in enumerate(content["annotations"], 1):  # the file's ids may start again in every image
         is_crowd = bool(record.get("iscrowd") or record.get("ignore"))
         normalized = {**record, "id": number, "iscrowd": int(is_crowd)}
         if isinstance(record.get("segmentation"), list):
             normalized["segmentation"] = select_outlines(record["segmentation"])
-        annotations.append({key: value for key, value in normalized.items() if key not in unread})
+        annotations.append({key: value for key, value in normalized.items() if is_read.get(key, True)})
     images = [{**image, "width": int(image["width"]), "height": int(image["height"])} for image in content["images"]]
     # Digits are categories named by the numbers 0 to 9.
     categories = [{**category, "name": str(category["name"])} for category in content["categories"]]
@@ -184,7 +184,7 @@ def normalize(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> di
 
 
 def find_box_format_problem(content: Mapping[str, Any]) -> str:
-    """Say how the coordinates show that they are not COCO's [x, y, width, height] in pixels, or return an empty string.
+    """Explain why the coordinates cannot be COCO's [x, y, width, height] in pixels, or return an empty string.
 
     Args:
         content: without bad records.
@@ -196,13 +196,13 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
     points = [value for record in keypoints for i, value in enumerate(record) if i % 3 < 2]
     for kind, values in (("boxes", [value for box in boxes for value in box[:4]]), ("keypoints", points)):
         if 0 < max(values, default=0) <= 1:
-            remedy = "COCO's are in pixels; multiply them by the images' width and height"
-            return f"its {kind} lie between 0 and 1, but {remedy}"
+            remedy = "multiply them by the images' width and height"
+            return f"its {kind} lie between 0 and 1, but COCO's are in pixels; {remedy}"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
     outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
     if sum(outside) > len(boxes) / 2 and all(corners):
-        what = f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1]"
-        return f"{what}, and COCO's are [x, y, width, height]: subtract x0 and y0"
+        problem = f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1]"
+        return f"{problem}, and COCO's are [x, y, width, height]: subtract x0 and y0"
     return ""
 
 
@@ -222,8 +222,10 @@ def _find_box_problem(record: Mapping[str, Any], width: int, height: int, strict
 
 def _find_keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points: Any = record.get("keypoints")
+    if points is None:
+        return "no keypoints (if no object has any, set MODEL.KEYPOINT_ON False)"
     if not are_numbers(points):
-        return f"keypoints {short(points)} are not numbers (if no object has any, set MODEL.KEYPOINT_ON False)"
+        return f"keypoints {short(points)} are not numbers"
     if len(points) != 3 * count:
         return f"wrong keypoint count: {len(points) / 3:g}, not {count}"
     labeled = sum(visible > 0 for visible in points[2::3])

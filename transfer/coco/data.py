@@ -69,9 +69,9 @@ def in_catalog(name: str) -> bool:
 def check_not_in_catalog(names: Iterable[str]) -> None:
     """Raise UserError for a name that the torchvision engine does not know."""
     for name in filter(in_catalog, names):
-        what = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
+        problem = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
         remedy = "other names of Detectron2's DatasetCatalog need --engine detectron2"
-        raise UserError(f"{what}{suggest_name(name, _SPLITS)}; {remedy}")
+        raise UserError(f"{problem}{suggest_name(name, _SPLITS)}; {remedy}")
 
 
 def find_data_set(name: str) -> CocoSet | None:
@@ -85,7 +85,7 @@ def find_data_set(name: str) -> CocoSet | None:
     if name.startswith("coco:"):
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
-            raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
+            raise UserError(f"data set {name!r} must be coco:ANNOTATIONS.json:IMAGE_FOLDER, or the same with :skip_bad")
         data_set = CocoSet(name, Path(expand(fields[1])), Path(expand(fields[2])), skip_bad=len(fields) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
@@ -173,10 +173,9 @@ def prepare_data_sets(
             if not early:
                 _write_copy(data_set, cfg, content)
     check_classes(cfg, classes, keypoints)
-    train, test = (
-        set().union(*(images.get(name, {name}) for name in split if name in names))
-        for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
-    )
+    images = {name: images.get(name, {name}) for name in names}
+    train = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TRAIN))
+    test = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TEST))
     if train & test and not early:
         shared = shorten_list(sorted(train & test))
         log.warning(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
@@ -187,7 +186,7 @@ check_data_sets_early = partial(prepare_data_sets, early=True)  # before a job i
 
 
 def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> None:
-    """Write the copy of a data set's good records, and log what the user should know about them."""
+    """Write the copy of a data set's good records; log its skipped and repeated records, and that it has no objects."""
     name = data_set.name
     copy = find_checked_copy(name, cfg.OUTPUT_DIR)
     if name.startswith("coco:"):  # Detectron2 reads others from their own files

@@ -18,7 +18,7 @@ def read_upright_sizes(paths: Sequence[str], decode: bool) -> dict[str, tuple[in
 def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
     """Read an image's width and height after its EXIF rotation.
 
-    Returns None if the file looks damaged or unusual: `open_upright` decides about it.
+    Returns None if the file looks damaged or has an unusual format: `open_upright` then decides whether it is good.
 
     Args:
         decode: decode the image. Otherwise only the header and the end of a JPEG or PNG are read, which takes 0.1 ms
@@ -33,4 +33,5 @@ def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | N
             image.load()
         has_exif = image.format != "PNG" or "exif" in image.info  # Pillow would decode a PNG to look for it
         is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return ((image.height, image.width) if is_turned else image.size) if is_usual else None
+        size = (image.height, image.width) if is_turned else image.size
+        return size if is_usual else None

@@ -1,4 +1,4 @@
-"""Masks of a file in COCO's format: polygons or run lengths (RLE), and what is wrong with them."""
+"""Masks of a file in COCO's format, which are polygons or run lengths (RLE), and their check."""
 
 import contextlib
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def select_outlines(polygons: Sequence[Sequence[float]]) -> list[Sequence[float]
 
 
 def find_mask_problem(mask: Any, box: Sequence[float], width: int, height: int) -> str:
-    """Say what is wrong with an object's ``segmentation``, or return an empty string.
+    """Describe the fault of an object's ``segmentation``, or return an empty string.
 
     pycocotools does not return from some invalid masks, so they are checked before it reads them. Polygons that cover
-    nothing of the box are a repeated point or lie elsewhere, as negative coordinates do: there is nothing to train on
-    or to find.
+    no part of the box are a repeated point or lie elsewhere (at negative coordinates, for example): they contain
+    nothing to train on or to find.
     """
     if isinstance(mask, dict):
         return _find_rle_problem(mask, width, height)
@@ -54,7 +54,7 @@ def _find_rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
 
 
 def _has_foreground(counts: Any, pixels: int) -> bool:
-    """Return whether run lengths fit into so many pixels and not all of these are background."""
+    """Return whether run lengths fit into ``pixels`` and mark at least one of them as foreground."""
     rle: Any = {"size": [pixels, 1], "counts": counts}
     with contextlib.suppress(ArithmeticError, TypeError, ValueError):
         return bool(coco_mask.decode(coco_mask.frPyObjects(rle, pixels, 1) if isinstance(counts, list) else rle).any())

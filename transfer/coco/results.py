@@ -25,6 +25,7 @@ _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "A
 _KEYPOINTS = {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9}
 _STATS = {"bbox": _BOX, "segm": _BOX, "keypoints": _KEYPOINTS}  # task -> name -> position in COCOeval.stats
 TASKS = tuple(_STATS)
+_DETECTORS = {"bbox": "faster", "segm": "mask", "keypoints": "keypoint"}  # by the last task
 Metrics = dict[str, dict[str, float | None]]  # task -> name -> value
 
 
@@ -74,7 +75,7 @@ def evaluate(
 
     Args:
         content: the annotation file's.
-        predictions: If empty, every metric is 0.
+        predictions: if there are none, every metric is 0.
         tasks: some of `TASKS`; a prediction needs a segmentation for segm and keypoints for keypoints.
         oks_sigmas: one per keypoint, for keypoints other than COCO's 17.
 
@@ -85,7 +86,7 @@ def evaluate(
     truth = _build_ground_truth(content)
     results: Metrics = {}
     for task in tasks:
-        # Without its box, pycocotools takes a prediction's area from its mask: it is small, medium or large by that.
+        # Without its box, pycocotools takes a prediction's area, which decides small, medium or large, from its mask.
         records = [{k: v for k, v in r.items() if task != "segm" or k != "bbox"} for r in predictions]
         iou_type: Any = task  # pycocotools' stubs name the three
         with contextlib.redirect_stdout(io.StringIO()):
@@ -121,9 +122,9 @@ def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
 
 def format_table(metrics: Metrics) -> str:
     """Format the metrics for the log, with one row per task."""
-    shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
-    rows = [[task, *(row.get(name) for name in shown)] for task, row in metrics.items()]
-    return tabulate(rows, ["task", *shown], floatfmt=".2f", missingval="-")
+    columns = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    rows = [[task, *(row.get(name) for name in columns)] for task, row in metrics.items()]
+    return tabulate(rows, ["task", *columns], floatfmt=".2f", missingval="-")
 
 
 def write_results(
@@ -132,7 +133,7 @@ def write_results(
     """Write the results.json of a transfer run into OUTPUT_DIR, and return its content.
 
     Args:
-        metrics: what `evaluate` returned for each data set.
+        metrics: those of `evaluate`, by data set.
         weights: `Weights.summary()` of the initial weights, or of the detector that was evaluated.
         iteration: optimizer steps done, or None if nothing was trained.
     """
@@ -147,7 +148,7 @@ def write_results(
         "predictions": {name: file for name, file in predictions.items() if (output_dir / file).is_file()},
         "iteration": iteration,
         "protocol": {
-            "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
+            "detector": _DETECTORS[list_tasks(cfg)[-1]],
             "backbone": f"R{depth}-{'FPN' if 'fpn' in cfg.MODEL.BACKBONE.NAME else 'C4'}",
             "norm": cfg.MODEL.RESNETS.NORM,
             "heads": _describe_heads(cfg),
@@ -161,7 +162,7 @@ def write_results(
             "steps": list(cfg.SOLVER.STEPS),
             "images_per_batch": cfg.SOLVER.IMS_PER_BATCH,
             "base_lr": cfg.SOLVER.BASE_LR,
-            "name": _schedule_name(cfg),
+            "name": _name_schedule(cfg),
         },
         "weights": dict(weights),
         "config": dump(cfg),
@@ -178,7 +179,7 @@ def _describe_heads(cfg: CfgNode) -> str:
     return f"{box.NUM_CONV}conv{box.NUM_FC}fc" + (f" {box.NORM}" if box.NORM else "")
 
 
-def _schedule_name(cfg: CfgNode) -> str:
+def _name_schedule(cfg: CfgNode) -> str:
     """Name the length of the schedule: 1x is 90,000 iterations of 16 images."""
     times = cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / (90_000 * 16)
     return f"{times:g}x" if times * 100 == round(times * 100) else f"{cfg.SOLVER.MAX_ITER} iterations"

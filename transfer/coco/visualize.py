@@ -22,7 +22,7 @@ from pretrain.common.images import open_upright
 from .masks import are_numbers, select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
-_MAX_ENLARGED = 4096  # pixels of the longer side: a ruled line of a web page is not enlarged beyond what JPEG allows
+_MAX_ENLARGED = 4096  # pixels of the longer side: a line of a few pixels' height would exceed JPEG's limit
 _MAX_JPEG = 65_500  # longest side in pixels that JPEG allows; line-scan cameras write longer images
 _CELL = 360  # sides of a panel of `draw_comparison`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
@@ -108,8 +108,8 @@ def _render_rows(
         panels = []
         for title, records in columns.items():
             items = [record for record in records if record["image_id"] == image["id"]]
-            shown = items if title == _TRUTH else _select_confident(items)
-            panels.append(_render_panel(photo, title, shown, categories, cell))
+            items = items if title == _TRUTH else _select_confident(items)
+            panels.append(_render_panel(photo, title, items, categories, cell))
         yield torch.cat(panels, dim=2)
 
 

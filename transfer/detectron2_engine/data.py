@@ -1,4 +1,4 @@
-"""The Detectron2 engine's data: data sets named by two paths, their records, and what maps them."""
+"""The Detectron2 engine's data: data sets named by two paths, their records, and the mapper of records."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,13 +18,12 @@ from detectron2.data.samplers import RepeatFactorTrainingSampler
 from detectron2.data.transforms import ResizeShortestEdge
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.images import open_upright
 
-from .. import MAPPERS
 from ..coco.data import CocoSet, read_annotations
 from ..coco.keypoints import flip_pairs, keypoint_names
+from ..registries import MAPPERS
 from ..samplers import Mapper, ModelInput, Record
 
 
@@ -41,8 +40,8 @@ def register(data_set: CocoSet, cfg: CfgNode) -> None:
 
 
 def build_mapper(cfg: CfgNode, is_train: bool) -> Mapper:
-    """Build what maps a record to the model's input: Detectron2's mapper, or the user's that INPUT.MAPPER names."""
-    mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if get(cfg, "INPUT.MAPPER") else DatasetMapper
+    """Build the mapper of records to the model's input: Detectron2's, or the user's that INPUT.MAPPER names."""
+    mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if cfg.INPUT.MAPPER else DatasetMapper
     if not is_train:  # Detectron2's would look for the keypoints' names in the training set, to flip images
         cfg = cfg.clone()
         cfg.defrost()
@@ -58,7 +57,7 @@ def _map(mapper: Callable[[Any], Any], record: Record, seeds: tuple[int, int]) -
     try:
         image = mapper(record)
     except (OSError, detection_utils.SizeMismatchError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}; replace the image, or correct its annotations") from error
     if image is None:
         raise UserError(f"INPUT.MAPPER returned nothing for {path}; return a record")
     return image
@@ -99,7 +98,8 @@ def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
             min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         )
     except AssertionError as error:
-        raise UserError(f"{', '.join(cfg.DATASETS.TRAIN)} cannot be trained on: {one_line(error)}") from error
+        names = ", ".join(cfg.DATASETS.TRAIN)
+        raise UserError(f"{names} cannot be trained on: {one_line(error)}; correct the records") from error
     repeat_factors = [1.0] * len(records)
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
         repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(

@@ -22,7 +22,6 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.config.yaml_io import get
 from pretrain.common.distributed import is_main
 
 from ..coco.catalog import OTHER_EVALUATORS
@@ -73,7 +72,7 @@ class Detectron2Engine(Engine):
 
     def build_model(self, device: torch.device) -> nn.Module:
         model = modeling.build_model(self.cfg)
-        if get(self.cfg, "SOLVER.BF16"):
+        if self.cfg.SOLVER.BF16:
             heads.keep_rois_in_float32(model)
         return model
 
@@ -112,10 +111,11 @@ class Detectron2Engine(Engine):
     def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
         """Return metrics as the base class does; the ``final`` ones are compared with TEST.EXPECTED_RESULTS.
 
-        With TEST.AUG, the final metrics include those with test-time augmentation, as tasks that end in _TTA.
+        With TEST.AUG, the final metrics include those with test-time augmentation, as tasks whose names end in _TTA.
         """
         metrics = super().evaluate(model, visualize, final=final)
-        for name in self.cfg.DATASETS.TEST if final and self.cfg.TEST.AUG.ENABLED else ():
+        augmented_sets = self.cfg.DATASETS.TEST if final and self.cfg.TEST.AUG.ENABLED else ()
+        for name in augmented_sets:
             log.info(f"{name}: with test-time augmentation")
             augmented = self.evaluate_set(GeneralizedRCNNWithTTA(self.cfg, model), name, 0, keep=False)
             if is_main():

@@ -188,8 +188,8 @@ def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
     on_host = torch.cat(rois).cpu().split([len(roi) for roi in rois])
     crops = [
         rasterize(polygons[int(roi[0])], roi[1:], side)
-        for polygons, part in zip(masks, on_host, strict=True)
-        for roi in part.numpy()
+        for polygons, image_rois in zip(masks, on_host, strict=True)
+        for roi in image_rois.numpy()
     ]
     return torch.from_numpy(np.stack(crops)).to(rois[0].device)
 

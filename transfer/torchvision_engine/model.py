@@ -109,7 +109,8 @@ class GeneralizedRCNN(nn.Module):
     def preprocess(self, images: list[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         """Normalize images and zero-pad them at the right and bottom to one size; return them and their (H, W)."""
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        height, width = (-(-max(side) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE for side in zip(*sizes, strict=True))
+        height = -(-max(h for h, _ in sizes) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
+        width = -(-max(w for _, w in sizes) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
         batch = self.pixel_mean.new_zeros(len(images), 3, height, width)
         for slot, image, (h, w) in zip(batch, images, sizes, strict=True):
             slot[:, :h, :w] = (self._to_device(image) - self.pixel_mean) / self.pixel_std

@@ -29,9 +29,8 @@ class Anchors(AnchorGenerator):
     def __init__(
         self, sizes: Sequence[Sequence[float]], aspect_ratios: Sequence[Sequence[float]], strides: Sequence[int]
     ) -> None:
-        sizes, aspect_ratios = (
-            list(lists) * (len(strides) if len(lists) == 1 else 1) for lists in (sizes, aspect_ratios)
-        )
+        sizes = list(sizes) * (len(strides) if len(sizes) == 1 else 1)
+        aspect_ratios = list(aspect_ratios) * (len(strides) if len(aspect_ratios) == 1 else 1)
         super().__init__(sizes, aspect_ratios)
         self.strides: list[Any] = [(stride, stride) for stride in strides]
 
@@ -54,8 +53,9 @@ class RPNHead(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
         self.objectness_logits = nn.Conv2d(channels, anchors_per_cell, 1)
         self.anchor_deltas = nn.Conv2d(channels, anchors_per_cell * 4, 1)
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.01) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+        for conv in self.children():
+            nn.init.normal_(conv.get_parameter("weight"), std=0.01)
+            nn.init.zeros_(conv.get_parameter("bias"))
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Map a level's features to logits (N, A) and deltas (N, A, 4) of its anchors, in the anchors' order."""
@@ -155,7 +155,7 @@ class RPN(nn.Module):
             best, index = logit.float().topk(min(pre_nms, logit.shape[1]), dim=1)
             best_deltas = delta.gather(1, index[..., None].expand(-1, -1, 4)).float()
             candidates.append((best, best_deltas, anchor[index], torch.full_like(index, level)))
-        score_NR, delta_NR4, anchor_NR4, level_NR = (torch.cat(part, 1) for part in zip(*candidates, strict=True))
+        score_NR, delta_NR4, anchor_NR4, level_NR = (torch.cat(levels, 1) for levels in zip(*candidates, strict=True))
         box_NR4 = decode(delta_NR4, anchor_NR4, self.box_weights)
         finite_NR = torch.isfinite(box_NR4).all(2) & torch.isfinite(score_NR)
         proposals = []

@@ -15,8 +15,9 @@ import json
 import logging
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def convert(
     overwrite: bool = False,
     to_torchvision: bool = False,
 ) -> Conversion:
-    """Convert a backbone to Detectron2's names, verify it, and record its provenance.
+    """Convert a backbone to Detectron2's names, check the result, and record its provenance.
 
     Args:
         source: a run folder or a file.
@@ -98,41 +99,54 @@ def convert(
     if not os.path.isdir(source):
         check_file(source, "run folder or checkpoint")
 
-    from pretrain.common.weights.file import read_weights_file
-
-    from .verify import verify
+    from .verify import check_conversion
 
     file = open_source(source, unsafe_pickle)
     path = file.path
-    if os.path.exists(output) and os.path.samefile(output, path):
-        raise UserError(f"OUTPUT {output} is the source itself; choose another file")
-    if output.name.startswith(("checkpoint_", "model_")) and read_stage(output.parent) in ("pretrain", "transfer"):
-        raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
+    _check_output(output, path)
     backbone, provenance = read_source(file, encoder, prefix)
     provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and to_torchvision:
-        what = "with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
-        raise UserError(f"{path} was trained {what}; convert it to Detectron2's names, without --to-torchvision")
+        problem = f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
+        raise UserError(f"{problem}; convert it to Detectron2's names, without --to-torchvision")
     tensors = backbone.state_dict
     if not to_torchvision:
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
     encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
-    record = output.with_name(output.name + ".json")
+    check = partial(check_conversion, backbone=backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
     with claim(output.parent, "a conversion", file=output.name), translate_write_errors(output):
         if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
-        with atomic_writer(output) as stream:
-            stream.write(encoded)
-            stream.flush()
-            written = read_weights_file(stream.name)
-            state = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
-            differences = verify(state, backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
-            record.unlink(missing_ok=True)  # it describes the earlier output
-        write_json(record, {**provenance, "file_sha256": written.sha256})
+        differences = _write(output, encoded, provenance, check)
     return Conversion(output, provenance, differences, backbone.unread)
+
+
+def _check_output(output: Path, source: Path) -> None:
+    """Raise UserError if the output would replace the source or a run's checkpoint."""
+    if os.path.exists(output) and os.path.samefile(output, source):
+        raise UserError(f"OUTPUT {output} is the source itself; choose another file")
+    if output.name.startswith(("checkpoint_", "model_")) and read_stage(output.parent) in ("pretrain", "transfer"):
+        raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
+
+
+def _write(
+    output: Path, encoded: bytes, provenance: Mapping[str, Any], check: Callable[..., dict[str, float]]
+) -> dict[str, float]:
+    """Write the output and its record once ``check`` has accepted the tensors that were written; return its result."""
+    from pretrain.common.weights.file import read_weights_file
+
+    record = output.with_name(output.name + ".json")
+    with atomic_writer(output) as stream:
+        stream.write(encoded)
+        stream.flush()
+        written = read_weights_file(stream.name)
+        differences = check({name.removeprefix("model."): tensor for name, tensor in written.tensors.items()})
+        record.unlink(missing_ok=True)  # it describes the earlier output
+    write_json(record, {**provenance, "file_sha256": written.sha256})
+    return differences
 
 
 def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:

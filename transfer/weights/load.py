@@ -1,4 +1,4 @@
-"""Loads weights into a detector of either engine, and rejects what does not fit before the first iteration.
+"""Loads weights into a detector of either engine, and rejects those that do not fit before the first iteration.
 
 Both engines pass their tensors under Detectron2's names (the live storage, which is written in place), so there is one
 loader. Detectron2's own prints the same warnings for a good file and for a file from which it loads nothing.
@@ -46,8 +46,7 @@ class Weights:
         path: a file or a URL; empty for random initialization.
         sha256: the file's hash.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py recorded, or for a detector what its run folder records
-            (`read_detector_provenance`).
+        provenance: the record of convert.py or, for a detector, of its run folder (`read_detector_provenance`).
     """
 
     path: str
@@ -86,8 +85,8 @@ def read_weights(path: str | Path) -> Weights:
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     state = from_c4(state)
     if not any(name.startswith(PREFIX) for name in state):
-        shown = ", ".join(list(state)[:3]) or "nothing"
-        raise UserError(f"{path} contains no {PREFIX}* (it contains {shown}, ...); {conversion_hint(path)}")
+        names = ", ".join(list(state)[:3]) or "nothing"
+        raise UserError(f"{path} contains no {PREFIX}* (it contains {names}, ...); {conversion_hint(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
     return Weights(address, file.sha256, state, file.provenance or needs or read_detector_provenance(file.path))
@@ -98,8 +97,8 @@ def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tenso
     anchor = re.compile(r"((?:.*?\.)??)(?:backbone\.)?(?:bottom_up\.)?stem\.conv1\.weight")
     prefixes = list(dict.fromkeys(match[1] for match in map(anchor.fullmatch, tensors) if match))
     if len(prefixes) > 1:
-        shown = ", ".join(prefix.removesuffix(".") or "." for prefix in prefixes)
-        raise UserError(f"{path} has several networks: {shown}; save the state dict of one of them alone and name that")
+        names = ", ".join(prefix.removesuffix(".") or "." for prefix in prefixes)
+        raise UserError(f"{path} has several networks: {names}; save the state dict of one of them, and name that file")
     prefix = prefixes[0] if prefixes else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -150,9 +149,8 @@ def check_weights_fit(weights: Weights, cfg: CfgNode) -> None:
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in
             continue
         if not _is_close(value, expected):
-            raise UserError(
-                f"{key} is {value}, but {weights.path} was pretrained with {expected}; set it to {expected}"
-            )
+            problem = f"{key} is {value}, but {weights.path} was pretrained with {expected}"
+            raise UserError(f"{problem}; set it to {expected}")
 
 
 def check_same_weights(path: str, summary: Mapping[str, Any], output_dir: str) -> None:
@@ -180,7 +178,7 @@ def check_same_weights(path: str, summary: Mapping[str, Any], output_dir: str) -
 def load_weights(
     model_state: Callable[[], Mapping[str, Tensor]], weights: Weights, *, require_heads: bool = False
 ) -> None:
-    """Copy ``weights`` into a detector; log what was loaded and which heads stay random.
+    """Copy ``weights`` into a detector; log the number of loaded tensors and the heads that stay random.
 
     Args:
         model_state: returns the detector's tensors under Detectron2's names, in its storage (as ``state_dict`` does).

@@ -1,4 +1,4 @@
-"""Verifies a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
+"""Checks a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
 
 Detectron2's stages are computed from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
@@ -21,7 +21,7 @@ STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # relative to the largest absolute value of a stage
 
 
-def verify(
+def check_conversion(
     written: Mapping[str, Tensor], backbone: BackboneFile, *, to_torchvision: bool, stride_in_1x1: bool
 ) -> dict[str, float]:
     """Return the largest relative difference per stage between ``backbone`` and the tensors of the converted file.

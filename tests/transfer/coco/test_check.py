@@ -64,7 +64,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
         ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
-        ("annotations", {"keypoints": None}, "None are not numbers (if no object has any, set MODEL."),
+        ("annotations", {"keypoints": None}, "no keypoints (if no object has any, set MODEL."),
     ],
 )
 def test_a_bad_record_is_named_once_and_can_be_skipped(people, images, section, change, message):
@@ -166,7 +166,7 @@ def test_boxes_in_another_format_are_named() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_rle_is_read_as_pycocotools_writes_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    height, width = (int(side) for side in rng.integers(2, 300, 2))
+    height, width = rng.integers(2, 300, 2).tolist()
     pixels = rng.random((height, width)) < (0.5 if seed % 2 else 0.001)
     pixels[: height // 2, width // 3 :] = True
     code: Any = coco_mask.encode(np.asfortranarray(pixels, np.uint8))

@@ -27,17 +27,17 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     visualize.draw(content, tmp_path, predictions_of(content), tmp_path / "out", count=6)
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
-    for picture, limit in ((written[0], 8), (written[5], 4)):  # two objects, whose labels differ by the score; none
-        canvas = read(picture)
+    for figure, limit in ((written[0], 8), (written[5], 4)):  # two objects, whose labels differ by the score; none
+        canvas = read(figure)
         half = canvas.shape[1] // 2
         assert np.abs(canvas[40:, : half - 4] - canvas[40:, half : 2 * half - 4]).mean() < limit
-        image = read(tmp_path / picture.name).astype(np.uint8)
+        image = read(tmp_path / figure.name).astype(np.uint8)
         plain = cv2.resize(image, (half - 4, 480), interpolation=cv2.INTER_CUBIC)
         difference = np.abs(canvas[28 + 110 :, : half - 4] - plain[110:].astype(int)).mean()  # below the labels
-        assert (difference > 3) == (picture is written[0])
+        assert (difference > 3) == (figure is written[0])
 
 
-def picture(folder: Path, content: dict[str, Any]) -> np.ndarray:
+def draw_truth(folder: Path, content: dict[str, Any]) -> np.ndarray:
     """Draw the truth of the first image."""
     visualize.draw(content, folder, [], folder / "out", count=1)
     return read(folder / "out" / "1.png")
@@ -45,19 +45,19 @@ def picture(folder: Path, content: dict[str, Any]) -> np.ndarray:
 
 def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
     content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
-    pictures = []
+    figures = []
     for segmentation in (None, [[]], [[5, 5, 9, 9]]):
         for record in content["annotations"]:
             record["segmentation"] = segmentation
-        pictures.append(picture(tmp_path, content))
-    assert (pictures[0] == pictures[1]).all() and (pictures[0] == pictures[2]).all()
+        figures.append(draw_truth(tmp_path, content))
+    assert (figures[0] == figures[1]).all() and (figures[0] == figures[2]).all()
 
 
 def test_a_skeleton_may_have_names_and_what_is_no_pair(tmp_path):
     content = data.read_annotations(tiny_coco.write(tmp_path, keypoints=True).split(":")[1])
-    by_numbers = picture(tmp_path, content)
+    by_numbers = draw_truth(tmp_path, content)
     content["categories"][0]["skeleton"] = [["nose", "left_eye"], 3, [0, 1], [1.0, 2.0], [1, 99]]
-    assert (picture(tmp_path, content) == by_numbers).all()
+    assert (draw_truth(tmp_path, content) == by_numbers).all()
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
@@ -90,7 +90,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
             assert (edge > 0.9) == (box in shown), (column, box)
 
 
-def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
+def test_a_figure_keeps_its_images_name_and_stays_in_its_folder() -> None:
     names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
     assert {name: str(visualize.figure_path("out", name)) for name in names} == {
         name: f"out/{path}" for name, path in names.items()

@@ -2,11 +2,9 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import nn
 
@@ -14,8 +12,6 @@ from tests.errors import refused
 from tests.transfer import tiny_coco
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
-from detectron2.config import get_cfg
-
 from transfer.coco.data import prepare_data_sets, resolve_data_set
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
@@ -23,18 +19,11 @@ from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_confi
 pytestmark = pytest.mark.detectron2
 
 
-def build_config(folder: Path, name: str, **keys: Any) -> CfgNode:
-    """Build Detectron2's config of a tiny detector."""
-    cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.strip_own_keys(tiny_coco.config(folder / "out", name, **keys)))
-    return cfg
-
-
 def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     """Detectron2 itself refuses `ignore` and repeated ids, and drops a box whose mask has two points."""
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
-    cfg = build_config(tmp_path, name)
+    cfg = tiny_coco.config(tmp_path / "out", name)
     prepare_data_sets(cfg, [name])
     data.register(resolve_data_set(name, cfg.OUTPUT_DIR), cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
@@ -50,7 +39,8 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_scaled_or_named(tmp_path: Path, workers: int, name: str) -> None:
-    cfg = build_config(tmp_path, name, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
+    keys = {"DATALOADER__NUM_WORKERS": workers, "INPUT__MIN_SIZE_TEST": 0}
+    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
     engine = Detectron2Engine(cfg, tiny_coco.resolve_data_sets(cfg))
     records, category_ids = engine.load_test_set(name)

@@ -34,11 +34,11 @@ def test_sizes_are_drawn_from_the_choices_or_the_range():
 
 
 def test_images_are_upright_rgb_or_bgr(tmp_path):
-    picture = Image.new("RGB", (4, 2), (250, 0, 10))
-    picture.putpixel((0, 0), (0, 200, 0))
+    image = Image.new("RGB", (4, 2), (250, 0, 10))
+    image.putpixel((0, 0), (0, 200, 0))
     exif = Image.Exif()
     exif[0x0112] = 6  # stored on its side, and displayed after a rotation to the right
-    turned = record(tmp_path, picture, exif=exif) | {"height": 4, "width": 2}
+    turned = record(tmp_path, image, exif=exif) | {"height": 4, "width": 2}
     assert mapper().read(turned)[0, 1].tolist() == [0, 200, 0]
     assert mapper(image_format="BGR").read(turned)[3, 0].tolist() == [10, 0, 250]
     gray = record(tmp_path, Image.new("L", (4, 2), 77))

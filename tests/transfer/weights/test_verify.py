@@ -1,4 +1,4 @@
-"""The verification of a conversion notices different features, and uses Detectron2's network."""
+"""The check of a conversion notices different features, and uses Detectron2's network."""
 
 import pytest
 

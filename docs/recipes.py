@@ -31,7 +31,7 @@ def markdown() -> str:
 
 def _row(recipe: Recipe) -> list[str]:
     link = f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})"
-    cells = (link, recipe.what, *(cell or "-" for cell in recipe[2:]))
+    cells = (link, recipe.summary, *(cell or "-" for cell in recipe[2:]))
     return [cell.replace("|", "\\|") for cell in cells]
 
 

@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
     if key_values and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
-        what = f"{args.command}: unexpected argument {key_values[0]!r}"
-        raise UserError(f"{what}; this command takes no KEY VALUE pairs{hint}")
+        problem = f"{args.command}: unexpected argument {key_values[0]!r}"
+        raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
     args.overrides = key_values
     return args.run(args) or 0
 

@@ -52,7 +52,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, metavar="OUTPUT", help="output folder")
     text = "run the detector with this engine (default: the one that trained it, or Detectron2 if it is installed)"
     parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto", help=text)
-    text = "lowest score in pictures (default: 0.5)"
+    text = "minimum score to draw (default: 0.5)"
     parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help=text)
     parser.add_argument("--no-pictures", action="store_true", help="write only the JSON files, which is faster")
     extensions.add_option(parser)
@@ -72,17 +72,17 @@ def _find_images(paths: Sequence[str]) -> dict[str, str]:
     """Return image names -> paths: a file has its own name, an image in a folder its path in that folder.
 
     Raises:
-        UserError: nothing is there, a folder has no images, or two images have one name.
+        UserError: nothing is there, a folder has no images, or two images have the same name.
     """
     images: dict[str, str] = {}
     for path in paths:
         is_folder = os.path.isdir(path)
         names = list_images(Path(path)) if is_folder else [check_file(path, "image or folder").name]
         if not names:
-            raise UserError(f"no images in {path}")
+            raise UserError(f"no images in {path}; pass a folder with images, or image files")
         for name in names:
             if name in images:
-                raise UserError(f"two images are called {name}; pass the folder that contains both")
+                raise UserError(f"duplicate image name {name}; pass their common parent folder")
             images[name] = os.path.join(path, name) if is_folder else path
     return images
 

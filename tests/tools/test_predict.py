@@ -111,7 +111,7 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
         (["data", "--config-file", "empty.yaml", "MODEL.WEIGHTS", "no.pth"], "no weights file (MODEL.WEIGHTS)"),
         (["--config-file", "empty.yaml", "data", "SOLVER.BASE_LRR", "1"], "SOLVER.BASE_LR"),
         (["empty", "--run", "data"], "no images in empty"),
-        (["data", "data/1.png", "--run", "data"], "two images are called 1.png"),
+        (["data", "data/1.png", "--run", "data"], "duplicate image name 1.png"),
         (["data", "--run", "data", "--threshold", "50"], "--threshold is 50"),
     ],
 )

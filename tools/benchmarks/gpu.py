@@ -1,4 +1,4 @@
-"""Measures both stages on one GPU within a time limit: rows in order of decreasing value, each written at once."""
+"""Measurement of both stages on a GPU within a time limit: rows in order of decreasing value, each written at once."""
 
 import argparse
 import gc
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(row: Measurement, seconds_left: float) -> dict[str, Any]:
-    """Return what a row measures, or why it did not."""
+    """Run the measurement of a row; return its numbers, or why there are none."""
     if seconds_left < row.seconds:
         return {"skipped": f"it takes about {row.seconds:.0f} s; {max(0, seconds_left):.0f} s were left"}
     start = time.monotonic()
@@ -84,11 +84,11 @@ def build_tables(rows: dict[str, dict[str, Any]]) -> list[str]:
 def _format_rate(result: dict[str, Any]) -> list[str]:
     """Return the cells of `_HEAD` of a row; a dash for what it does not measure."""
     waits = result.get("synchronizations")
-    share = result.get("convolution_share")
+    fraction = result.get("convolution_share")
     return [
         f"{result['images_per_second']:,.0f}",
         f"{result['milliseconds']:.1f}",
         f"{result['peak_mib']:,.0f}" if result.get("peak_mib") else "-",
         f"{sum(waits.values()):g}" if waits else "-",
-        f"{share:.0%}" if share else "-",
+        f"{fraction:.0%}" if fraction else "-",
     ]

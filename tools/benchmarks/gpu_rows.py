@@ -1,4 +1,4 @@
-"""What `benchmark.py gpu` measures: pretraining steps, losses, detection iterations, and views from the loader."""
+"""Measurements of `benchmark.py gpu`: pretraining steps, losses, detection iterations, and views from the loader."""
 
 import argparse
 import functools
@@ -147,8 +147,8 @@ def _measure_pretraining(
     step, images = _build_pretraining_step(recipe, (*words, *overrides))
     result = _measure_steps(step, images, seconds)
     peak = find_peak(torch.cuda.get_device_name(), precision) if torch.cuda.is_available() else None
-    share = flops / (result["milliseconds"] / 1e3) / peak if peak else None
-    return {**result, "convolution_tflop": flops / 1e12, "convolution_share": share}
+    fraction = flops / (result["milliseconds"] / 1e3) / peak if peak else None
+    return {**result, "convolution_tflop": flops / 1e12, "convolution_share": fraction}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ def write_digits(folder: Path, images: dict[str, int], size: int, scenes: dict[s
 
     Args:
         images: number of images of the image folder in each split.
-        size: pixels per side of an image of the image folder.
+        size: image size in pixels, of the image folder.
         scenes: number of COCO images in each split.
         seed: seed of the split, of positions, sizes and noise.
     """

@@ -85,7 +85,8 @@ def _read_regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
             plots = [_read(archive, name, labeled) for name, labeled in _PLOTS.items()]
             small = _read(archive, _SMALL)
     assert boxes is not None
-    height, width = (side // 2 for side in large.shape[:2])
+    height = large.shape[0] // 2
+    width = large.shape[1] // 2
     quadrants: list[Region] = [
         (large[y : y + height, x : x + width], boxes - (x, y, x, y)) for y in (0, height) for x in (0, width)
     ]

@@ -54,8 +54,8 @@ def export_timm(backbone: ExportSource, output: Path) -> dict[str, float]:
         OSError: the disk is full, or the folder cannot be written.
     """
     if backbone.stem == "cifar":
-        what = f"{backbone.path} has the CIFAR stem (3x3, no pooling), which timm's ResNet lacks"
-        raise UserError(f"{what}; use --format onnx")
+        problem = f"{backbone.path} has the CIFAR stem (3x3, no pooling), which timm's ResNet lacks"
+        raise UserError(f"{problem}; use --format onnx")
     image = draw_sample_image(backbone)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:

@@ -1,4 +1,4 @@
-"""Checks this machine: versions, GPUs, engines, SLURM, data sets, disk and shared memory, each with its remedy."""
+"""Checks of this machine: versions, GPUs, engines, SLURM, data sets, disk and shared memory, each with its remedy."""
 
 import importlib.metadata
 import os
@@ -84,8 +84,8 @@ def _inspect_gpus() -> Iterator[Finding]:
         architectures = [name for name in torch.cuda.get_arch_list() if name.startswith("sm_")]  # AMD's are gfx
         oldest = min(architectures, key=_parse_capability, default="")
         if _parse_capability(oldest) > (properties.major, properties.minor):
-            what = f"compute capability {capability}, but torch {torch.__version__} has kernels from {oldest} on"
-            yield f"GPU {index}", "bad", f"{text}: {what}; install its build for CUDA 12.6 (pytorch.org)"
+            problem = f"compute capability {capability}, but torch {torch.__version__} has kernels from {oldest} on"
+            yield f"GPU {index}", "bad", f"{text}: {problem}; install its build for CUDA 12.6 (pytorch.org)"
             continue
         try:
             torch.ones(8, device=f"cuda:{index}").sum().item()

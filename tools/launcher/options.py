@@ -200,7 +200,7 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
 
 
 def _normalize(words: dict[str, str]) -> dict[str, str]:
-    """Return options as SLURM names them; true makes an option a flag, and false leaves it out."""
+    """Return options as SLURM names them; true makes an option a flag, and false omits it."""
     flags = {"true": "", "yes": ""}
     options = {key: value for key, value in words.items() if value.lower() not in ("false", "no")}
     return {key.replace("_", "-"): flags.get(value.lower(), value) for key, value in options.items()}
@@ -228,7 +228,7 @@ def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
 
 def _check(options: Options) -> None:
     if options.cluster not in CLUSTERS:
-        raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
+        raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}; choose one of them")
     for option in fields(options):
         value = getattr(options, option.name)
         minimum = option.metadata.get("minimum")
@@ -248,12 +248,12 @@ def _check(options: Options) -> None:
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
     if options.signal_delay >= options.minutes * 60:
         delay = f"signal-delay ({options.signal_delay} s; set in the site file)"
-        why = "the job would be asked to stop as soon as it starts"
-        raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {why}")
+        consequence = "the job would be asked to stop as soon as it starts"
+        raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {consequence}")
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
-        why = f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node"
-        raise UserError(f"{why}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
+        problem = f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node"
+        raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
     if options.cluster == "slurm":
         return
     if options.nodes > 1:
@@ -271,8 +271,8 @@ def parse_minutes(text: str) -> int:
     match = re.fullmatch(r"(\d+)|(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if not match:
         raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
-    total, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return total + days * 1440 + hours * 60 + minutes + (seconds > 0)
+    total, days, hours, minutes, seconds = [int(digits or 0) for digits in match.groups()]
+    return total + days * 1440 + hours * 60 + minutes + (1 if seconds else 0)
 
 
 def format_option(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads the comments at the top of config files: what each is, its hardware, time and published result."""
+"""The comments at the top of config files: what each file is, its hardware, time and published result."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ class Recipe(NamedTuple):
     """A config file that can be run, and its comments; a comment that is absent is empty."""
 
     path: Path
-    what: str
+    summary: str
     hardware: str
     time: str
     published: str
@@ -31,18 +31,18 @@ def show(word: str) -> None:
     Raises:
         UserError: no recipe mentions it.
     """
-    shown = [recipe for recipe in read_recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
-    if not shown:
+    matching = [recipe for recipe in read_recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
+    if not matching:
         raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; without a word, all are listed")
-    shown.sort(key=lambda recipe: (recipe.path.parent, recipe.path))
-    width = max(len(recipe.path.name) for recipe in shown)
-    for folder, recipes in itertools.groupby(shown, lambda recipe: recipe.path.parent):
+    matching.sort(key=lambda recipe: (recipe.path.parent, recipe.path))
+    width = max(len(recipe.path.name) for recipe in matching)
+    for folder, recipes in itertools.groupby(matching, lambda recipe: recipe.path.parent):
         print(f"{folder.relative_to(ROOT)}/")
         for recipe in recipes:
-            print(f"  {recipe.path.name:<{width}}  {recipe.what}")
-    if len(shown) == 1:
+            print(f"  {recipe.path.name:<{width}}  {recipe.summary}")
+    if len(matching) == 1:
         for name in ("hardware", "time", "published"):
-            print(f"    {name}: {getattr(shown[0], name) or '-'}")
+            print(f"    {name}: {getattr(matching[0], name) or '-'}")
 
 
 def _parse(path: Path, header: str) -> Recipe:

@@ -31,19 +31,19 @@ def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dic
     return site
 
 
-def _parse(what: str, name: str, value: Any, kind: Callable[[str], Any]) -> Any:
+def _parse(description: str, name: str, value: Any, kind: Callable[[str], Any]) -> Any:
     if name in ("sbatch", "srun", "cpu"):
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise UserError(f"{what} is {value!r}; it must be {_LINES}")
+            raise UserError(f"{description} is {value!r}; it must be {_LINES}")
         return value
     if name == "setup":
         lines = value.splitlines() if isinstance(value, str) else value
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise UserError(f"{what} is {value!r}; it must be shell lines")
+            raise UserError(f"{description} is {value!r}; it must be shell lines")
         return tuple(lines)
     if not isinstance(value, str):
-        raise UserError(f"{what} is {value!r}; it must be a single value")
+        raise UserError(f"{description} is {value!r}; it must be a single value")
     try:
         return kind(value)
     except ValueError as error:
-        raise UserError(f"{what} is {value!r}; it must be a whole number") from error
+        raise UserError(f"{description} is {value!r}; it must be a whole number") from error

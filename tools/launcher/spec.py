@@ -1,4 +1,11 @@
-"""A stage as the launcher handles it: an importable entry point, its arguments as plain data, its run folder."""
+"""A stage as the launcher handles it: an importable entry point, its arguments as plain data, its run folder.
+
+A stage runs again only if its work has changed. For example, the linear probe ``demo/jcl/linear`` has ``root`` demo,
+``parents`` {"jcl/pretrain": "8a1f..."} and ``folders`` {"jcl/pretrain": "demo/jcl/pretrain"}. Its ``inputs`` are empty,
+because another stage writes its weights; without a pipeline they would be {"run.pth": "sha256:..."}. Its ``identity``
+contains the arguments, the keys that differ from their defaults, and ``parents``; its fingerprint is a hash of that,
+which the stages that build on it record in turn. Moving demo changes neither.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import read_record, read_state
 from transfer import config as fine_tuning
 
-# What each stage calls. A record is only started again if it names one of these.
+# The function that each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",
     "linear": "pretrain.probe.linear:main",
@@ -93,7 +100,7 @@ class StageSpec:
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """What this stage computes, as JSON has it: arguments, config, and the stages it builds on.
+        """Identity of the stage's work, as JSON has it: arguments, config, and the stages it builds on.
 
         It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
         complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
@@ -113,15 +120,17 @@ class StageSpec:
         Keys that may change when a stage is resumed are not named.
         """
         defaults = _list_default_keys(self.stage)
-        before, now = ({**defaults, **identity["config"]} for identity in (earlier, self.identity))
-        changes = list_changes(before, now, _MAY_CHANGE.get(self.stage, ()))
-        before, now = (identity["arguments"] for identity in (earlier, self.identity))
+        earlier_config = {**defaults, **earlier["config"]}
+        config = {**defaults, **self.identity["config"]}
+        changes = list_changes(earlier_config, config, _MAY_CHANGE.get(self.stage, ()))
+        arguments = [identity["arguments"] for identity in (earlier, self.identity)]
         if self.stage == "transfer":  # may get --visualize, but not another engine
-            before, now = (arguments[1][:3] for arguments in (before, now))
-        if before != now:
-            changes.append(f"arguments {before} -> {now}")
-        before, now = (identity["parents"] for identity in (earlier, self.identity))
-        changes += [f"{key} has changed" for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+            arguments = [words[1][:3] for words in arguments]
+        if arguments[0] != arguments[1]:
+            changes.append(f"arguments {arguments[0]} -> {arguments[1]}")
+        parents = earlier["parents"]
+        keys = sorted({*parents, *self.parents})
+        changes += [f"{key} has changed" for key in keys if parents.get(key) != self.parents.get(key)]
         return "; ".join(changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,8 +142,8 @@ class StageSpec:
         try:
             return cls(**{**data, "args": tuple(data["args"])})
         except (TypeError, KeyError) as error:
-            what = "the stage record is damaged or from another version"
-            raise UserError(f"{what} ({error}); rerun the original command") from error
+            problem = "the stage record is damaged or from another version"
+            raise UserError(f"{problem} ({error}); rerun the original command") from error
 
     def check_entry(self) -> None:
         """Check that a record's stage is one of this launcher, before it is started again."""
@@ -205,14 +214,14 @@ def read_fingerprint(folder: str | Path) -> str:
     return state.get("fingerprint", "") if state.get("state") == "complete" else ""
 
 
-def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
-    """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``pretraining``.
+def is_made_from(results: dict[str, Any], run: Path) -> bool:
+    """Return False if ``results`` name a checkpoint that is not the final one of the pretraining run folder ``run``.
 
     Every result counts as made from a folder that is not a pretraining run's.
     """
-    if read_stage(pretraining) != "pretrain":
+    if read_stage(run) != "pretrain":
         return True
-    final = read_record(pretraining / "results.json").get("checkpoint_sha256", "none")
+    final = read_record(run / "results.json").get("checkpoint_sha256", "none")
     text = json.dumps(results)
     return final in text or '"source_sha256": "' not in text
 

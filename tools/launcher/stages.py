@@ -1,4 +1,4 @@
-"""Builds the spec of each stage from a command line or a pipeline file, with its config resolved and checked."""
+"""Specs of all stages, built from a command line or a pipeline file, with its config resolved and checked."""
 
 import argparse
 import contextlib
@@ -140,8 +140,8 @@ def build_transfer(
     output = _make_absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     if eval_only:
         output = str(Path(output) / "eval_only")
-    more = ["--visualize", str(visualize)] if visualize else []
-    words = ["--eval-only" if eval_only else "--resume", "--engine", engine, *more, "OUTPUT_DIR", output]
+    drawing = ["--visualize", str(visualize)] if visualize else []
+    words = ["--eval-only" if eval_only else "--resume", "--engine", engine, *drawing, "OUTPUT_DIR", output]
     config = fine_tuning.dump(cfg)
     return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_list_weights(cfg))
 
@@ -210,7 +210,7 @@ def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: A
     return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **fields)
 
 
-@functools.cache  # said once for all detectors of a pipeline
+@functools.cache  # print the note once for all detectors of a pipeline
 def _choose_installed_engine() -> str:
     engine = train_net.choose_engine("auto")
     if engine == "torchvision":

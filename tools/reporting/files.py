@@ -48,7 +48,7 @@ def find_runs(folders: Sequence[Path]) -> Collection:
     run_folders: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder")
+            raise UserError(f"{folder} is not a folder; pass a run folder or a folder of runs")
         for path in find_files(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
@@ -80,7 +80,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def read_environment(run: Path) -> list[dict[str, str]]:
-    """Return what environment.txt records of each start of a run, the last one at the end; one empty record if none."""
+    """Read the records of environment.txt, one for each start of a run, in order; one empty record if none."""
     path = run / "environment.txt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", start, re.MULTILINE)) for start in text.rstrip().split("\n\n")]

@@ -28,7 +28,7 @@ _Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a s
 
 
 class Verdict(NamedTuple):
-    """Whether a run is comparable to a published result.
+    """The comparison of a run with a published result.
 
     Attributes:
         table: ``JCL (Cai et al. 2020), Table 1``; empty if the run is unrelated to any row.

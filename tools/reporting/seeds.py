@@ -70,7 +70,7 @@ def read_study(folder: Path) -> Study | None:
             continue
         branch, seed = branches[name]
         results = read_record(folder / key / "results.json")
-        if not is_made_from(results, folder / name / "pretrain"):  # but from a checkpoint on the way
+        if not is_made_from(results, folder / name / "pretrain"):  # but from an intermediate checkpoint
             continue
         scores = dict(_list_scores(stage, results))
         if scores:

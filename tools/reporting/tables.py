@@ -111,7 +111,7 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     lines = []
     for run in runs:
         o = run.origin
-        cells = [names[run.folder] + " (evaluation only)" * run.evaluated_only]
+        cells = [names[run.folder] + (" (evaluation only)" if run.evaluated_only else "")]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
         cells += [_format_values([run.metrics.get(f"{task}/{metric}")]) for task in tasks for metric in _METRICS]
         lines.append(cells)

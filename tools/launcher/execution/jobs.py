@@ -17,7 +17,7 @@ from . import local_job, slurm
 from .records import find_launch_files, read_outcome, warn
 
 _ENDING_CHECKS, _ENDING_CHECK_S = 30, 2.0  # longer than the 30 s that SLURM leaves to processes by default
-# What SLURM's reasons mean for a job here, where the word alone does not say it.
+# Meaning of SLURM's reasons for a job here, where the word alone does not say it.
 _WAITS = "it waits forever: cancel it, and resume with another --time or --partition"
 _HELD = " (it is held; once the reason is gone: scontrol release JOB)"
 _MEANING = {
@@ -44,7 +44,7 @@ def query_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     for job in jobs:
         if job["cluster"] == "slurm":
             by_cluster.setdefault(job.get("slurm_cluster", ""), []).append((job["id"], job["name"]))
-    states = {cluster: slurm.query_states(listed, cluster) for cluster, listed in by_cluster.items()}
+    states = {cluster: slurm.query_states(ids, cluster) for cluster, ids in by_cluster.items()}
     return [
         states[job.get("slurm_cluster", "")][job["id"], job["name"]]
         if job["cluster"] == "slurm"
@@ -159,7 +159,10 @@ def cancel(folder: Path, now: bool = False) -> None:
         if state.split()[0] not in ("PENDING", "RUNNING") and not is_next:
             continue
         try:
-            slurm.cancel_job(job, now) if job["cluster"] == "slurm" else local_job.stop(job, now, signaled)
+            if job["cluster"] == "slurm":
+                slurm.cancel_job(job, now)
+            else:
+                local_job.stop(job, now, signaled)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -183,13 +186,12 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     if not any(path.exists() for path in paths):
         state = query_states([job])[0]
         word = state.split()[0]
-        what = f"rank {rank} of job {job['id']} has"
         if word not in ("PENDING", "RUNNING", "UNKNOWN"):
             why = describe_end(folder, job, state) or describe_unrecorded_exit(folder)
-            raise UserError(f"{what} ended without output ({word.lower()}): {why}")
+            raise UserError(f"rank {rank} of job {job['id']} has ended without output ({word.lower()}): {why}")
         if not follow:
-            raise UserError(f"{what} no output yet ({state.lower()}); --follow waits for it")
-    command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
+            raise UserError(f"rank {rank} of job {job['id']} has no output yet ({state.lower()}); add --follow to wait")
+    command = ["tail", "-q", "-n", "+1", *(["-F"] if follow else []), "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():
             print(local_job.strip_control(line.rstrip("\n")), flush=True)

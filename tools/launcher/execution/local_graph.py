@@ -1,4 +1,4 @@
-"""Runs the stages of a graph on this machine, with their output on the terminal.
+"""Execution of a graph's stages on this machine, with their output on the terminal.
 
 Each stage starts after the ones that it builds on, several at the same time if asked to, each with its own GPUs. A
 failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
@@ -129,11 +129,11 @@ class LocalRun:
         outcome = read_outcome(folder, job.logs)
         failure = outcome["failure"]
         if self._signals:
-            by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
+            sender = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
             if outcome["state"] in ("", "running"):  # the ranks were killed
                 with contextlib.suppress(UserError):  # on a full disk the run must still end
-                    update_state(folder, job=job.logs.name, state="stopped", reason=f"it was stopped by {by}")
-            self._interruptions.append(_describe_interruption(folder, outcome, by))
+                    update_state(folder, job=job.logs.name, state="stopped", reason=f"it was stopped by {sender}")
+            self._interruptions.append(_describe_interruption(folder, outcome, sender))
         elif outcome["state"] == "complete":
             self._report_success(key, job)
         elif not failure:
@@ -144,9 +144,9 @@ class LocalRun:
         elif failure["user_error"]:
             self._fail(key, f"error: {failure['error']}", 2)
         else:
-            where = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            summary = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
             trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
-            self._fail(key, f"{trace}{where}: {failure['error']}", 1)
+            self._fail(key, f"{trace}{summary}: {failure['error']}", 1)
 
     def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._graph.is_single:
@@ -158,22 +158,22 @@ class LocalRun:
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
         self._status = self._status or status
-        after = "" if self._graph.is_single else f"\n{self._name_node(key)}: failed; the other branches continue"
-        print(f"{text}{after}", file=sys.stderr, flush=True)
+        note = "" if self._graph.is_single else f"\n{self._name_node(key)}: failed; the other branches continue"
+        print(f"{text}{note}", file=sys.stderr, flush=True)
 
     def _name_node(self, key: str) -> str:
         position = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
         return f"[{position}/{len(self._graph.nodes)}] {key}"
 
 
-def _describe_interruption(folder: str, outcome: dict[str, Any], by: str) -> str:
+def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) -> str:
     if outcome["state"] == "complete":  # no step was left to stop after
         return f"the stage in {folder} finished before the stop request"
     if outcome["state"] in ("", "running"):
-        return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
+        return f"the stage in {folder} was stopped immediately by {sender}, without a checkpoint"
     if outcome["failure"]:
-        return f"{by}: the stage in {folder} has failed: {outcome['failure']['error']}"
-    return outcome["reason"].replace(LOCAL_STOP_REASON, by)
+        return f"{sender}: the stage in {folder} has failed: {outcome['failure']['error']}"
+    return outcome["reason"].replace(LOCAL_STOP_REASON, sender)
 
 
 def shorten_path(path: str) -> str:

@@ -31,7 +31,7 @@ _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, whi
 # Sent by `launch.py cancel` to a launcher.
 CANCEL = signal.SIGUSR1
 CANCEL_NOW = signal.SIGUSR2
-_OUTER = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
+_SLURM_VARIABLES = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
 
 
 class LocalJob:
@@ -61,15 +61,15 @@ class LocalJob:
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):
-                of_rank = build_rank_environment(rank, size, rank, size)
+                variables = {**environment, **build_rank_environment(rank, size, rank, size)}
                 out, err = list_log_files(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
-                    process = subprocess.Popen(command, env={**environment, **of_rank}, stdout=stdout, stderr=stderr)
+                    process = subprocess.Popen(command, env=variables, stdout=stdout, stderr=stderr)
                 self._ranks.append(process)
         except OSError as error:
             for process in self._ranks:
                 process.kill()
-            raise UserError(f"cannot start the ranks of {spec.stage}: {error}") from error
+            raise UserError(f"cannot start the ranks of {spec.stage}: {error}; free memory or processes") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}
@@ -114,7 +114,7 @@ class LocalJob:
 
 def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment of the ranks, which import this code whatever their working directory is."""
-    values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
+    values = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
     with socket.socket() as server:
@@ -162,11 +162,11 @@ def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
     """
     launcher = find_launcher(job)
     for pid in launcher or _list_running(job["processes"]):
-        number = (CANCEL_NOW if now else CANCEL) if launcher else (signal.SIGKILL if now else signal.SIGTERM)
+        stop_signal, kill_signal = (CANCEL, CANCEL_NOW) if launcher else (signal.SIGTERM, signal.SIGKILL)
         if pid not in signaled:
             signaled.add(pid)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, kill_signal if now else stop_signal)
 
 
 def _list_running(processes: Mapping[str, str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What runs in every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
+"""Entry point of every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
 
 A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
 current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
@@ -93,9 +93,9 @@ def _run_recorded(spec: StageSpec, job: str) -> None:
 
 
 @contextlib.contextmanager
-def install_handler(handler: Callable[[int, Any], None], *more: signal.Signals) -> Iterator[None]:
-    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``more`` until the block ends."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *more)
+def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``signals`` until the block ends."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *signals)
     earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -120,7 +120,7 @@ class SlurmJob:
         env = submitit.JobEnvironment()
         local_size = env.num_tasks // env.num_nodes
         os.environ |= build_rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
-        # The site's setup lines may know better by which name its nodes reach each other.
+        # The setup lines of the site file may set another host name.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(count_usable_cores()))
@@ -133,7 +133,7 @@ class SlurmJob:
             handler.cancel_timer()
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return what runs after a requeue: the same job, which finds its position in the run folder."""
+        """Return the job that runs after a requeue: the same one, which finds its position in the run folder."""
         return DelayedSubmission(self)
 
 
@@ -234,4 +234,5 @@ def _has_ended(env: Any) -> bool:
 
 if __name__ == "__main__":
     is_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-    run_slurm_rank(Path(sys.argv[1])) if is_slurm else run_local_rank(Path(sys.argv[1]))
+    run_rank = run_slurm_rank if is_slurm else run_local_rank
+    run_rank(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What the launcher records of the jobs that it starts: `launch/launch.json` in each run folder.
+"""The launch record of the jobs that the launcher starts: `launch/launch.json` in each run folder.
 
 It contains the stage, its options and all jobs that were started there. How a job ended is in state.json, which the
 stage writes (`pretrain.common.run.state`). Both name a job by the folder of its output: unlike job ids, names of these
@@ -31,7 +31,7 @@ def find_launch_files(folder: Path) -> list[Path]:
     file = folder / "launch" / "launch.json"
     files = [file] if file.is_file() else find_files(folder, "launch/launch.json")
     if not files:
-        raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
+        raise UserError(f"no launch/launch.json in {folder}, or below it; pass the folder of a run or pipeline")
     return files
 
 
@@ -67,7 +67,7 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
     try:
         write_json(path, record)
     except UserError as error:  # too late to refuse: the job is submitted
-        warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")
+        warn(f"warning: {error}; {options.cluster} job {job_id} is submitted, but status and cancel cannot find it")
 
 
 def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:
@@ -80,8 +80,8 @@ def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:
     """
     job = Path(logs).name
     state = read_state(folder)
-    is_of_job = state.get("job", "") == job
-    outcome = {"state": "", "reason": "", "failure": {}, **(state if is_of_job else {})}
+    job_state = state if state.get("job", "") == job else {}
+    outcome = {"state": "", "reason": "", "failure": {}, **job_state}
     if outcome["state"] != "complete":  # a rank may fail at its exit, after its work
         outcome["failure"] = read_failure(folder, job)
     if outcome["failure"]:

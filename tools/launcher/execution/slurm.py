@@ -1,4 +1,4 @@
-"""Asks SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
+"""Queries of SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
 import functools
 import os
@@ -53,8 +53,8 @@ def choose_cluster() -> str:
         return "slurm"
     except UserError as error:
         if "Could not establish a configuration source" not in str(error):
-            what = f"sbatch is installed, but SLURM does not answer ({error})"
-            raise UserError(f"{what}; try again, or {_CHOOSE}") from error
+            problem = f"sbatch is installed, but SLURM does not answer ({error})"
+            raise UserError(f"{problem}; try again, or {_CHOOSE}") from error
     print("sbatch is installed, but no cluster is configured here; running on this machine", file=sys.stderr)
     return "local"
 
@@ -67,8 +67,8 @@ def _check_allocated(job_id: str, nodes: str) -> None:
     except SlurmParseException:
         allocated = [nodes]
     if names.isdisjoint({*allocated, *(node.partition(".")[0] for node in allocated)}):
-        what = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
-        raise UserError(f"{what}; run this command with srun, or {_CHOOSE}")
+        problem = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
+        raise UserError(f"{problem}; run this command with srun, or {_CHOOSE}")
     print(f"inside allocation {job_id}; running on this machine ({host})", file=sys.stderr)
 
 
@@ -83,20 +83,20 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
     if shutil.which("sbatch") is None:
         raise UserError("--cluster slurm needs sbatch, which this machine does not have; run this on a login node")
     for _ in range(_RETRIES + 1):
-        asked = _run_sbatch(script, environment)
-        accepted_id = _read_job_id(asked)
+        answer = _run_sbatch(script, environment)
+        accepted_id = _read_job_id(answer)
         if accepted_id:
-            print(asked.stderr, end="", file=sys.stderr)
+            print(answer.stderr, end="", file=sys.stderr)
             return accepted_id
-        reason = " ".join((asked.stderr or asked.stdout).split()) or f"exit status {asked.returncode}"
-        if asked.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
+        reason = " ".join((answer.stderr or answer.stdout).split()) or f"exit status {answer.returncode}"
+        if answer.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
             kind = TooManyJobs if re.search(_LIMIT, reason) else UserError
             raise kind(f"sbatch refused {name}: {reason}")
         print(f"sbatch: {reason}; looking for {name} in the queue in {_RETRY_S:.0f} s", file=sys.stderr)
         job_id = _find_job(script, cluster)
         if job_id:
             return job_id
-        if job_id is None or asked.returncode == 0:
+        if job_id is None or answer.returncode == 0:
             raise SubmissionUnknown(f"sbatch: {reason}; look for {name} in squeue before you submit again")
     raise UserError(f"sbatch did not submit {name} in {_RETRIES + 1} attempts: {reason}; try again later")
 
@@ -107,36 +107,36 @@ def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.Complet
     return subprocess.run(["sbatch", str(script)], env=environment, text=True, errors="replace", **options)
 
 
-def _read_job_id(asked: subprocess.CompletedProcess[str]) -> str:
+def _read_job_id(answer: subprocess.CompletedProcess[str]) -> str:
     """Return the id of the job that sbatch submitted, or "" if it did not; wrappers of sites print more or less."""
-    usual = re.search(r"Submitted batch job (\d+)", asked.stdout)
-    if usual or asked.returncode:
-        return usual[1] if usual else ""
-    other = re.search(r"\bjob (\d+)|^(\d+)(?:;\S+)?\s*\Z", asked.stdout, re.MULTILINE)
-    return (other[1] or other[2]) if other else ""
+    sbatch_line = re.search(r"Submitted batch job (\d+)", answer.stdout)
+    if sbatch_line or answer.returncode:
+        return sbatch_line[1] if sbatch_line else ""
+    wrapper_line = re.search(r"\bjob (\d+)|^(\d+)(?:;\S+)?\s*\Z", answer.stdout, re.MULTILINE)
+    return (wrapper_line[1] or wrapper_line[2]) if wrapper_line else ""
 
 
 def ask_start_time(script: str, environment: dict[str, str]) -> str:
     """Ask sbatch when it would start a script, without submitting it; raise UserError if it would refuse it."""
     try:
-        asked = _ask(["sbatch", "--test-only"], env=environment, input=script)
+        answer = _ask(["sbatch", "--test-only"], env=environment, input=script)
     except UserError as error:
         raise UserError(f"sbatch --test-only: {error}") from error
-    return " ".join((asked.stderr or asked.stdout).split())
+    return " ".join((answer.stderr or answer.stdout).split())
 
 
 @functools.cache
 def read_max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
-    listed = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
-    return max(map(int, re.findall(r"^\d+", listed or "", re.MULTILINE)), default=0)
+    output = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
+    return max(map(int, re.findall(r"^\d+", output or "", re.MULTILINE)), default=0)
 
 
 @functools.cache
 def read_max_array(cluster: str) -> int:
     """Return how many jobs an array may have; any number if SLURM does not say."""
-    shown = _try(["scontrol", "show", "config"], cluster) or ""
-    limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", shown)
+    output = _try(["scontrol", "show", "config"], cluster) or ""
+    limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", output)
     return max(1, min(map(int, limits), default=sys.maxsize))
 
 
@@ -144,8 +144,8 @@ def read_max_jobs(account: str, cluster: str) -> int:
     """Return how many jobs this user may have in the queue; any number if the accounting does not say."""
     filters = {"user": os.environ.get("USER", "nobody"), "account": account, "cluster": cluster}
     words = [f"{name}={value}" for name, value in filters.items() if value]
-    listed = _try(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
-    return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in listed.splitlines()), default=sys.maxsize)
+    output = _try(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
+    return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in output.splitlines()), default=sys.maxsize)
 
 
 def asks_for_gpus(key: str, value: str) -> bool:
@@ -158,9 +158,9 @@ def _find_job(script: Path, cluster: str) -> str | None:
     command = ["squeue", "-h", "--states=all", "-u", str(os.getuid()), "-o", "%F|%o"]
     for _ in range(_RETRIES):
         time.sleep(_RETRY_S)
-        listed = _try(command, cluster)
-        if listed is not None:
-            return next((line.partition("|")[0] for line in listed.splitlines() if line.endswith(f"|{script}")), "")
+        output = _try(command, cluster)
+        if output is not None:
+            return next((line.partition("|")[0] for line in output.splitlines() if line.endswith(f"|{script}")), "")
     return None
 
 

@@ -41,12 +41,12 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         failed: print only stages that failed.
         as_json: print a list of objects instead.
     """
-    everything = collect(folder)
-    stages = [entry for entry in everything if not failed or entry["state"] not in _NOT_FAILED]
+    entries = collect(folder)
+    stages = [entry for entry in entries if not failed or entry["state"] not in _NOT_FAILED]
     if as_json:
         print(json.dumps(stages, default=str, indent=2))
     else:
-        counts = Counter(entry["state"] for entry in everything)
+        counts = Counter(entry["state"] for entry in entries)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
         if lines[1:] and find_record(folder):
@@ -85,7 +85,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """
     files = find_files(folder, "state.json", "launch/launch.json", str(RECORD))
     if not files:
-        raise UserError(f"nothing was started in {folder}, or below it")
+        raise UserError(f"nothing was started in {folder}, or below it; pass the folder of a run or pipeline")
     plans: dict[Path, dict[str, Any]] = {}
     launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
     for file in files:
@@ -143,12 +143,12 @@ def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: di
         return "pending", explain_reason(detail.strip("()")) or reason
     if word == "RUNNING":
         return detail.strip("()") or "running", reason
-    how = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
+    end = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
     if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
-        return word.lower(), reason or how
+        return word.lower(), reason or end
     if state not in ("", "running"):
         return state, reason
-    return "failed" if word == "FAILED" else "lost", how or describe_unrecorded_exit(folder)
+    return "failed" if word == "FAILED" else "lost", end or describe_unrecorded_exit(folder)
 
 
 def _describe_progress(folder: Path, is_running: bool) -> str:

@@ -26,18 +26,19 @@ from . import slurm
 from .rank_main import SlurmJob
 from .records import name_log_folder, record_job
 
-_OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
+_PASSED_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
-# Variables of a job that this process may be part of; but MASTER_ADDR of a setup line counts.
-_OUTER = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+# Variables of a job that this process may be part of; the setup lines may set MASTER_ADDR again.
+_OUTER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_CHECKED = """\
-# ends the job at a line that fails, but not for what fails in a file that a line sources
-trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { echo "setup line failed with status $status: """
-_CHECKED += """$(sed -n ${LINENO}p "$0"); fix it in the site file and rerun the original command; """
-_CHECKED += 'resume would reuse the recorded lines" >&2; '
-_CHECKED += "exit 1; }' ERR"
+# BASH_SOURCE has one entry in the script itself, more in a file that a line sources; sed prints the line that failed.
+# LINENO is read in the first line of the trap: bash counts the lines after it.
+_CHECK_SETUP = r"""# ends the job at a line that fails, but not for what fails in a file that a line sources
+trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { line=$(sed -n ${LINENO}p "$0")
+    echo "setup line failed with status $status: $line; fix it in the site file and rerun the original command;" \
+        "resume would reuse the recorded lines" >&2
+    exit 1; }' ERR"""
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
 _PORT = """\
 port=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))
@@ -87,21 +88,21 @@ def render_script(specs: Sequence[StageSpec], options: Options, code: Path, depe
 def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
     """Build the script of sbatch; ``options`` are the stage's own."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
-    # In SLURM 22.05 and later, srun does not take the cores from sbatch.
+    # In SLURM 22.05 and later, srun does not take the number of cores from sbatch.
     srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={options.cpus_per_task}"]
     srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
     # A child of a failed parent would wait forever.
-    more: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
-    more |= {key: value or True for key, value in options.sbatch.items()}
+    parameters: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
+    parameters |= {key: value or True for key, value in options.sbatch.items()}
     if dependency:
-        more["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
+        parameters["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
     # The job imports the copy of the code, before anything that the setup lines add, and never the folder that it was
     # submitted from.
     setup = [
-        *([_CHECKED, *options.setup, "trap - ERR"] if options.setup else []),
+        *([_CHECK_SETUP, *options.setup, "trap - ERR"] if options.setup else []),
         f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
         "export PYTHONSAFEPATH=1",
-        *(f"export {name}={shlex.quote(os.environ[name])}" for name in _OWN_VARIABLES if os.environ.get(name)),
+        *(f"export {name}={shlex.quote(os.environ[name])}" for name in _PASSED_VARIABLES if os.environ.get(name)),
         *([_PORT] if options.nodes * options.tasks_per_node > 1 else []),
     ]
     return _make_sbatch_string(
@@ -112,7 +113,7 @@ def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, depe
         job_name=name_job(specs),
         wckey=None,  # pyright: ignore[reportArgumentType]  # submitit would name its own
         srun_args=srun_args,
-        additional_parameters=more,
+        additional_parameters=parameters,
         setup=setup,
         map_count=len(specs) if len(specs) > 1 else None,
     )
@@ -198,6 +199,7 @@ def _list_variables(options: Options) -> dict[str, str]:
 
 def build_environment(options: Options) -> dict[str, str]:
     """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
-    inner = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER) and name not in _RANK}
+    outer = [name for name in os.environ if name.startswith(_OUTER_JOB) or name in _RANK]
+    inner = {name: value for name, value in os.environ.items() if name not in outer}
     settings = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
     return inner | settings | _list_variables(options)

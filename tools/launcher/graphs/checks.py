@@ -1,4 +1,4 @@
-"""Refuses, before a job is submitted and without importing torch, what a stage would refuse at its start."""
+"""Checks, before a job is submitted and without importing torch, of what a stage would refuse at its start."""
 
 import functools
 import os
@@ -107,7 +107,7 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
 
 
 def _check_stage(node: Node, options: Options, download: bool, check_data: bool) -> list[str]:
-    """Refuse what the stage would refuse on its devices; return warnings."""
+    """Check what the stage would refuse on its devices; return warnings."""
     spec = node.spec
     is_slurm = options.cluster == "slurm"
     if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
@@ -164,10 +164,10 @@ def _check_cores(options: Options) -> None:
     cores = slurm.read_max_cores(options.partition, options.slurm_cluster)
     needed = options.tasks_per_node * (options.cpus_per_task or 1)
     if 0 < cores < needed:
-        what = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
-        limit = f"no node{f' of {options.partition}' * bool(options.partition)} has more than {cores}"
+        problem = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
+        node = f"node of {options.partition}" if options.partition else "node"
         remedy = "give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
-        raise UserError(f"{what} per node, but {limit}; {remedy}")
+        raise UserError(f"{problem} per node, but no {node} has more than {cores}; {remedy}")
 
 
 def check_may_continue(spec: StageSpec) -> None:

@@ -1,4 +1,4 @@
-"""Builds a pipeline from a table in configs/papers; its report shows the published numbers.
+"""Pipelines of the tables in configs/papers; their reports show the published numbers.
 
 A row of a *_linear.csv is a pretraining run with its linear probe; a row of any other table is a detector, and rows
 share pretraining runs. All tables share runs/papers, so a pretraining run that two tables need is trained once.
@@ -30,10 +30,10 @@ def write_pipeline(table: str, text: str, folder: Path) -> Path:
     _, rows = read_table(check_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is not a results table; pass a CSV file with the columns of those in configs/papers")
-    chosen = [row for row in rows if row["pretrain"] and text.lower() in " ".join(map(str, row.values())).lower()]
-    if not chosen:
+    matching = [row for row in rows if row["pretrain"] and text.lower() in " ".join(map(str, row.values())).lower()]
+    if not matching:
         raise UserError(f"no runnable row of {table} contains {text!r}; omit --rows to run all of them")
-    plan = _plan_probes(chosen) if "linear" in rows[0] else _plan_detectors(chosen)
+    plan = _plan_probes(matching) if "linear" in rows[0] else _plan_detectors(matching)
     path = folder / "launch" / f"{Path(table).stem}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Reads a pipeline file: pretraining by several methods, probes, conversion, fine-tuning, and one report.
+"""The pipeline file: pretraining by several methods, probes, conversion, fine-tuning, and one report.
 
 OUTPUT_DIR: runs/demo
 DATA: [digits, datasets/digits]            # optional: kind of tools/make_data.py, its options and the folder, or a list
@@ -76,7 +76,7 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
 
 
 def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return what the report of a study over seeds needs, or {} without SEEDS."""
+    """Build the record that the report of a study over seeds reads, or {} without SEEDS."""
     seeds = plan["SEEDS"]
     baseline = plan["BASELINE"]
     if baseline and (baseline not in plan["BRANCHES"] or not seeds):
@@ -148,10 +148,10 @@ class _Branch:
 
 
 def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path: str) -> _Branch:
-    where = f"{path}: branch {check_label(label, f'branch in {path}')}"
-    keys = _check_keys(plan["BRANCHES"][label], _BRANCH, where)
+    place = f"{path}: branch {check_label(label, f'branch in {path}')}"
+    keys = _check_keys(plan["BRANCHES"][label], _BRANCH, place)
     if sum(bool(keys[key]) for key in ("PRETRAIN", "WEIGHTS", "DETECTOR")) != 1:
-        raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
+        raise UserError(f"{place} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
     keys["SEED"] = ["SEED", seed] if seed else []
     keys["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(keys["OVERRIDES"]), *keys["SEED"]]
     for key in ("LINEAR", "TRANSFER"):
@@ -216,11 +216,11 @@ def read_pipeline_file(path: str) -> dict[str, Any]:
     return _check_keys(plan, _FILE, path)
 
 
-def check_label(name: Any, what: str) -> str:
+def check_label(name: Any, description: str) -> str:
     """Return a name that is safe in a path, in a job's name and on a command line; refuse any other."""
     if isinstance(name, bool) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", str(name)):
         rule = "names may contain letters, digits and . _ + = -, and must start with a letter or digit"
-        raise UserError(f"{what} is named {name!r}; {rule}")
+        raise UserError(f"{description} is named {name!r}; {rule}")
     return str(name)
 
 
@@ -261,15 +261,15 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
     return nodes
 
 
-def _check_keys(loaded: Any, types: dict[str, type], where: str) -> dict[str, Any]:
+def _check_keys(loaded: Any, types: dict[str, type], place: str) -> dict[str, Any]:
     """Check that ``loaded`` has known keys with values of the right types, and add the missing ones."""
     if not isinstance(loaded, dict):
-        raise UserError(f"{where} must contain 'KEY: value' lines; known keys: {', '.join(types)}")
+        raise UserError(f"{place} must contain 'KEY: value' lines; known keys: {', '.join(types)}")
     for key, value in loaded.items():
         if key not in types:
-            raise UserError(f"unknown key {key} in {where}{suggest_name(str(key), types)}")
+            raise UserError(f"unknown key {key} in {place}{suggest_name(str(key), types)}")
         if not isinstance(value, (list, str) if types[key] is list else types[key]):
-            raise UserError(f"{key} in {where} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
+            raise UserError(f"{key} in {place} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
     return {key: loaded.get(key, kind()) for key, kind in types.items()}
 
 
@@ -278,4 +278,4 @@ def split_words(value: str | Sequence[Any]) -> list[str]:
     try:
         return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
     except ValueError as error:
-        raise UserError(f"{value!r} is not a list of words: {error}") from error
+        raise UserError(f"{value!r} is not a list of words: {error}; close its quotes") from error

@@ -1,4 +1,4 @@
-"""Starts a graph of stages on this machine or submits it to SLURM, or shows what would be started.
+"""The start of a graph of stages, on this machine or through SLURM, and the display of what would be started.
 
 Complete stages are skipped, missing ones run, and a failure ends only its own branch.
 """
@@ -52,7 +52,7 @@ def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
     new_folders = [path for path in (Path(graph.output), *Path(graph.output).parents) if not path.exists()]
     purpose = "a submission" if graph.is_single else "a pipeline"
     try:
-        with claim(graph.output, purpose, file="launch" * graph.is_single):
+        with claim(graph.output, purpose, file="launch" if graph.is_single else ""):
             yield
     finally:
         with contextlib.suppress(OSError):  # they contain stages
@@ -128,8 +128,8 @@ class Submission:
         missing = self._plan.missing
         for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
             previous = ""
-            for part in _split(batch, self._options):
-                self._submit_batch(part, code, previous)
+            for array in _split(batch, self._options):
+                self._submit_batch(array, code, previous)
                 previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
             dependency = _format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
@@ -161,9 +161,9 @@ class Submission:
     def _describe_limit(self, error: UserError) -> UserError:
         if not self._submitted:
             return UserError(f"{error}; wait until some of your jobs have ended")
-        left = self._plan.missing.keys() - self._jobs.keys()
-        remedy = f"when some of your jobs have ended, submit the rest: {format_resume_command(self._graph.output)}"
-        return UserError(f"{error}; {len(left)} stages are not submitted, the others stay in the queue; {remedy}")
+        remaining = self._plan.missing.keys() - self._jobs.keys()
+        remedy = f"when some of your jobs have ended, submit them: {format_resume_command(self._graph.output)}"
+        return UserError(f"{error}; {len(remaining)} stages are not submitted, the others stay in the queue; {remedy}")
 
     def _cancel(self) -> None:
         for job_id in self._submitted:
@@ -187,7 +187,7 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     plan = check_graph(graph, options, download=False, check_data=check_data)
     startable: dict[str, Node] = {}
     for node in graph.nodes:
-        after = f"  after {', '.join(node.parents)}" if node.parents else ""
+        order = f"  after {', '.join(node.parents)}" if node.parents else ""
         reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
         state = "queued" if node.key in plan.queued else "complete"
         if reason:
@@ -196,12 +196,12 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
             state = "to run"
             if all(key in startable or key not in plan.missing for key in node.parents):
                 startable[node.key] = node
-        print(f"{state:<8} {node.key}{after}  -> {shorten_path(node.spec.folder)}{reason}")
+        print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.spec.folder)}{reason}")
     if graph.report:
         print(f"to run   report  after everything  -> {shorten_path(graph.report.produces)}")
     code = find_code(graph.output)
     groups = _group_nodes(startable.values(), startable.keys(), options)
-    batches = [part for batch in groups for part in _split(batch, options)]
+    batches = [array for group in groups for array in _split(group, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
         script = render_script([node.spec for node in batch], options, code, _format_dependency("afterok", parents))
@@ -242,8 +242,8 @@ def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
     """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
     requests: Counter[tuple[str, int, float]] = Counter()
     for spec in specs:
-        of_stage = options.for_stage(spec)
-        requests[spec.stage, of_stage.nodes * of_stage.gpus_per_node, of_stage.minutes / 60] += 1
+        resources = options.for_stage(spec)
+        requests[spec.stage, resources.nodes * resources.gpus_per_node, resources.minutes / 60] += 1
     attempts = options.max_timeouts + 1
     lines = []
     total = 0.0
@@ -251,12 +251,16 @@ def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
         cost = jobs * gpus * hours * attempts
         total += cost
         if gpus:
-            each = f"{gpus} GPU{'s' * (gpus > 1)} x {hours:.4g} h x {attempts} attempt{'s' * (attempts > 1)}"
-            lines.append(f"# {stage}: {jobs} job{'s' * (jobs > 1)}, each at most {each} = {cost:,.0f} GPU-hours")
+            limit = f"{_count(gpus, 'GPU')} x {hours:.4g} h x {_count(attempts, 'attempt')}"
+            lines.append(f"# {stage}: {_count(jobs, 'job')}, each at most {limit} = {cost:,.0f} GPU-hours")
     if not total:
         return "# no GPU-hours: no stage asks for GPUs"
     remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
     return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:

@@ -116,9 +116,9 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             progress=Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
             recipe_changes=saved.get("recipe_changes", []),
         )
-        if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
-            _probe(run, step)
         with contextlib.closing(run.progress):
+            if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
+                _probe(run, step)
             _train(run, step)
         return _finish(run)
 

@@ -1,6 +1,7 @@
 """Checks on files that a user names, and atomic writing."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -184,9 +185,9 @@ def build_write_error(path: str | Path, error: OSError, resume: bool = False) ->
     Args:
         resume: the run has started, so it should resume in this folder instead of starting in another one.
     """
-    remedy = "make the folder writable, with free space, and run again to resume"
-    if not resume:
-        remedy = "choose a folder that is writable and has free space"
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free space" if is_full else "make the folder writable"
+    remedy += " and run again to resume" if resume else " or choose another folder"
     return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
 
 

@@ -46,8 +46,9 @@ def load_folder(folder: Path, split: str) -> ImageData:
         return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
     class_folders = [f for f in folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
-        problem = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/, so it may be a split or a class"
-        raise UserError(f"{problem}; write folder:{folder}/{splits[0]}, or move all classes into {folder}/train/")
+        problem = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/; is {splits[0]}/ a split or a class?"
+        remedy = f"for a split, write folder:{folder}/{splits[0]}; for a class, move all classes into {folder}/train/"
+        raise UserError(f"{problem} {remedy}")
     candidates = [f for f in split_folders[split] if without_year[f] != "test"] or split_folders[split]
     if not candidates:
         split_names = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"

@@ -144,7 +144,8 @@ def embed(
         if "more than 1 value per channel" not in str(error):
             raise
         problem = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
-        raise UserError(f"{problem}; raise SOLVER.IMS_PER_BATCH or lower MODEL.BN_GROUPS") from error
+        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
+        raise UserError(f"{problem}; {remedy}") from error
     if isinstance(output, Tensor):
         return F.normalize(output.float(), dim=1), None
     embeddings, dense_maps, feature_maps = output

@@ -75,7 +75,7 @@ def _compute_points(
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
         stop.raise_if_requested()
-        features = compute_features(backbone, batch.views_VnCHW.flatten(0, 1), cfg, device)
+        features = compute_features(backbone, batch.views_VnCHW.flatten(0, 1), cfg, "none", device)
         features_BAF = features.unflatten(0, (augmentations, -1)).transpose(0, 1)
         rows.append(torch.stack(measure_similarity_and_variance(features_BAF), dim=1).cpu())
     return torch.cat(rows)[:count].double().numpy()

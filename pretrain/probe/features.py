@@ -52,10 +52,10 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
     return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
 
 
-def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Return the features (n, F) of uint8 images (n, 3, S, S), in the precision of SOLVER.AMP."""
+def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, amp: str, device: torch.device) -> Tensor:
+    """Return the features (n, F) of uint8 images (n, 3, S, S), in half precision unless ``amp`` is none."""
     pixels = views.normalize(images.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
-    with autocast(cfg.SOLVER.AMP, device.type):
+    with autocast(amp, device.type):
         return pool_features(backbone, pixels)
 
 
@@ -80,9 +80,11 @@ def extract(
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
-            index_N.append(batch[1])
-            features_NF[start : start + len(batch[0])] = compute_features(backbone, batch[0], cfg, device)
-            start += len(batch[0])
+            images, index_n = batch
+            index_N.append(index_n)
+            features_nF = compute_features(backbone, images, cfg, cfg.SOLVER.AMP, device)
+            features_NF[start : start + len(images)] = features_nF
+            start += len(images)
         stop.raise_if_requested()
     labels_N = torch.from_numpy(data.labels).to(device)[torch.cat(index_N).to(device)]
     features_NF = features_NF[:start]

@@ -163,8 +163,9 @@ class _Augmented:
         return (batch for _, batch in self._loader.batches(first_step, total_steps))
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
+        cfg = self._run.cfg
         device = self._run.device
-        features = compute_features(self._backbone, batch.views_VnCHW[0], self._run.cfg, device).float()
+        features = compute_features(self._backbone, batch.views_VnCHW[0], cfg, cfg.SOLVER.AMP, device).float()
         return features, batch.label_n.to(device, non_blocking=True)
 
 

@@ -12,6 +12,12 @@ from ..files import check_file, check_name, expand
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
+# Python's error for a file -> what is wrong with the file.
+_REASONS = {
+    RecursionError: "it refers to itself",
+    UnicodeDecodeError: "save it as UTF-8",
+    **dict.fromkeys((AttributeError, TypeError), "it is empty or a list, or _BASE_ is not a file's name"),
+}
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -90,14 +96,15 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         leaves = dict(flatten(ConfigFile.load_yaml_with_base(str(path), allow_unsafe=False)))
     except UserError:
         raise
-    except (OSError, yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        reason = one_line(error)[:300]
+    except OSError as error:
+        raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
+    except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
+        reason = _REASONS.get(type(error)) or one_line(error)[:300]
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
             reason += "; Python expressions in YAML are not evaluated: copy the file and write out their values "
             reason += f"(RetinaNet's SIZES: {sizes})"
-        rule = "must contain KEY: VALUE lines of YAML in UTF-8, with another file's name as _BASE_"
-        raise UserError(f"{path} or its _BASE_ {rule}: {reason}") from error
+        raise UserError(f"{path} or its _BASE_ does not contain KEY: VALUE lines of YAML: {reason}") from error
     for key, value in leaves.items():
         _merge(cfg, key, value, f" in {path}")
 
@@ -138,10 +145,14 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         if key.startswith("DATASETS."):
             names = (name.strip("()[]'\" ") for name in str(value).split(","))
             hint = f'; write "{tuple(filter(None, names))}"'
-        raise UserError(f"{key}{where} must be {expected_type(default)}, not {repr(value)[:60]}{hint}")
+        raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
         check_name(cfg.OUTPUT_DIR, key + where)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _convert(value: Any, default: Any, accepted: Any = object) -> Any:

@@ -24,8 +24,9 @@ class SkippedSteps:
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if self._in_a_row >= MAX_IN_A_ROW:
-            problem = f"{MAX_IN_A_ROW} steps up to step {step - 1} were skipped, at a loss scale of {self.scale:.3g}"
-            raise UserError(f"fp16: {problem}; {self._remedy}, or lower SOLVER.BASE_LR")
+            problem = f"fp16: the {MAX_IN_A_ROW} steps up to step {step - 1} were skipped"
+            reason = f"their gradients overflow even at a loss scale of {self.scale:.3g}"
+            raise UserError(f"{problem}: {reason}; {self._remedy}, or lower SOLVER.BASE_LR")
         self.scale = scale
 
     def total_after(self, scale: float) -> int:

@@ -59,9 +59,12 @@ def read_content(path: Path, unsafe: bool) -> Any:
 def describe_other(path: Path) -> str:
     """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
     start = read_start(path)
+    if not start.strip(b"\0"):
+        return "it is empty, or zeros that a full or failing disk left; use an earlier or another copy"
     text = describe_text(start)
     if text:
-        return f"{text}; download the file itself (with git lfs pull if this is a Git LFS pointer)"
+        remedy = "run git lfs pull" if start.startswith(b"version https://git-lfs") else "download the file itself"
+        return f"{text}; {remedy}"
     names: list[str] = []
     with contextlib.suppress(zipfile.BadZipFile):  # no zip file, or its list of names is damaged
         names = zipfile.ZipFile(path).namelist()

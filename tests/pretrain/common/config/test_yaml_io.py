@@ -14,16 +14,16 @@ from tests.errors import refused
 from transfer import config as fine_tuning
 
 FILES = {  # content of a file -> what the error says
-    "": "must contain KEY: VALUE lines",
-    "_BASE_: [1]\n": "another file's name as _BASE_",
-    "_BASE_:\n": "another file's name as _BASE_",
-    "_BASE_: a.yaml\n": "another file's name as _BASE_",
+    "": "empty",
+    "_BASE_: [1]\n": "_BASE_ is not a file's name",
+    "_BASE_:\n": "_BASE_ is not a file's name",
+    "_BASE_: a.yaml\n": "refers to itself",
     "_BASE_: .\n": "Is a directory",
-    "_BASE_: empty.yaml\nSEED: 1\n": "must contain KEY: VALUE lines",
-    "- SEED\n": "must contain KEY: VALUE lines",
+    "_BASE_: empty.yaml\nSEED: 1\n": "empty",
+    "- SEED\n": "a list",
     "SOLVER: []\n": "section",
     "SEED: {a: 1}\n": "SEED.a",
-    "SEED: \xff\n": "of YAML in UTF-8",
+    "SEED: \xff\n": "save it as UTF-8",
     "SOLVER: {BASE_LR: fast}\n": "a number, not 'fast'",
     "SEED: 1.5\n": "whole number",
     "LINEAR: {LRS: 3}\n": "a list, not 3",

@@ -1,6 +1,7 @@
 """Environment of a measurement: processor, threads, commit and versions."""
 
 import contextlib
+import importlib.util
 import os
 import platform
 from importlib import metadata
@@ -16,7 +17,8 @@ from tools.launcher.gpus import read_output
 
 def describe_environment(*packages: str) -> dict[str, Any]:
     """Return processor, threads, commit and versions, including those of ``packages``, for the JSON of a benchmark."""
-    versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "pillow", *packages)}
+    names = ["torch", "torchvision", "numpy", "pillow", *packages]
+    names += ["detectron2"] if importlib.util.find_spec("detectron2") else []
     return {
         "cpu": read_processor(),
         "cpus": os.cpu_count(),
@@ -24,7 +26,7 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "git": read_git_state(),
-        **versions,
+        **{name: metadata.version(name) for name in names},
     }
 
 

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -192,10 +193,11 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     records = content["annotations"][:_SAMPLE]
     boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
+    outlines = [outline for record in records for outline in select_outlines(record.get("segmentation") or ())]
     keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]
     points = [value for record in keypoints for i, value in enumerate(record) if i % 3 < 2]
-    for kind, values in (("boxes", [value for box in boxes for value in box[:4]]), ("keypoints", points)):
-        if 0 < max(values, default=0) <= 1:
+    for kind, lists in (("boxes", [box[:4] for box in boxes]), ("polygons", outlines), ("keypoints", [points])):
+        if 0 < max(chain(*lists), default=0) <= 1:
             remedy = "multiply them by the images' width and height"
             return f"its {kind} lie between 0 and 1, but COCO's are in pixels; {remedy}"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]

@@ -159,6 +159,8 @@ def test_boxes_in_another_format_are_named() -> None:
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
     assert problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0]) == "", "over the border, and without area"
     box: list[float] = [30, 8, 20, 30]
+    outline = [0.3, 0.1, 0.5, 0.1, 0.5, 0.4]
+    assert "its polygons lie between 0 and 1" in problem(box, segmentation=[outline])
     assert "its keypoints lie between 0 and 1" in problem(box, keypoints=[0.3, 0.1, 2, 0.5, 0.4, 1])
     assert problem(box, keypoints=[0, 0, 0] * 2) == "", "not labeled"
 

@@ -130,7 +130,8 @@ class _RecordChecker:
         size = (int(image["width"]), int(image["height"]))
         text = _find_box_problem(record, *size, self.rules.strict)
         if self.rules.masks and not text:
-            text = find_mask_problem(record.get("segmentation"), record["bbox"], *size)
+            box = [] if record.get("iscrowd") else record["bbox"]  # a crowd is only ignored where it lies
+            text = find_mask_problem(record.get("segmentation"), box, *size)
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text

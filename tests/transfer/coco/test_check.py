@@ -124,6 +124,7 @@ def test_valid_records_have_no_problems(people: dict[str, Any], images: Path) ->
     x, y, w, _ = people["annotations"][0]["bbox"]
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
     people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
+    people["annotations"][5] |= {"iscrowd": 1, "segmentation": [[15, 15] * 3]}
     people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that start again in each image
     people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not find_problems(people, images, STRICTEST)

@@ -99,6 +99,8 @@ class _RecordChecker:
         height = image["height"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
+        if not isinstance(name, str):
+            return f"file_name {short(name)} is not text"
         if self.rules.strict and self.name_counts[name] > 1:
             return f"{self.name_counts[name]} images have the file_name {name!r}; merge them, or give each its own file"
         if self.folder is not None:

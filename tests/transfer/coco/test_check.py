@@ -37,7 +37,7 @@ def people(images: Path) -> dict[str, Any]:
     ("section", "change", "message"),
     [
         ("images", {"file_name": "gone.png"}, "image 1: cannot read image"),
-        ("images", {"file_name": None}, "image 1: malformed"),
+        ("images", {"file_name": None}, "image 1: file_name None is not text"),
         ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
         ("images", {"width": 95.5}, "image 1: width 95.5 and height 64 are not whole numbers"),

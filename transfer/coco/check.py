@@ -122,9 +122,12 @@ class _RecordChecker:
         return ""
 
     def _find_annotation_problem(self, record: dict[str, Any]) -> str:
-        for kind, section in (("image", "images"), ("category", "categories")):
-            if record[f"{kind}_id"] not in self.good[section]:
-                return f"unknown or bad {kind} {short(record[f'{kind}_id'])}"
+        category = record["category_id"]
+        if record["image_id"] not in self.good["images"]:
+            return "unknown or bad image"
+        if category not in self.good["categories"]:
+            fault = "bad" if repr(category) in self.ids["categories"].counts else "unknown"
+            return f"{fault} category {short(category)}"
         for name in ("iscrowd", "ignore"):
             if record.get(name) not in (None, 0, 1):
                 return f"{name} {short(record[name])} is not 0 or 1"

@@ -52,7 +52,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"bbox": [20, 30, 0, 9]}, "has width 0 and height 9"),
         ("annotations", {"bbox": [96, 20, 9, 9]}, "box [96, 20, 9, 9] lies outside its image, 96 x 64"),
         ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
-        ("annotations", {"category_id": 99}, "unknown or bad category 99"),
+        ("annotations", {"category_id": 99}, "annotation 1 of image 1: unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),

@@ -26,14 +26,14 @@ def check_ranges(cfg: CfgNode) -> None:
     """
     _check_lists(cfg)
     is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    # Others have another number of channels, or rotated boxes.
     has_standard_inputs = not cfg.INPUT.MAPPER and cfg.INPUT.FORMAT != "L" and not is_rotated
     for key, limits in LIMITS.items():
         value = get(cfg, key)
-        has_fixed_length = key.endswith(_FIXED_LENGTH)
-        if has_fixed_length and not has_standard_inputs:  # of another number of channels, or of rotated boxes
-            continue
-        if has_fixed_length and len(value) != len(HONORED[key]):
+        if has_standard_inputs and key.endswith(_FIXED_LENGTH) and len(value) != len(HONORED[key]):
             raise UserError(f"{key} is {list(value)}; it must be {len(HONORED[key])} numbers")
+        if cfg.INPUT.MAPPER and key.startswith("MODEL.PIXEL_"):  # its images may have other values
+            continue
         for number in _list_numbers(value):
             limits.check(key, number)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS

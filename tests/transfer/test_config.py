@@ -97,6 +97,20 @@ def test_what_only_detectron2_can_train_is_not_refused():
 
 
 @pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("INPUT.FORMAT L MODEL.PIXEL_MEAN [1] MODEL.PIXEL_STD [0]", "MODEL.PIXEL_STD"),
+        ("INPUT.MAPPER mine MODEL.RPN.BBOX_REG_WEIGHTS [1,1,0,1]", "MODEL.RPN.BBOX_REG_WEIGHTS"),
+        ("MODEL.ANCHOR_GENERATOR.NAME Rotated MODEL.RPN.BBOX_REG_WEIGHTS [1,1,1,1,0]", "MODEL.RPN.BBOX_REG_WEIGHTS"),
+    ],
+)
+def test_lists_of_another_length_have_the_same_range(words, named):
+    """A division by zero makes the loss NaN."""
+    cfg = config.load_config(tiny_coco.BASE, words.split())
+    refused(lambda: config_keys.check_ranges(cfg), named, "above 0")
+
+
+@pytest.mark.parametrize(
     ("value", "shown"),
     [
         ("coco:a:b", "('coco:a:b',)"),

@@ -135,7 +135,7 @@ class _RecordChecker:
         size = (int(image["width"]), int(image["height"]))
         text = _find_box_problem(record, *size, self.rules.strict)
         if self.rules.masks and not text:
-            box = [] if record.get("iscrowd") else record["bbox"]  # a crowd is only ignored where it lies
+            box = [] if record.get("iscrowd") else record["bbox"]  # a crowd may have no area: it is not trained on
             text = find_mask_problem(record.get("segmentation"), box, *size)
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)

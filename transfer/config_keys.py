@@ -9,6 +9,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.common.config.limits import Choice
 from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
@@ -16,6 +17,7 @@ from pretrain.common.errors import UserError
 from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, check_multiple, default_config, list_tasks
 
 _FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
+_SAMPLERS = Choice(("TrainingSampler", "RepeatFactorTrainingSampler"))
 
 
 def check_ranges(cfg: CfgNode) -> None:
@@ -91,6 +93,7 @@ def check_training(cfg: CfgNode) -> None:
     if solver.FROZEN_BN_ITER and not has_frozen_norms:
         remedy = "set MODEL.BACKBONE.FREEZE_AT (5 freezes all), or SOLVER.FROZEN_BN_ITER 0"
         raise UserError(f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no norm is frozen; {remedy}")
+    _SAMPLERS.check("DATALOADER.SAMPLER_TRAIN", cfg.DATALOADER.SAMPLER_TRAIN)
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)

@@ -44,6 +44,7 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),
+    ("DATALOADER.SAMPLER_TRAIN", "Random", "choose one of TrainingSampler, RepeatFactorTrainingSampler"),
     ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
     ("DATASETS.TRAIN", "[]", "empty"),
     ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),

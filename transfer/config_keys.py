@@ -51,7 +51,7 @@ def _check_lists(cfg: CfgNode) -> None:
         thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
         count = len(cfg.MODEL[section].IOU_LABELS) - 1
         if len(thresholds) != count or thresholds != sorted(thresholds):
-            form = f"{count} increasing numbers, between the IOU_LABELS"
+            form = f"{count} number(s) in increasing order"
             raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
@@ -97,8 +97,10 @@ def check_training(cfg: CfgNode) -> None:
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
-    if not sizes or (cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2):
-        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one, or two for MIN_SIZE_TRAIN_SAMPLING range")
+    is_range = cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range"
+    if not sizes or (is_range and len(sizes) != 2):
+        remedy = "INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values" if is_range else "give at least one size"
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; {remedy}")
 
 
 def check_batch_division(cfg: CfgNode, world_size: int) -> None:

@@ -112,4 +112,5 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     if resume:
         check_same_training(cfg, folder / "config.yaml")
     elif is_started or has_results or (metrics.exists() and metrics.stat().st_size > 0):
-        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue, or choose another")
+        remedy = "add --resume to continue it, or choose another folder"
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; {remedy}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.common.config.limits import Choice
 from pretrain.common.config.overrides import Key
 from pretrain.common.config.yaml_io import expected_type, flatten, get
 from pretrain.common.errors import UserError
@@ -16,6 +17,7 @@ from pretrain.common.errors import UserError
 from .config import ALLOWED, HONORED, LIMITS, MEANINGS, REJECTED, check_multiple, default_config, list_tasks
 
 _FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
+_SAMPLERS = Choice(("TrainingSampler", "RepeatFactorTrainingSampler"))
 
 
 def check_ranges(cfg: CfgNode) -> None:
@@ -26,14 +28,14 @@ def check_ranges(cfg: CfgNode) -> None:
     """
     _check_lists(cfg)
     is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    # Others have another number of channels, or rotated boxes.
     has_standard_inputs = not cfg.INPUT.MAPPER and cfg.INPUT.FORMAT != "L" and not is_rotated
     for key, limits in LIMITS.items():
         value = get(cfg, key)
-        has_fixed_length = key.endswith(_FIXED_LENGTH)
-        if has_fixed_length and not has_standard_inputs:  # of another number of channels, or of rotated boxes
-            continue
-        if has_fixed_length and len(value) != len(HONORED[key]):
+        if has_standard_inputs and key.endswith(_FIXED_LENGTH) and len(value) != len(HONORED[key]):
             raise UserError(f"{key} is {list(value)}; it must be {len(HONORED[key])} numbers")
+        if cfg.INPUT.MAPPER and key.startswith("MODEL.PIXEL_"):  # its images may have other values
+            continue
         for number in _list_numbers(value):
             limits.check(key, number)
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
@@ -49,7 +51,7 @@ def _check_lists(cfg: CfgNode) -> None:
         thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
         count = len(cfg.MODEL[section].IOU_LABELS) - 1
         if len(thresholds) != count or thresholds != sorted(thresholds):
-            form = f"{count} increasing numbers, between the IOU_LABELS"
+            form = f"{count} number(s) in increasing order"
             raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
@@ -91,11 +93,14 @@ def check_training(cfg: CfgNode) -> None:
     if solver.FROZEN_BN_ITER and not has_frozen_norms:
         remedy = "set MODEL.BACKBONE.FREEZE_AT (5 freezes all), or SOLVER.FROZEN_BN_ITER 0"
         raise UserError(f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no norm is frozen; {remedy}")
+    _SAMPLERS.check("DATALOADER.SAMPLER_TRAIN", cfg.DATALOADER.SAMPLER_TRAIN)
     if not cfg.DATASETS.TRAIN:
         raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
     sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
-    if not sizes or (cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2):
-        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; give at least one, or two for MIN_SIZE_TRAIN_SAMPLING range")
+    is_range = cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range"
+    if not sizes or (is_range and len(sizes) != 2):
+        remedy = "INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values" if is_range else "give at least one size"
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; {remedy}")
 
 
 def check_batch_division(cfg: CfgNode, world_size: int) -> None:

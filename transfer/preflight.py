@@ -38,6 +38,8 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     architecture = model.META_ARCHITECTURE
     if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):
         raise UserError(f"MODEL.META_ARCHITECTURE is {architecture}, not a detector; set GeneralizedRCNN or RetinaNet")
+    if model.LOAD_PROPOSALS:
+        raise UserError("MODEL.LOAD_PROPOSALS is True, but proposal files are not supported; set it False")
     if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or architecture != "GeneralizedRCNN"):
         raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN without keypoints; set it False")
     if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
@@ -110,4 +112,5 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     if resume:
         check_same_training(cfg, folder / "config.yaml")
     elif is_started or has_results or (metrics.exists() and metrics.stat().st_size > 0):
-        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; add --resume to continue, or choose another")
+        remedy = "add --resume to continue it, or choose another folder"
+        raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; {remedy}")

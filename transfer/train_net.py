@@ -50,7 +50,10 @@ if TYPE_CHECKING:
     from transfer.weights.load import Weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
-FALLBACK_NOTE = "fine-tuning uses the torchvision engine, since Detectron2 is not installed (run `make detectron2`)"
+FALLBACK_NOTE = (
+    "fine-tuning uses the torchvision engine, since Detectron2 is not installed; run `make detectron2` to install it, "
+    "or pass --engine torchvision"
+)
 log = logging.getLogger(__name__)
 
 

@@ -56,6 +56,7 @@ def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_pa
     [
         ("images", {"id": "2"}, "image '2': id '2' is not a number like most ids"),
         ("images", {"id": 2}, "image 2: duplicate id"),
+        ("images", {"file_name": 7}, "file_name 7 is not text"),
         ("annotations", {"image_id": 99}, "annotation 0 of image 99: unknown or bad image"),
         ("annotations", {"bbox": None}, "box None is not [x, y, width, height]"),
     ],

@@ -44,12 +44,13 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),
+    ("DATALOADER.SAMPLER_TRAIN", "Random", "choose one of TrainingSampler, RepeatFactorTrainingSampler"),
     ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
     ("DATASETS.TRAIN", "[]", "empty"),
     ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),
     ("TEST.BEST", "segm/AP", "bbox/AP"),
     ("DATASETS.TEST", "[1]", "names"),
-    ("INPUT.MIN_SIZE_TRAIN", "[]", "at least one"),
+    ("INPUT.MIN_SIZE_TRAIN", "[]", "at least one size"),
     ("INPUT.MIN_SIZE_TRAIN", "[0]", "at least 1"),
     ("INPUT.MAX_SIZE_TRAIN", "-1", "at least 1"),
     ("MODEL.PIXEL_MEAN", "[1, 2]", "3 numbers"),
@@ -57,9 +58,9 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("MODEL.ANCHOR_GENERATOR.SIZES", "[[32], [64]]", "one for each of the 5 feature maps"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[]]", "a list of lists"),
     ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "[[0.0]]", "above 0"),
-    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "it must be 2 increasing numbers, between the IOU_LABELS"),
-    ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "2 increasing"),
-    ("MODEL.ROI_HEADS.IOU_THRESHOLDS", "[0.5, 0.7]", "1 increasing"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.5]", "it must be 2 number(s) in increasing order"),
+    ("MODEL.RPN.IOU_THRESHOLDS", "[0.7, 0.3]", "2 number(s) in increasing order"),
+    ("MODEL.ROI_HEADS.IOU_THRESHOLDS", "[0.5, 0.7]", "1 number(s) in increasing order"),
     ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", "[1, 1]", "4 numbers"),
     ("MODEL.ROI_BOX_HEAD.FC_DIM", "0", "at least 1"),
     ("MODEL.ROI_HEADS.POSITIVE_FRACTION", "2.0", "at most 1"),
@@ -82,7 +83,11 @@ def test_values_that_cannot_train_are_refused(key, value, named):
 
 def test_a_range_of_sizes_has_two_ends():
     cfg = config.load_config(tiny_coco.BASE, ["INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"])  # of six sizes
-    refused(lambda: config_keys.check_training(cfg), "INPUT.MIN_SIZE_TRAIN is [640,", "TRAIN_SAMPLING range")
+    refused(
+        lambda: config_keys.check_training(cfg),
+        "INPUT.MIN_SIZE_TRAIN is [640,",
+        "SAMPLING range needs two",
+    )
 
 
 def test_what_only_detectron2_can_train_is_not_refused():
@@ -94,6 +99,20 @@ def test_what_only_detectron2_can_train_is_not_refused():
     cfg = config.load_config(tiny_coco.BASE, words.split())
     config_keys.check_ranges(cfg)
     assert cfg.MODEL.ANCHOR_GENERATOR.SIZES == [[32, 64]]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("INPUT.FORMAT L MODEL.PIXEL_MEAN [1] MODEL.PIXEL_STD [0]", "MODEL.PIXEL_STD"),
+        ("INPUT.MAPPER mine MODEL.RPN.BBOX_REG_WEIGHTS [1,1,0,1]", "MODEL.RPN.BBOX_REG_WEIGHTS"),
+        ("MODEL.ANCHOR_GENERATOR.NAME Rotated MODEL.RPN.BBOX_REG_WEIGHTS [1,1,1,1,0]", "MODEL.RPN.BBOX_REG_WEIGHTS"),
+    ],
+)
+def test_lists_of_another_length_have_the_same_range(words, named):
+    """A division by zero makes the loss NaN."""
+    cfg = config.load_config(tiny_coco.BASE, words.split())
+    refused(lambda: config_keys.check_ranges(cfg), named, "above 0")
 
 
 @pytest.mark.parametrize(

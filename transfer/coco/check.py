@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -98,6 +99,8 @@ class _RecordChecker:
         height = image["height"]
         if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
+        if not isinstance(name, str):
+            return f"file_name {short(name)} is not text"
         if self.rules.strict and self.name_counts[name] > 1:
             return f"{self.name_counts[name]} images have the file_name {name!r}; merge them, or give each its own file"
         if self.folder is not None:
@@ -119,9 +122,12 @@ class _RecordChecker:
         return ""
 
     def _find_annotation_problem(self, record: dict[str, Any]) -> str:
-        for kind, section in (("image", "images"), ("category", "categories")):
-            if record[f"{kind}_id"] not in self.good[section]:
-                return f"unknown or bad {kind} {short(record[f'{kind}_id'])}"
+        category = record["category_id"]
+        if record["image_id"] not in self.good["images"]:
+            return "unknown or bad image"
+        if category not in self.good["categories"]:
+            fault = "bad" if repr(category) in self.ids["categories"].counts else "unknown"
+            return f"{fault} category {short(category)}"
         for name in ("iscrowd", "ignore"):
             if record.get(name) not in (None, 0, 1):
                 return f"{name} {short(record[name])} is not 0 or 1"
@@ -129,7 +135,8 @@ class _RecordChecker:
         size = (int(image["width"]), int(image["height"]))
         text = _find_box_problem(record, *size, self.rules.strict)
         if self.rules.masks and not text:
-            text = find_mask_problem(record.get("segmentation"), record["bbox"], *size)
+            box = [] if record.get("iscrowd") else record["bbox"]  # a crowd may have no area: it is not trained on
+            text = find_mask_problem(record.get("segmentation"), box, *size)
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text
@@ -192,10 +199,11 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     records = content["annotations"][:_SAMPLE]
     boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
+    outlines = [outline for record in records for outline in select_outlines(record.get("segmentation") or ())]
     keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]
     points = [value for record in keypoints for i, value in enumerate(record) if i % 3 < 2]
-    for kind, values in (("boxes", [value for box in boxes for value in box[:4]]), ("keypoints", points)):
-        if 0 < max(values, default=0) <= 1:
+    for kind, lists in (("boxes", [box[:4] for box in boxes]), ("polygons", outlines), ("keypoints", [points])):
+        if 0 < max(chain(*lists), default=0) <= 1:
             remedy = "multiply them by the images' width and height"
             return f"its {kind} lie between 0 and 1, but COCO's are in pixels; {remedy}"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]

@@ -252,8 +252,9 @@ def _check_categories(data_set: CocoSet, content: Mapping[str, Any], cfg: CfgNod
         return
     flips = cfg.INPUT.RANDOM_FLIP == "horizontal" and data_set.name in cfg.DATASETS.TRAIN
     if cfg.MODEL.KEYPOINT_ON and flips and not is_flippable(content):
+        problem = "its keypoint names do not distinguish left from right, or differ between categories"
         remedy = 'give each category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
-        raise UserError(f"{path}: its keypoints have no left and right names, or different ones by category; {remedy}")
+        raise UserError(f"{path}: {problem}; {remedy}")
 
 
 def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Mapping[str, Any]], cfg: CfgNode) -> None:

@@ -25,7 +25,7 @@ def find_mask_problem(mask: Any, box: Sequence[float], width: int, height: int) 
 
     pycocotools does not return from some invalid masks, so they are checked before it reads them. Polygons that cover
     no part of the box are a repeated point or lie elsewhere (at negative coordinates, for example): they contain
-    nothing to train on or to find.
+    nothing to train on or to find. If ``box`` is empty, their extent is not checked.
     """
     if isinstance(mask, dict):
         return _find_rle_problem(mask, width, height)

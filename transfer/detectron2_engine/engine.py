@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from detectron2 import modeling
 from detectron2.config import CfgNode as Detectron2Config
+from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, verify_results
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
@@ -141,9 +142,19 @@ class Detectron2Engine(Engine):
         return metrics
 
 
+def _quote(cfg: CfgNode) -> CfgNode:
+    """Return ``cfg`` with its text in quotes, because merging evaluates text: an OUTPUT_DIR 2024 would be a number."""
+    quoted = CfgNode()
+    for key, value in cfg.items():
+        quoted[key] = _quote(value) if isinstance(value, CfgNode) else repr(value) if isinstance(value, str) else value
+    return quoted
+
+
 def detectron2_config(cfg: CfgNode) -> Detectron2Config:
     """Return ``cfg`` as Detectron2's own, with the device and the norms that this machine can run."""
-    merged = Detectron2Config(cfg)  # which contains every key of Detectron2 (see `transfer.config`)
+    merged = get_cfg()  # whose tuples stay tuples
+    merged.set_new_allowed(True)  # for keys of this project and of the user's modules
+    merged.merge_from_other_cfg(_quote(cfg))
     if merged.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
         merged.MODEL.DEVICE = "cpu"
     if merged.MODEL.DEVICE == "cpu" and comm.get_world_size() > 1:

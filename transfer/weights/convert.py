@@ -196,8 +196,8 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     }
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
-        for key in ("MEAN", "STD"):
-            detector_keys[f"MODEL.PIXEL_{key}"] = [round(255 * value, 6) for value in views[key]]
+        pixels = {f"MODEL.PIXEL_{key}": [round(255 * value, 6) for value in views[key]] for key in ("MEAN", "STD")}
+        detector_keys |= pixels  # both or none
     if "fine_tuned_on" in recorded:  # method, epoch and config are those of pretraining, not of fine-tuning
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
         origin["earlier_source"] = recorded.get("source")

@@ -171,8 +171,9 @@ def check_same_weights(path: str, summary: Mapping[str, Any], output_dir: str) -
     if not path or (digest and (not os.path.isfile(path) or sha256(path) == digest)):
         return
     initial = f"{summary.get('path')!r} (SHA-256 {digest[:8]}...)" if digest else "random values"
+    problem = f"{output_dir} was started from {initial}, and --resume reads its checkpoint"
     remedy = "set MODEL.WEIGHTS '' to resume, or omit --resume to use that file"
-    raise UserError(f"MODEL.WEIGHTS is {path!r}, but {output_dir} was started from {initial}; {remedy}")
+    raise UserError(f"MODEL.WEIGHTS is {path!r}, but {problem}; {remedy}")
 
 
 def load_weights(

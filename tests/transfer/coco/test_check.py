@@ -37,7 +37,7 @@ def people(images: Path) -> dict[str, Any]:
     ("section", "change", "message"),
     [
         ("images", {"file_name": "gone.png"}, "image 1: cannot read image"),
-        ("images", {"file_name": None}, "image 1: malformed"),
+        ("images", {"file_name": None}, "image 1: file_name None is not text"),
         ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
         ("images", {"width": 95.5}, "image 1: width 95.5 and height 64 are not whole numbers"),
@@ -52,7 +52,7 @@ def people(images: Path) -> dict[str, Any]:
         ("annotations", {"bbox": [20, 30, 0, 9]}, "has width 0 and height 9"),
         ("annotations", {"bbox": [96, 20, 9, 9]}, "box [96, 20, 9, 9] lies outside its image, 96 x 64"),
         ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
-        ("annotations", {"category_id": 99}, "unknown or bad category 99"),
+        ("annotations", {"category_id": 99}, "annotation 1 of image 1: unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
         ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"iscrowd": "0"}, "iscrowd '0' is not 0 or 1"),
@@ -124,6 +124,7 @@ def test_valid_records_have_no_problems(people: dict[str, Any], images: Path) ->
     x, y, w, _ = people["annotations"][0]["bbox"]
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
     people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
+    people["annotations"][5] |= {"iscrowd": 1, "segmentation": [[15, 15] * 3]}
     people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that start again in each image
     people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not find_problems(people, images, STRICTEST)
@@ -159,6 +160,8 @@ def test_boxes_in_another_format_are_named() -> None:
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
     assert problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0]) == "", "over the border, and without area"
     box: list[float] = [30, 8, 20, 30]
+    outline = [0.3, 0.1, 0.5, 0.1, 0.5, 0.4]
+    assert "its polygons lie between 0 and 1" in problem(box, segmentation=[outline])
     assert "its keypoints lie between 0 and 1" in problem(box, keypoints=[0.3, 0.1, 2, 0.5, 0.4, 1])
     assert problem(box, keypoints=[0, 0, 0] * 2) == "", "not labeled"
 

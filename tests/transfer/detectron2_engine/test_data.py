@@ -8,10 +8,13 @@ import pytest
 from PIL import Image
 from torch import nn
 
+from pretrain.common.config.yaml_io import flatten
 from tests.errors import refused
 from tests.transfer import tiny_coco
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+from detectron2.config import CfgNode, get_cfg
+
 from transfer.coco.data import prepare_data_sets, resolve_data_set
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
@@ -34,7 +37,18 @@ def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path, "a", OUTPUT_DIR="2024", MODEL__WEIGHTS="1e3")
     merged = detectron2_config(cfg)
-    assert (merged.OUTPUT_DIR, merged.MODEL.WEIGHTS, merged.DATASETS.TRAIN) == ("2024", "1e3", ["a"])
+    assert (merged.OUTPUT_DIR, merged.MODEL.WEIGHTS) == ("2024", "1e3")
+
+
+def test_detectron2s_config_is_its_own(tmp_path: Path) -> None:
+    """A user's mapper may merge keys into it, and add to its tuples."""
+    merged = detectron2_config(tiny_coco.config(tmp_path, "a"))
+    types = {key: type(value) for key, value in flatten(get_cfg())}
+    assert {key: type(value) for key, value in flatten(merged) if key in types} == types
+    assert merged.DATASETS.TRAIN == ("a",) and merged.SOLVER.ACCUMULATE == 1
+    users = merged.clone()
+    users.merge_from_other_cfg(CfgNode({"INPUT": {"MINE": 1}}))
+    assert users.INPUT.MINE == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -41,11 +41,12 @@ def converted(source: Path) -> Path:
 def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path) -> None:
     """test_load.py covers detectors with other statistics, which are refused."""
     statistics = []
-    for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
+    views = ("{MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "{MEAN: x}", "{MEAN: [0.5, 0.4, 0.3]}")
+    for config in ("METHOD: {NAME: jcl}", *(f"VIEWS: {value}" for value in views)):
         torch.save({"state_dict": resnet_state(), "config": config}, tmp_path / "source.pth")
         provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
         statistics.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
-    assert statistics == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None)]
+    assert statistics == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None), (None, None)]
 
 
 def test_what_the_source_does_not_record_may_be_said(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], ba
     assert Path(find_weights(f"{ROOT}/a.pth")).read_bytes() == backbone.read_bytes() and len(asked) == 1
     check_same_weights(f"{ROOT}/a.pth", began, "out")
     (folder / "b.pth").write_text("other")
-    refused(lambda: check_same_weights(f"{ROOT}/b.pth", began, "out"), "b.pth", "a.pth", sha256(backbone)[:8])
+    named = ("b.pth", "a.pth", sha256(backbone)[:8], "--resume reads its checkpoint")
+    refused(lambda: check_same_weights(f"{ROOT}/b.pth", began, "out"), *named)
     shutil.copy(backbone, folder / "copy.pth")
     check_same_weights(f"{ROOT}/copy.pth", began, "out")
 

@@ -32,12 +32,8 @@ from transfer import distributed as transfer_distributed
 
 aten = torch.ops.aten
 _COPIES = {aten.copy_.default, aten._to_copy.default}
-_INDEXED = {  # the indexed tensor's device counts; indices may be on the CPU
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
+# The indexed tensor's device counts; indices may be on the CPU.
+_INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 _WAITS = {  # the size or the value of what they return must reach the host
     aten._local_scalar_dense.default,
     aten.nonzero.default,

@@ -111,7 +111,7 @@ def test_a_job_that_cannot_be_recorded_is_a_warning(cluster: Path, tmp_path: Pat
     monkeypatch.setattr(records, "write_json", full)
     (job,) = submit_jobs([fake(tmp_path / "run")], OPTIONS)
     assert job == "100"
-    assert re.search("No space left.*slurm job 100 is under way", capsys.readouterr().err)
+    assert re.search("No space left.*slurm job 100 is submitted", capsys.readouterr().err)
 
 
 def test_jobs_are_told_apart_by_name(tmp_path: Path):

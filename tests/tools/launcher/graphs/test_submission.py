@@ -106,7 +106,7 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     limit = f"[ $(ls {cluster} | grep -c script) -lt 1 ] || {{ echo QOSMaxSubmitJobPerUserLimit >&2; exit 1; }}"
     (cluster / "before").write_text(limit)
     text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stages")
-    assert text.endswith(f"submit the rest: python tools/launch.py resume {tmp_path / 'p'}")
+    assert text.endswith(f"submit them: python tools/launch.py resume {tmp_path / 'p'}")
     assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
     (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")
     refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")

@@ -55,8 +55,9 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
 
 def is_the_recipes_own(row: Mapping[str, str]) -> bool:
     """Return whether a row is the recipe itself; SCE's table names both temperatures even then."""
-    recipe = row.get("pretrain")
-    return bool(recipe) and load_config(recipe, row["overrides"].split()) == load_config(recipe)
+    if "recipe" in row:  # a detector's row, whose ``pretrain`` is no file
+        return False
+    return load_config(row["pretrain"], row["overrides"].split()) == load_config(row["pretrain"])
 
 
 # Recipes that stay although they differ in two keys or fewer: the first command line of the README and its sisters, a

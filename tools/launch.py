@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, key_values = parser.parse_known_args(argv)
     extensions.add(getattr(args, "extensions", []))
     overrides.check_options(key_values, args.parser, args.command)
-    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own
+    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
         instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
         raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
     if key_values and not args.takes_overrides:

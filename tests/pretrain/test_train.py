@@ -187,7 +187,8 @@ def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
         first.objective.encoder.conv1.weight += 1
     second = build_state(config("jcl", "MODEL.BN_GROUPS", "4"))
     assert restore_checkpoint(second, build_checkpoint(first, config("jcl"), 3, 9, 0)) == 3
-    first_state, second_state = (state.objective.model.state_dict() for state in (first, second))
+    first_state = first.objective.model.state_dict()
+    second_state = second.objective.model.state_dict()
     torch.testing.assert_close(first_state, second_state, rtol=0, atol=0)
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert "computed over 2 groups and now over 4" in warning

@@ -31,7 +31,7 @@ SET_BY_LAUNCHER = (
     *("no-requeue", "parsable", "quiet", "wrap", "wait", "test-only"),
 )
 _CPU_MINUTES = 30  # time limit of stages that use no GPU
-# Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
+# Options of sbatch that fit one kind of node: stages that the site file places on CPU nodes do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
 _WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}

@@ -33,7 +33,7 @@ def show(word: str) -> None:
     """
     matching = [recipe for recipe in read_recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
     if not matching:
-        raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; without a word, all are listed")
+        raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; omit the word to list all")
     matching.sort(key=lambda recipe: (recipe.path.parent, recipe.path))
     width = max(len(recipe.path.name) for recipe in matching)
     for folder, recipes in itertools.groupby(matching, lambda recipe: recipe.path.parent):

@@ -45,7 +45,8 @@ def test_stl10(tmp_path: Path):
     (folder / "test_y.bin").write_bytes(bytes([2]))
     classes = [f"class{i}" for i in range(10)]
     (folder / "class_names.txt").write_text("\n".join(classes))
-    train, val = (load("stl10", split, tmp_path) for split in ("train", "val"))
+    train = load("stl10", "train", tmp_path)
+    val = load("stl10", "val", tmp_path)
     assert (labels(train), labels(val), train.classes) == ([9, 0, -1, -1], [1], classes)
     assert train.image_name(3) == "stl10/unlabeled[1]"
     for number in (1, 3):

@@ -60,7 +60,8 @@ def _assert_same_end(first, second):
     read = [json.loads((folder / "results.json").read_text()) for folder in (first, second)]
     assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
     assert (first / "metrics.json").read_text() == (second / "metrics.json").read_text()
-    a, b = (load_newest(folder)[1] for folder in (first, second))
+    a = load_newest(first)[1]
+    b = load_newest(second)[1]
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name in ("state_dict", "optimizer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged

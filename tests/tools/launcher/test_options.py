@@ -141,7 +141,7 @@ CPU_STAGES = {
         f"partition: gpu\n{WORDS}",
         (30, "abc", "gpu", {"qos": "a100", "mem": "400G", "mail-type": "FAIL"}),
     ),
-    "nodes of their own": (f"cpu: {{partition: cpu}}\n{WORDS}", (30, "abc", "cpu", {"mail-type": "FAIL"})),
+    "CPU nodes": (f"cpu: {{partition: cpu}}\n{WORDS}", (30, "abc", "cpu", {"mail-type": "FAIL"})),
     "a short limit": ("time: 10\nsignal-delay: 500\n", (10, "", "", {})),
     "a block": (SITE, (120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"})),
 }

@@ -27,7 +27,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RESIZING|None|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids started again from 1
-        ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
+        ("echo '77|RUNNING|None|n'; echo an unrelated line", None, "RUNNING"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
         (GONE, "echo '77|CANCELLED+|None|n'", "CANCELLED"),
         (GONE, "echo '77|OUT_OF_ME+|None|n'", "OUT_OF_MEMORY"),

@@ -25,7 +25,7 @@ def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
 
 
 def published_top1(config: str) -> float | None:
-    """Return the published top-1 of a pretraining by ``config`` and the linear probe of its own LINEAR keys."""
+    """Return the published top-1 of the pretraining and the linear probe that ``config`` describes."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     test, settings = normalize_protocol("linear", build_protocol(cfg, "linear"))

@@ -83,7 +83,8 @@ class Detector:
         images = self.engine.test_images(records)
         category_ids = [category["id"] for category in self.categories]
         self.model.eval()
-        for (image,) in SignalSafeDataLoader(images, batches, num_workers, collate_fn=list):
+        loader = SignalSafeDataLoader(images, batches, num_workers, describe=images.image_name, collate_fn=list)
+        for (image,) in loader:
             if isinstance(image, UserError):
                 yield image
                 continue

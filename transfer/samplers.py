@@ -89,6 +89,9 @@ class MappedRecords(Dataset):
     mapper: Mapper
     seed: int = 0
 
+    def image_name(self, item: Item) -> str:
+        return self.records[item[1]]["file_name"]
+
     def __getitem__(self, item: Item) -> ModelInput | UserError:
         position, index = item
         try:
@@ -132,7 +135,8 @@ def load_batches(
     images: MappedRecords, batches: Iterable[list[Item]], workers: int, *, pin_memory: bool = False
 ) -> Iterator[list[ModelInput]]:
     """Yield the batches; raise the UserError of a bad record."""
-    for batch in SignalSafeDataLoader(images, batches, workers, collate_fn=list, pin_memory=pin_memory):
+    options: dict[str, Any] = {"collate_fn": list, "pin_memory": pin_memory}
+    for batch in SignalSafeDataLoader(images, batches, workers, describe=images.image_name, **options):
         for image in batch:
             if isinstance(image, UserError):
                 raise image

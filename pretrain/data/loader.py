@@ -75,7 +75,8 @@ class Loader:
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
-        loaded = _load(self._read_batch, self._items(first_step, total_steps), self.num_workers, self.pin_memory)
+        items = self._items(first_step, total_steps)
+        loaded = _load(self._read_batch, items, self._name_item, self.num_workers, self.pin_memory)
         for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
@@ -90,6 +91,9 @@ class Loader:
                 order = make_random_stream(self.seed, epoch, ORDER, 0).permutation(len(self.data))
             start = batch * self.batch_size + self.rank * rank_batch_size
             yield [(epoch, int(i)) for i in order[start : start + rank_batch_size]]
+
+    def _name_item(self, item: tuple[int, int]) -> str:
+        return self.data.image_name(item[1])
 
     def _read_batch(self, items: list[tuple[int, int]]) -> Batch:
         """Read a batch of (epoch, position) and make its views; runs in the workers."""
@@ -158,7 +162,7 @@ def load_eval_batches(
     """
     batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
     read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_n in _load(read, batches, num_workers, pin_memory):
+    for images_NHWC, index_n in _load(read, batches, data.image_name, num_workers, pin_memory):
         yield images_NHWC.permute(0, 3, 1, 2), index_n
 
 
@@ -202,10 +206,20 @@ class _Batches(Dataset):
             return error  # returned, because DataLoader would wrap it in a traceback
 
 
-def _load(read: Callable[[Any], Any], batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
-    """Yield ``read(batch)`` for each of ``batches`` in order; a UserError of a worker is raised here."""
+def _load(
+    read: Callable[[Any], Any],
+    batches: Iterable[Any],
+    describe: Callable[[Any], str],
+    num_workers: int,
+    pin_memory: bool,
+) -> Iterator[Any]:
+    """Yield ``read(batch)`` for each of ``batches`` in order; a UserError of a worker is raised here.
+
+    Args:
+        describe: returns the name of an item's image.
+    """
     options: dict[str, Any] = {"collate_fn": _identity, "worker_init_fn": _start_worker, "pin_memory": pin_memory}
-    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, **options)
+    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, describe=describe, **options)
     for item in loader:
         if isinstance(item, CorruptImage):
             remedy = "do not delete it, because a run resumes only with the same images"

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +33,6 @@ _LESS_MEMORY = {  # by stage
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_WORKER_EXIT_S = 5.0  # from the end of a worker's connection to that of its process, at most
-_WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
 
 
 @contextlib.contextmanager
@@ -84,23 +81,11 @@ def _hold_folder(name: str, output_dir: Path, check: Callable[[], None] | None) 
 
 @contextlib.contextmanager
 def translate_torch_errors(name: str) -> Iterator[None]:
-    """Raise UserError for what torch raises when memory runs out, or a worker or another rank is lost.
-
-    torch may raise it between any two lines of the block. ``name`` is the stage, for the remedy.
-    """
+    """Raise UserError for what torch raises when memory runs out or another rank is lost; ``name`` is the stage."""
     try:
         yield
-    except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
+    except (MemoryError, RuntimeError) as error:
         text = first_line(error)
-        if isinstance(error, ConnectionResetError):
-            # torch's handler of SIGCHLD raises once; not while failures are written.
-            with contextlib.suppress(RuntimeError):
-                time.sleep(_WORKER_EXIT_S)
-        if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
-            memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
-            shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 16g or --ipc=host)"
-            problem = f"a worker process of the data loader has ended ({text})"
-            raise UserError(f"{problem}; {memory}; {shared} or set NUM_WORKERS 0; run again") from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             less = _LESS_MEMORY.get(name, "use smaller images")
             raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error

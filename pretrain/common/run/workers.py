@@ -1,10 +1,17 @@
-"""The DataLoader of every stage, whose workers ignore the job's signals."""
+"""The DataLoader of every stage: its workers ignore the job's signals, and one that hangs is named and ends the run."""
 
 import functools
+import logging
 import multiprocessing
 import os
-from collections.abc import Callable
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +19,17 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
-from ..errors import UserError
+from ..errors import UserError, first_line, shorten_list
 from .folder import count_usable_cores
 
 _START_METHODS = ("fork", "forkserver", "spawn")
+_POLL_S = 1.0  # between two looks at the workers and at requests to stop
+_DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
+_EXIT_S = 10.0  # for the workers to exit by themselves
+_STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
+_STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
+_PROCESS_STATES = {"T": " (stopped)", "D": " (waiting for the disk or file server)", "t": " (in a debugger)"}
+log = logging.getLogger(__name__)
 
 
 def choose_start_method() -> str:
@@ -46,16 +60,34 @@ class SignalSafeDataLoader(DataLoader):
     """torch's DataLoader, whose workers obey SIGTERM from their parent and ignore every other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
-    needs its workers.
+    needs its workers. torch only looks for workers that have died; here a worker that hangs is reported, and ends the
+    run with a UserError. Without workers, a read that hangs is reported only: nothing can end it.
 
     Args:
         batch_sampler: an iterable of batches of items, perhaps without end.
+        describe: returns the name of an item's image, for messages.
+        warn_after_s: seconds of waiting for a batch until a warning.
+        end_after_s: seconds of waiting for a batch until the error.
         kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
     """
 
-    def __init__(self, dataset: Any, batch_sampler: Any, num_workers: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        batch_sampler: Iterable[Any],
+        num_workers: int,
+        *,
+        describe: Callable[[Any], str] = str,
+        warn_after_s: float = 60.0,
+        end_after_s: float = 600.0,
+        **kwargs: Any,
+    ) -> None:
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
+        self._describe = describe
+        self._warn_after_s = warn_after_s
+        self._end_after_s = end_after_s
+        self._batches = _PendingBatches(batch_sampler)
         self._is_forked = False
         if num_workers:
             start_method = choose_start_method()
@@ -64,13 +96,205 @@ class SignalSafeDataLoader(DataLoader):
                 multiprocessing.set_forkserver_preload(["pretrain.data.loader"])
             defaults["multiprocessing_context"] = start_method
             kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
-        super().__init__(dataset, batch_sampler=batch_sampler, num_workers=num_workers, **{**defaults, **kwargs})
+        super().__init__(dataset, batch_sampler=self._batches, num_workers=num_workers, **{**defaults, **kwargs})
 
     def __iter__(self) -> Any:
-        if self.num_workers and not self._is_forked:
+        if not self.num_workers:
+            return self._read_here(super().__iter__())
+        if not self._is_forked:
             resource_tracker.ensure_running()  # starting it unblocks signals
+        on_child_exit = signal.getsignal(signal.SIGCHLD)
         with interrupt.block_signals():  # until the new workers ignore them
-            return super().__iter__()
+            iterator: Any = super().__iter__()
+        if threading.current_thread() is threading.main_thread():
+            # torch's handler raises at whatever line this process is when a worker dies, such as in writing a file.
+            signal.signal(signal.SIGCHLD, on_child_exit or signal.SIG_DFL)
+        return self._receive(iterator)
+
+    def _receive(self, iterator: Any) -> Iterator[Any]:
+        """Yield the workers' batches, which a thread receives, so that this one can watch and stop in the meantime."""
+        receiver = _Receiver(iterator)
+        receiver.start()
+        number = 0
+        try:
+            while True:
+                worker = iterator._workers[number % self.num_workers]  # torch asks one after the other
+                batch, error = self._wait(receiver, worker, iterator._workers)
+                if isinstance(error, StopIteration):
+                    return
+                if error:
+                    raise _find_lost_worker(error, iterator._workers) or error
+                number += 1
+                self._batches.pending.popleft()
+                yield batch
+        finally:
+            receiver.end(iterator._workers)
+
+    def _wait(self, receiver: "_Receiver", worker: Any, workers: list[Any]) -> tuple[Any, BaseException | None]:
+        """Return the next batch, or the error of receiving it."""
+        receiver.request()
+        poll_s = min(_POLL_S, self._warn_after_s)
+        waited_s = 0.0  # counted in polls: the time for which the whole job was suspended does not count
+        dead_s = 0.0
+        has_warned = False
+        while True:
+            try:
+                return receiver.results.get(timeout=poll_s)
+            except queue.Empty:
+                waited_s += poll_s
+            dead_s += poll_s * any(not process.is_alive() for process in workers)
+            if dead_s > _DEAD_S:
+                return None, EOFError("it ended while it sent a batch")
+            if waited_s < min(self._warn_after_s, _STOP_PATIENCE_S):
+                continue
+            problem = f"no batch for {waited_s:.0f} s: {self._describe_wait(worker)}"
+            _raise_if_stopped(problem, waited_s)
+            if waited_s >= self._end_after_s:
+                cause = "the disk or file server does not respond, or the process was stopped"
+                raise UserError(f"{problem}; {cause}; check that these files can be read, and run again to resume")
+            if waited_s >= self._warn_after_s and not has_warned:
+                has_warned = True
+                log.warning(f"{problem}; is the disk or file server slow? The run ends after {self._end_after_s:.0f} s")
+
+    def _describe_wait(self, worker: Any) -> str:
+        """Name the process that reads the batch waited for, and the images."""
+        reader = "this process"
+        if worker:
+            state = _PROCESS_STATES.get(_read_process_state(worker.pid), "")
+            reader = f"loader worker process {worker.pid}{state}"
+        pending = self._batches.pending
+        names = shorten_list([self._describe(item) for item in pending[0]]) if pending else "the next batch"
+        return f"{reader} does not deliver {names}"
+
+    def _read_here(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches that this process reads itself; warn of a read that hangs."""
+
+        def warn() -> None:
+            problem = f"no batch for {self._warn_after_s:.0f} s: {self._describe_wait(None)}"
+            log.warning(f"{problem}; is the disk or file server slow?")
+
+        while True:
+            timer = threading.Timer(self._warn_after_s, warn)
+            timer.daemon = True
+            timer.start()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                timer.cancel()
+            self._batches.pending.popleft()
+            yield batch
+
+
+class _PendingBatches:
+    """Batches of items that remember which ones were handed out but not yet delivered."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self.pending: deque[Any] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.pending.clear()
+        for batch in self._batches:
+            self.pending.append(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # of a sampler that ends
+
+
+class _Receiver(threading.Thread):
+    """A thread that takes batches from torch's iterator when it is asked for one.
+
+    A worker that is stopped while it hands over a batch blocks the receiver, whatever time-out torch is given.
+
+    Attributes:
+        results: for each request the batch, or the error.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__(daemon=True)
+        self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._iterator = iterator
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_busy = False
+
+    def run(self) -> None:
+        while self._requests.get():
+            result: tuple[Any, BaseException | None]
+            try:
+                result = (next(self._iterator), None)
+            except BaseException as error:
+                result = (None, error)
+            self._is_busy = False
+            self.results.put(result)
+            del result  # a batch in shared memory
+        self._iterator._shutdown_workers()
+
+    def request(self) -> None:
+        """Ask for the next batch."""
+        self._is_busy = True
+        self._requests.put(True)
+
+    def end(self, workers: list[Any]) -> None:
+        """End the workers and the thread; kill workers that hang, because this process's exit would wait for them."""
+        self._requests.put(False)
+        if not self._is_busy:  # otherwise it waits for a worker that hangs
+            self.join(_EXIT_S)
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join(1)  # a read of an absent file server can outlast even this
+
+
+def _find_lost_worker(error: BaseException, workers: list[Any]) -> UserError | None:
+    """Return an error that names a worker's exit as the cause of ``error``, if it is."""
+    text = first_line(error)
+    is_of_connection = isinstance(error, (EOFError, ConnectionError, FileNotFoundError))  # that to a worker's memory
+    if is_of_connection and not text.startswith("Caught "):  # otherwise, the worker is alive and reports its error
+        wait([worker.sentinel for worker in workers], _DEAD_S)  # its process ends a moment later
+    exits = [_describe_exit(worker) for worker in workers if not worker.is_alive()]
+    if not exits and "unable to allocate shared memory" not in str(error):
+        return None
+    problem = f"a worker process of the data loader has ended ({exits[0] if exits else text})"
+    memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
+    shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 16g or --ipc=host) or set NUM_WORKERS 0"
+    lost = UserError(f"{problem}; {memory}; {shared}; run again")
+    lost.__cause__ = error
+    return lost
+
+
+def _describe_exit(worker: Any) -> str:
+    code = worker.exitcode
+    if code < 0:
+        return f"process {worker.pid} was killed by {signal.Signals(-code).name}"
+    return f"process {worker.pid} exited with status {code}"
+
+
+def _raise_if_stopped(problem: str, waited_s: float) -> None:
+    """Obey a request to stop while waiting for a batch that may never come.
+
+    Raises:
+        Stopped: in a single process.
+        UserError: with several ranks, which cannot agree on a stop: the others wait for this one in a collective.
+    """
+    reason = interrupt.stop_requested()
+    if not reason:
+        return
+    if distributed.world_size() == 1:
+        if waited_s >= _STOP_PATIENCE_S:
+            raise interrupt.Stopped(reason, f"{problem}; run the same command again to resume")
+    elif waited_s >= _STOP_PATIENCE_RANKS_S:
+        raise UserError(f"stopped by {reason}; {problem}; run the same command again to resume")
+
+
+def _read_process_state(pid: int) -> str:
+    """Return the kernel's letter for the state of a process, or an empty string if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
 
 
 def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:

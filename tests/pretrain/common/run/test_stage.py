@@ -1,6 +1,5 @@
 """The process group is left, and the run folder released, at the right moment."""
 
-import signal
 import subprocess
 import sys
 import time
@@ -104,23 +103,3 @@ def test_a_failed_rank_ends_although_nccl_would_wait_for_the_others(error: str, 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert ended.returncode == status and ended.stdout.endswith("the last line")
     assert ended.stderr.splitlines()[-1].endswith("error: broken" if status == 2 else "RuntimeError: broken")
-
-
-def test_torchs_late_report_of_a_lost_worker_is_waited_for():
-    """Torch's handler of SIGCHLD raises in the main thread, which must not happen while the failure is written."""
-
-    def report(signum: int, frame: object) -> None:
-        raise RuntimeError("DataLoader worker is killed by signal: Bus error")
-
-    def lose_a_worker() -> None:
-        with translate_torch_errors("pretrain"):
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            raise ConnectionResetError("reset by peer")
-
-    before = signal.signal(signal.SIGALRM, report)
-    try:
-        refused(lose_a_worker, "a worker process", "/dev/shm")
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)  # it was delivered
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,140 @@
+"""A loader worker that hangs is named and ends the run; nothing that a worker does keeps the process from ending."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.common import interrupt
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run import workers
+from pretrain.common.run.workers import SignalSafeDataLoader
+from tests.errors import refused
+
+
+class Images:
+    """Images, of which number ``slow`` takes ``seconds`` to read; a ``stopped`` worker is suspended like a process."""
+
+    def __init__(self, slow: int = -1, seconds: float = 0, end: signal.Signals | None = None) -> None:
+        self.slow = slow
+        self.seconds = seconds
+        self.end = end
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.slow:
+            if self.end:
+                os.kill(os.getpid(), self.end)
+            time.sleep(self.seconds)
+        return torch.full((1000,), index)
+
+
+def load(images: Images, num_workers: int = 2, **options: Any) -> Iterator[Any]:
+    batches = [[2 * i, 2 * i + 1] for i in range(8)]
+    options = {"describe": lambda item: f"image{item}.png", "collate_fn": torch.stack, **options}
+    return iter(SignalSafeDataLoader(images, batches, num_workers, **options))
+
+
+@pytest.fixture(autouse=True)
+def processes() -> Iterator[None]:
+    """Check that a loader leaves no process, and torch's handler of SIGCHLD nowhere."""
+    before = set(multiprocessing.active_children())
+    handler = signal.getsignal(signal.SIGCHLD)
+    yield
+    assert set(multiprocessing.active_children()) <= before
+    assert signal.getsignal(signal.SIGCHLD) is handler
+
+
+@pytest.mark.parametrize("end", [None, signal.SIGSTOP])
+@pytest.mark.parametrize("slow", [0, 7])
+def test_a_worker_that_hangs_ends_the_run(slow: int, end: signal.Signals | None, caplog: pytest.LogCaptureFixture):
+    batches = load(Images(slow, 600, end), warn_after_s=0.5, end_after_s=1.5)
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "pretrain"):
+        # A stopped worker's earlier batch may be lost, too: its memory is handed over when the batch is received.
+        names = ["(stopped)", "image"] if end else [f"image{slow}.png"]
+        refused(lambda: list(batches), "loader worker process", *names, "file server", "run again")
+    assert len(caplog.records) == 1 and names[-1] in caplog.text and "ends after" in caplog.text
+    assert 1.5 <= time.monotonic() - start < 10
+
+
+def test_a_slow_read_costs_its_time_alone(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "pretrain"):
+        rows = [batch[:, 0].tolist() for batch in load(Images(6, 1.2), warn_after_s=0.4, end_after_s=60)]
+    assert rows == [[2 * i, 2 * i + 1] for i in range(8)]
+    assert len(caplog.records) == 1 and "image6.png" in caplog.text
+
+
+def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "pretrain"):
+        assert len(list(load(Images(6, 0.6), num_workers=0, warn_after_s=0.3))) == 8
+    assert len(caplog.records) == 1 and "this process does not deliver image6.png, image7.png" in caplog.text
+
+
+def test_a_worker_stopped_between_batches_ends_the_run():
+    """It has sent batches whose memory it can no longer hand over, which blocks torch itself."""
+    batches = load(Images(), num_workers=1, warn_after_s=0.5, end_after_s=1.5, prefetch_factor=4)
+    next(batches)
+    time.sleep(0.5)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid or 0, signal.SIGSTOP)
+    refused(lambda: list(batches), f"worker process {worker.pid} (stopped)", "image")
+
+
+@pytest.mark.parametrize("moment", ["while it reads", "after it has sent batches"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
+def test_a_worker_that_dies_is_reported_by_its_signal(moment: str, number: signal.Signals):
+    if moment == "while it reads":
+        refused(lambda: list(load(Images(9, 0, number))), "a worker process", f"killed by {number.name}", "/dev/shm")
+        return
+    batches = load(Images())
+    next(batches)
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid or 0, number)
+    refused(lambda: list(batches), "a worker process", f"killed by {number.name}", "/dev/shm")
+
+
+def test_a_worker_that_exits_is_reported_by_its_status(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", os._exit)
+    refused(lambda: list(load(Images(9, 3))), "a worker process", "exited with status 3")
+
+
+def test_an_error_in_a_worker_is_raised_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda _: os.stat("/no/such/file"))
+    with pytest.raises(FileNotFoundError, match="no/such"):
+        list(load(Images(9, 3)))
+
+
+def test_a_request_to_stop_is_obeyed_while_a_worker_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_STOP_PATIENCE_S", 0.5)
+    batches = load(Images(0, 600), warn_after_s=0.2)
+    interrupt.request_stop("SIGTERM")
+    with pytest.raises(Stopped, match="SIGTERM") as caught:
+        next(batches)
+    assert "image0.png" in caught.value.remedy and "resume" in caught.value.remedy
+
+
+def test_a_second_ctrl_c_stops_the_wait_immediately():
+    batches = load(Images(0, 600, signal.SIGSTOP))
+    with interrupt.handle_signals(), pytest.raises(KeyboardInterrupt):
+        for seconds in (0.5, 1.0):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        next(batches)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_a_loader_may_be_abandoned_while_workers_hang(taken: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_EXIT_S", 0.5)
+    batches: Any = load(Images(15, 600, signal.SIGSTOP))
+    for _ in range(taken):
+        next(batches)
+    batches.close()
+    del batches

@@ -13,7 +13,10 @@ from pretrain.data.datasets import LOADERS, ImageData
 
 
 class Squares:
-    """A source of images; `pretrain.data.sources` has others, for files and arrays."""
+    """A source of images; `pretrain.data.sources` has others, for files and arrays.
+
+    What it returns is checked: a mistake ends the run before its first step, in a line that says what to return.
+    """
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -32,13 +35,17 @@ class Squares:
         return image
 
     def name(self, index: int) -> str:
+        """Return text that names the image in errors, such as its file."""
         return f"square {index}"
 
 
 def load(split: str, _root: Path) -> ImageData:
-    """Load the train or val split."""
+    """Load the train or val split; where there is no val split, raise `MissingSplit`, which skips kNN.
+
+    Labels are whole numbers from 0 in the order of the classes, -1 for an image without a label, or None.
+    """
     source = Squares(count={"train": 256, "val": 64}[split], seed=len(split))
-    return ImageData(source, source.sides.astype(np.int64), ["small", "middle", "large"])
+    return ImageData(source, source.sides, ["small", "middle", "large"])
 
 
 register(LOADERS, "squares", load)

@@ -3,6 +3,7 @@
 Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from ..common.errors import UserError, suggest_name
 from ..common.files import expand
+from ..common.images import CorruptImage
 from . import archives, folders
-from .image_data import ImageData, MissingSplit
+from .contract import describe
+from .image_data import ImageData, MissingSplit, open_images
 from .tars import images as tars
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
@@ -38,11 +41,17 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
         download: fetch the data set if it is missing and may be fetched.
 
     Raises:
-        UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected).
+        UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected); a
+            loader returned something else than `ImageData`, or images, labels or names of another kind.
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
-    return _find(name, root, download)[1](split)
+    load_split = _find(name, root, download)[1]
+    data = open_images(load_split(split), name, split)
+    if name in LOADERS:  # a mistake in a user's source is found before a run starts
+        with contextlib.suppress(CorruptImage):  # DATALOADER.ON_CORRUPT decides whether training fails
+            data.read(0)
+    return data
 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
@@ -56,7 +65,7 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     """Return whether a data set exists or may be fetched, and the function that loads a split of it."""
     folder = Path(expand(root))
     if name in LOADERS:  # registered loaders locate their own images
-        return True, lambda split: LOADERS[name](split, folder)
+        return True, lambda split: _call_loader(name, split, folder)
     if name.startswith("folder:"):
         path = _parse_path(name)
         return os.path.isdir(path), lambda split: folders.load_folder(path, split)
@@ -76,6 +85,21 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     known = (*FOLDERS, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")
+
+
+def _call_loader(name: str, split: str, root: Path) -> Any:
+    """Call a user's loader, whose errors keep their traceback: only it shows where the mistake is."""
+    loader = LOADERS[name]
+    if not callable(loader):
+        remedy = "register a function load(split, root), as docs/templates/my_data.py does"
+        raise UserError(f"LOADERS[{name!r}] is {describe(loader)}; {remedy}")
+    try:
+        return loader(split, root)
+    except UserError:
+        raise
+    except Exception as error:
+        error.add_note(f"the loader of the data set {name!r}, called for {split!r} and {root!r}, failed")
+        raise
 
 
 def _parse_path(name: str) -> Path:

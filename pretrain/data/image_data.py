@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..common.errors import UserError
+from .contract import check_image, check_name, check_source, convert_classes, convert_labels, describe
 from .sources import Source, Subset
 
 
@@ -18,17 +21,20 @@ class MissingSplit(UserError):
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set split.
+    """A data set split, which `open_images` has checked.
 
     Attributes:
         source: where the pixels come from.
-        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one.
+        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one. A loader may also
+            return another kind of whole numbers, such as a list.
         classes: class names, in the order of the labels.
+        name: the data set, for errors; `open_images` sets it.
     """
 
     source: Source
     labels: np.ndarray | None
     classes: list[str]
+    name: str = ""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -38,12 +44,27 @@ class ImageData:
 
         Raises:
             CorruptImage: it cannot be decoded; the message names the file.
+            UserError: the source returned anything else; the message says what a source must return.
         """
-        return self.source.read(index)
+        image = self._call("read", index)
+        return check_image(image, lambda: f"image {index} ({self.image_name(index)}) of the {self._where()}")
 
     def image_name(self, index: int) -> str:
         """Return the file of the image, or its position in a file of many images."""
-        return self.source.name(index)
+        return check_name(self._call("name", index), index, self._where())
+
+    def _where(self) -> str:
+        return f"data set {self.name!r}"
+
+    def _call(self, method: str, index: int) -> Any:
+        """Call a method of the source; an error of a user's source keeps its traceback, and names the image."""
+        try:
+            return getattr(self.source, method)(index)
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(f"{method}({index}) of the {self._where()} failed")
+            raise
 
     def digest(self) -> str:
         """Return a digest of image names and labels (not of pixels or location)."""
@@ -67,4 +88,26 @@ class ImageData:
     def subset(self, positions: np.ndarray) -> ImageData:
         """Return the images at ``positions``, in that order."""
         labels = None if self.labels is None else self.labels[positions]
-        return ImageData(Subset(self.source, positions), labels, self.classes)
+        return ImageData(Subset(self.source, positions), labels, self.classes, self.name)
+
+
+def open_images(loaded: Any, name: str, split: str) -> ImageData:
+    """Check what the loader of the data set ``name`` returned, and convert labels and classes (see `contract`).
+
+    Raises:
+        UserError: it is not an `ImageData`, or does not keep to the contract.
+    """
+    where = f"data set {name!r}"
+    if not isinstance(loaded, ImageData):
+        expected = "a loader must return ImageData(source, labels, classes), as docs/templates/my_data.py does"
+        remedy = "or raise MissingSplit if the data set has no such split"
+        raise UserError(f"{where}: its loader returned {describe(loaded)} for {split}; {expected}, {remedy}")
+    check_source(loaded.source, where)
+    classes = convert_classes(loaded.classes, where)
+    labels = convert_labels(loaded.labels, classes, len(loaded), where)
+    data = dataclasses.replace(loaded, labels=labels, classes=classes, name=name)
+    try:
+        data.image_name(len(data) - 1)
+    except IndexError as error:
+        raise UserError(f"{where} has {len(data)} images, but no name({len(data) - 1}); name all of them") from error
+    return data

@@ -1,0 +1,195 @@
+"""What every data set must provide, whoever wrote its loader: labels, classes, names and the pixels of each image.
+
+Each check returns its value in the form that the pipeline uses, or raises one line with the remedy.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Set
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..common.errors import UserError
+
+_TEMPLATE = "as docs/templates/my_data.py does"
+_NUMBER_THEM = "number them: classes, labels = np.unique(labels, return_inverse=True)"
+
+
+def check_source(source: Any, where: str) -> None:
+    """Raise UserError unless ``source`` is a `sources.Source` that contains an image.
+
+    Args:
+        where: names the data set in errors, as in the other functions here.
+    """
+    methods = ("__len__", "read", "name")
+    missing = [method for method in methods if not callable(getattr(source, method, None))]
+    if missing or isinstance(source, type):
+        remedy = f"its source needs __len__(), read(index) and name(index), {_TEMPLATE}"
+        if isinstance(source, np.ndarray):
+            remedy = "for an array of images, write sources.Array({'NAME': images})"
+        raise UserError(f"{where}: {describe(source)} is not a source of images; {remedy}")
+    if len(source) == 0:
+        raise UserError(f"{where} has no images; its source's __len__() returned 0")
+
+
+def convert_classes(classes: Any, where: str) -> list[str]:
+    """Return the class names as a list of text; None means that there are none."""
+    is_ordered = isinstance(classes, Iterable) and not isinstance(classes, (str, bytes, Mapping, Set))
+    names = list(classes) if is_ordered else [classes]
+    wrong = [name for name in names if not isinstance(name, str)]
+    if classes is None:
+        return []
+    if not is_ordered or wrong:
+        example = f", which contains {wrong[0]!r}" if is_ordered else ""
+        remedy = "write a list of text, in the order of the labels, such as ['cat', 'dog']"
+        raise UserError(f"{where}: classes is {describe(classes)}{example}; {remedy}")
+    return [str(name) for name in names]
+
+
+def convert_labels(labels: Any, classes: list[str], count: int, where: str) -> np.ndarray | None:
+    """Return the labels of ``count`` images as (N,) int64, or None if there are none.
+
+    Args:
+        labels: whole numbers from 0 to C-1, or -1 where an image has none: a list, an array or a tensor.
+    """
+    if labels is None:
+        return None
+    if hasattr(labels, "detach"):  # a torch tensor, which may be on a GPU
+        labels = labels.detach().cpu()
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise UserError(f"{where}: labels is a nested {type(labels).__name__}; write one label per image") from error
+    if array.shape != (count,):
+        remedy = "write one label per image, in a list or an array"
+        if array.ndim == 2 and len(array) == count:
+            remedy += ": labels.reshape(-1)" if array.shape[1] == 1 else ": labels.argmax(axis=1)"
+        problem = f"{len(array)} labels" if array.ndim == 1 else f"its labels are {describe(labels)}"
+        raise UserError(f"{where} has {count} images, but {problem}; {remedy}")
+    _check_whole_numbers(array, where)
+    _check_range(int(array.min()), int(array.max()), len(classes), where)
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _check_whole_numbers(array: np.ndarray, where: str) -> None:
+    if array.dtype.kind in "biu":
+        return
+    values = array.tolist()
+    wrong = [value for value in values if not isinstance(value, Integral)]
+    if not wrong:  # Python's own numbers, as in pandas
+        return
+    missing = [value for value in wrong if value is None or value != value]  # NaN is not equal to itself
+    fractions = [value for value in wrong if isinstance(value, float) and not value.is_integer()]
+    remedy = "convert them: np.asarray(labels).astype(np.int64)"
+    if missing:
+        remedy = "write -1 where an image has no label"
+    elif fractions or not isinstance(wrong[0], float):
+        remedy = _NUMBER_THEM
+    example = [*missing, *fractions, *wrong][0]
+    raise UserError(f"{where}: labels must be whole numbers, but one is {example!r:.40} ({array.dtype}); {remedy}")
+
+
+def _check_range(low: int, high: int, classes: int, where: str) -> None:
+    if low >= -1 and high < classes:
+        return
+    limit = f"{classes} classes allow 0 to {classes - 1}, and -1 for no label" if classes else "classes is empty"
+    remedy = f"name every class, or {_NUMBER_THEM}"
+    if low < -1:
+        remedy = "write -1 where an image has no label"
+    elif low == 1 and high == classes:
+        remedy = "subtract 1"
+    raise UserError(f"{where}: labels are from {low} to {high}, but {limit}; {remedy}")
+
+
+def check_name(name: Any, index: int, where: str) -> str:
+    """Return the name of image ``index`` as text."""
+    if not isinstance(name, (str, os.PathLike)):
+        raise UserError(f"{where}: name({index}) returned {describe(name)}; return text, such as its file")
+    return os.fspath(name)
+
+
+def check_image(image: Any, name_it: Callable[[], str]) -> np.ndarray:
+    """Return an image as (H, W, 3) uint8, contiguous and writable; ``name_it`` names it in errors."""
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size:
+        return np.require(image, requirements=("C", "W", "E"))
+    problem = f"{name_it()} is {describe(image)}; read() must return (H, W, 3) uint8 RGB"
+    raise UserError(f"{problem}: {_advise(image)}")
+
+
+def describe(value: Any) -> str:
+    """Describe a value of a wrong type or shape in a few words."""
+    if value is None or isinstance(value, (str, os.PathLike, int, float)):
+        return repr(value)[:80]
+    if isinstance(value, Image.Image):
+        return f"a PIL image of mode {value.mode}"
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__.replace("ndarray", "array")
+    text = f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        text += f", {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return text
+
+
+def _advise(image: Any) -> str:
+    """Return what a user's read() should return instead of ``image``."""
+    if image is None:
+        return "its return statement is missing"
+    if isinstance(image, Image.Image):
+        return 'np.asarray(image.convert("RGB"))'
+    if isinstance(image, (bytes, bytearray)):
+        return "pretrain.common.images.decode(encoded, name)"
+    if isinstance(image, (str, os.PathLike)):
+        return "pretrain.common.images.decode(open(path, 'rb').read(), path)"
+    if isinstance(image, (tuple, Mapping)):
+        return "return the image alone; labels are an argument of ImageData"
+    expression = "image"
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+        expression = "image.numpy()"
+    elif not isinstance(image, np.ndarray):
+        expression = "np.asarray(image)"
+    array = np.asarray(image)
+    if not array.size:
+        return "leave empty images out of the data set"
+    if array.dtype.kind not in "biuf":
+        return "its pixels are not numbers"
+    return _advise_values(array, _advise_shape(array.shape, expression))
+
+
+def _advise_shape(shape: tuple[int, ...], expression: str) -> str:
+    """Return an expression that makes an image (H, W, 3); "" if its channels cannot be recognized."""
+    if len(shape) == 4 and shape[0] == 1:
+        return _advise_shape(shape[1:], f"{expression}[0]")
+    if len(shape) == 2:
+        return f"np.stack([{expression}] * 3, axis=2)"
+    if len(shape) != 3:
+        return ""
+    by_channels = {1: f"np.repeat({expression}, 3, axis=2)", 3: expression, 4: f"{expression}[:, :, :3]"}
+    if shape[2] in by_channels:
+        return by_channels[shape[2]]
+    return _advise_shape((*shape[1:], shape[0]), f"{expression}.transpose(1, 2, 0)") if shape[0] in by_channels else ""
+
+
+def _advise_values(array: np.ndarray, expression: str) -> str:
+    """Return an expression that also makes the values uint8, or what to do if there is none."""
+    if not expression:
+        return "images have 3 channels, in the last axis"
+    if array.dtype == np.uint8:
+        return expression
+    if array.dtype.kind == "b":
+        return f"255 * {expression}.astype(np.uint8)"
+    low = array.min()
+    high = array.max()
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:
+        return f"(255 * {expression}).round().astype(np.uint8)"
+    if low >= 0 and high <= 255:
+        rounded = ".round()" if array.dtype.kind == "f" else ""
+        return f"{expression}{rounded}.astype(np.uint8)"
+    if array.dtype == np.uint16:
+        return f"({expression} >> 8).astype(np.uint8)"
+    return f"its values, from {low:.4g} to {high:.4g}, must be scaled to 0 to 255 (and not normalized)"

@@ -187,7 +187,7 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     file, caffe2_keys = from_caffe2(source)
     backbone = extract_backbone(file, encoder, prefix)
     origin = backbone.provenance
-    recorded = caffe2_keys or read_detector_provenance(source.path)
+    recorded = caffe2_keys or read_detector_provenance(source)
     detector_keys: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,

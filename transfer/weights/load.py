@@ -18,14 +18,13 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common.config.yaml_io import get
+from pretrain.common.config.yaml_io import flatten, get, parse_yaml
 from pretrain.common.errors import UserError, shorten_list
 from pretrain.common.files import read_json, sha256
 from pretrain.common.weights.backbone import infer_arch
-from pretrain.common.weights.file import COUNTER, Damaged, check_values, read_weights_file
+from pretrain.common.weights.file import COUNTER, Damaged, WeightsFile, check_values, read_weights_file
 from pretrain.common.weights.resnet_names import PREFIX, from_c4, to_torchvision
 
-from ..config import load_config
 from .caffe2 import from_caffe2
 from .locate import conversion_hint, find_weights
 
@@ -89,7 +88,7 @@ def read_weights(path: str | Path) -> Weights:
         raise UserError(f"{path} contains no {PREFIX}* (it contains {names}, ...); {conversion_hint(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
-    return Weights(address, file.sha256, state, file.provenance or needs or read_detector_provenance(file.path))
+    return Weights(address, file.sha256, state, file.provenance or needs or read_detector_provenance(file))
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
@@ -103,8 +102,11 @@ def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def read_detector_provenance(path: Path) -> dict[str, Any]:
-    """Read the provenance of the detector ``path`` from its run folder; return {} for other files.
+def read_detector_provenance(file: WeightsFile) -> dict[str, Any]:
+    """Read what a run folder of fine-tuning records about its detector ``file``; return {} for any other file.
+
+    Only a detector in Detectron2's names that records nothing itself belongs to the run folder that it lies in: files
+    that a conversion wrote, plain backbones and files of other projects may lie next to any config.yaml.
 
     - config.yaml records the keys of INPUT and STRIDE_IN_1X1.
     - initial_weights.json records where its backbone came from before its fine-tuning; ``fine_tuned_on`` is added.
@@ -112,18 +114,49 @@ def read_detector_provenance(path: Path) -> dict[str, Any]:
     Raises:
         UserError: initial_weights.json is damaged.
     """
-    initial_weights = path.parent / "initial_weights.json"
-    recorded: dict[str, Any] = {}
-    trained_on = ["data that are not recorded"]
-    with contextlib.suppress(UserError):  # no such file, or pretraining's or another program's, with other keys
-        cfg = load_config(path.parent / "config.yaml")
-        recorded = {key: get(cfg, key) for key in _CHECKED}
-        trained_on = list(cfg.DATASETS.TRAIN)
-    if not path.name.startswith("model_") or not initial_weights.is_file():
-        return recorded
-    summary = read_json(initial_weights)
-    before = (summary.get("provenance") or {}) if summary.get("path") else {"method": "random"}
-    return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
+    detector = {} if file.provenance else _select_detector(file)
+    # A link may lie next to its own config.yaml, as in a download cache, or lead into the run folder.
+    for folder in dict.fromkeys([file.path.parent, file.path.resolve().parent] if detector else []):
+        config = _read_yaml(folder / "config.yaml")
+        if _describes(config, detector):
+            recorded = {key: config[key] for key in _CHECKED if key in config}
+            trained_on = list(config.get("DATASETS.TRAIN") or ["data that are not recorded"])
+            if not (folder / "initial_weights.json").is_file():
+                return recorded
+            summary = read_json(folder / "initial_weights.json")
+            before = (summary.get("provenance") or {}) if summary.get("path") else {"method": "random"}
+            return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
+    return {}
+
+
+def _select_detector(file: WeightsFile) -> dict[str, Tensor]:
+    """Return the tensors of a detector in Detectron2's names, without a prefix; {} if the file has no detector."""
+    anchors = (re.fullmatch(r"(|.*\.)backbone\.(bottom_up\.)?stem\.conv1\.weight", name) for name in file.tensors)
+    prefix = next((match[1] for match in anchors if match), None)
+    if prefix is None:
+        return {}
+    tensors = from_c4({name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)})
+    has_heads = any(not name.startswith(PREFIX) for name in tensors)
+    return tensors if has_heads or "iteration" in file.content else {}  # Detectron2's checkpoints count iterations
+
+
+def _describes(config: Mapping[str, Any], detector: Mapping[str, Tensor]) -> bool:
+    """Return whether a config has the ResNet and the number of classes of a detector."""
+    resnet = {name.removeprefix(PREFIX): tensor for name, tensor in detector.items() if name.startswith(PREFIX)}
+    classifier = detector.get("roi_heads.box_predictor.cls_score.weight")  # one row is the background's
+    classes = config.get("MODEL.ROI_HEADS.NUM_CLASSES")
+    if classifier is not None and classes is not None and len(classifier) != classes + 1:
+        return False
+    with contextlib.suppress(UserError):  # incomplete
+        return infer_arch(to_torchvision(resnet), "the detector") == f"resnet{config.get('MODEL.RESNETS.DEPTH')}"
+    return False
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Return the values of a YAML file by their dotted keys; {} if there is none, or it is another program's."""
+    with contextlib.suppress(OSError, ValueError, UserError):
+        return dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
+    return {}
 
 
 def check_weights_fit(weights: Weights, cfg: CfgNode) -> None:

@@ -16,7 +16,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.weights.test_caffe2 import MSRA
 from transfer.weights.convert import convert
-from transfer.weights.load import Weights, check_weights_fit, load_weights, read_detector_provenance, read_weights
+from transfer.weights.load import Weights, check_weights_fit, load_weights, read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
@@ -134,4 +134,4 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path, r18: Weights) -> N
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
     refused(lambda: check_weights_fit(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
     (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
-    assert read_detector_provenance(tmp_path / "model_final.pth") == {}
+    assert read_weights(tmp_path / "model_final.pth").provenance == {}

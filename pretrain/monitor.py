@@ -38,17 +38,20 @@ class TrainingMonitor:
         device: the device of the loss.
         scaler: the gradient scaler; it skips fp16 steps whose scaled gradients overflow.
         image_name: position in the data set -> name.
-        skipped_steps: steps skipped before this run was resumed.
+        skipped: the count of skipped steps, which `check` updates.
     """
 
     def __init__(
-        self, device: torch.device, scaler: torch.amp.GradScaler, image_name: Callable[[int], str], skipped_steps: int
+        self,
+        device: torch.device,
+        scaler: torch.amp.GradScaler,
+        image_name: Callable[[int], str],
+        skipped: SkippedSteps,
     ) -> None:
         self._scaler = scaler
         self._image_name = image_name
-        self.skipped = SkippedSteps("set SOLVER.AMP bf16 or none")
-        self.skipped.total = skipped_steps
-        self.skipped.update(scaler.get_scale(), 0)
+        self._skipped = skipped
+        skipped.update(scaler.get_scale(), 0)
         self._unit_loss = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
@@ -82,7 +85,7 @@ class TrainingMonitor:
             where = f" on rank {rank}" if distributed.world_size() > 1 else ""
             problem = f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images})"
             raise UserError(f"{problem}; lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none")
-        self.skipped.update(next_scale, step + 1)
+        self._skipped.update(next_scale, step + 1)
 
     def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
         """Return warnings for the log; collapse and a solved task are reported once, a loss spike each time.

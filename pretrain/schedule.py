@@ -1,4 +1,4 @@
-"""Learning rate and EMA momentum as pure functions of progress in [0, 1), the fraction of training steps done.
+"""Learning rate and EMA momentum as pure functions of the step, by the fraction of training steps done before it.
 
 The cosine is fvcore's. Warm-up and steps are not: fvcore rounds progress to a millionth of the run and milestones to
 whole updates, whereas recipes give exact epochs.
@@ -12,9 +12,9 @@ from fvcore.common.param_scheduler import CosineParamScheduler
 _half_cosine = CosineParamScheduler(1.0, 0.0)  # MoCo v2; Loshchilov & Hutter 2017 without restarts
 
 
-def compute_ema_momentum(progress: float, base: float, kind: str) -> float:
-    """Return m of the key encoder: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
-    return base if kind == "constant" else CosineParamScheduler(base, 1.0)(progress)
+def compute_ema_momentum(step: int, *, total_steps: int, base: float, kind: str) -> float:
+    """Return m of the key encoder at a step: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
+    return base if kind == "constant" else CosineParamScheduler(base, 1.0)(step / total_steps)
 
 
 def compute_learning_rate(

@@ -1,6 +1,8 @@
-"""Builds, saves and restores everything that a step changes; checkpoints have MoCo's format."""
+"""Everything that a step changes: built, saved in a checkpoint of MoCo's format, restored from it."""
 
+import dataclasses
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,80 +11,111 @@ from fvcore.common.config import CfgNode
 
 from .common.distributed import on_every_rank
 from .common.errors import UserError
+from .common.run.skipped_steps import SkippedSteps
 from .common.weights import checkpoint
-from .model.objectives import build_objective
+from .config import output_dir
+from .model.objectives import InBatchObjective, QueueObjective, build_objective
 from .optim import build_optimizer
 from .preflight import check_same_run
-from .steps import TrainState
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class TrainState:
+    """What training changes, and what a checkpoint records of the run it belongs to.
+
+    Attributes:
+        images: `ImageData.digest` of the training images; it is empty if a caller does not resume.
+        step: optimizer steps done.
+        skipped: of these, the steps that fp16 has skipped.
+        recipe_changes: changes that SOLVER.CHANGE_RECIPE has allowed so far, and the step of each.
+    """
+
+    cfg: CfgNode
+    steps_per_epoch: int
+    images: str
+    objective: QueueObjective | InBatchObjective
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    skipped: SkippedSteps
+    step: int = 0
+    recipe_changes: list[str] = dataclasses.field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the content of a checkpoint; see `checkpoint` for its format.
+
+        Raises:
+            UserError: a weight is not finite, which no later step would fix.
+        """
+        weights = self.objective.model.state_dict()
+        norms = torch._foreach_norm([value.detach() for value in weights.values() if value.is_floating_point()])
+        if not torch.stack(norms).isfinite().all():
+            remedy = "lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
+            raise UserError(f"weights are not finite after step {self.step}; nothing was saved; {remedy}")
+        return {
+            "epoch": self.step // self.steps_per_epoch,
+            "arch": self.cfg.MODEL.ARCH,
+            "state_dict": {_rename_to_moco(name): value for name, value in weights.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "steps_per_epoch": self.steps_per_epoch,
+            "scaler": self.scaler.state_dict(),
+            "method": self.cfg.METHOD.NAME,
+            "bn_groups": self.objective.encoder.bn_groups,
+            "skipped_steps": self.skipped.total,
+            "config": self.cfg.dump(),
+            "images": self.images,
+            "recipe_changes": self.recipe_changes,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, also that of an earlier version.
+
+        Raises:
+            UserError: the checkpoint is incomplete, or of another model or other images.
+        """
+        model = self.objective.model
+        with checkpoint.translate_restore_errors("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
+            names = {_rename_to_moco(name): name for name in model.state_dict()}
+            weights = saved["state_dict"].items()
+            model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
+            self.optimizer.load_state_dict(saved["optimizer"])
+            if saved["scaler"]:  # empty if the run has not used fp16 so far
+                self.scaler.load_state_dict(saved["scaler"])
+            self.step = int(saved["step"])
+            self.skipped.total = int(saved.get("skipped_steps", 0))
+            self.recipe_changes = list(saved.get("recipe_changes", []))
+            earlier_bn_groups = int(saved.get("bn_groups", self.objective.encoder.bn_groups))
+        if saved.get("images", self.images) != self.images:
+            changed = f"names or labels of the images in {self.cfg.DATA.TRAIN} have changed"
+            remedy = "restore the original ones, or choose another OUTPUT_DIR"
+            raise UserError(f"{changed} since {output_dir(self.cfg)} was started; {remedy}")
+        if earlier_bn_groups != self.objective.encoder.bn_groups:
+            groups = f"{earlier_bn_groups} groups and now over {self.objective.encoder.bn_groups}"
+            why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"
+            log.warning(f"BN statistics were computed over {groups} ({why})")
+
+
 def build_train_state(
-    cfg: CfgNode, device: torch.device, steps_per_epoch: int, read_weights: bool = True
+    cfg: CfgNode, device: torch.device, steps_per_epoch: int, images: str = "", read_weights: bool = True
 ) -> TrainState:
     """Build objective, optimizer and gradient scaler.
 
     Args:
+        images: `ImageData.digest` of the training images.
         read_weights: Start from MODEL.WEIGHTS. A resumed run no longer needs that file.
     """
     objective = build_objective(cfg, device, steps_per_epoch, read_weights)
-    scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    return TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
-
-
-def build_checkpoint(
-    state: TrainState, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
-) -> dict[str, Any]:
-    """Return the content of the checkpoint after ``step`` optimizer steps.
-
-    Args:
-        skipped_steps: steps that fp16 has skipped so far.
-
-    Raises:
-        UserError: a weight is not finite, which no later step would fix.
-    """
-    weights = state.objective.model.state_dict()
-    norms = torch._foreach_norm([value.detach() for value in weights.values() if value.is_floating_point()])
-    if not torch.stack(norms).isfinite().all():
-        remedy = "lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
-        raise UserError(f"weights are not finite after step {step}; nothing was saved; {remedy}")
-    return {
-        "epoch": step // steps_per_epoch,
-        "arch": cfg.MODEL.ARCH,
-        "state_dict": {_rename_to_moco(name): value for name, value in weights.items()},
-        "optimizer": state.optimizer.state_dict(),
-        "step": step,
-        "steps_per_epoch": steps_per_epoch,
-        "scaler": state.scaler.state_dict(),
-        "method": cfg.METHOD.NAME,
-        "bn_groups": state.objective.bn_groups,
-        "skipped_steps": skipped_steps,
-        "config": cfg.dump(),
-    }
-
-
-def restore_checkpoint(state: TrainState, saved: dict[str, Any]) -> int:
-    """Restore what `build_checkpoint` returned, and return the step to continue from.
-
-    Raises:
-        UserError: the checkpoint is incomplete or of another model.
-    """
-    model = state.objective.model
-    with checkpoint.translate_restore_errors("the checkpoint", state.optimizer, "choose another OUTPUT_DIR"):
-        names = {_rename_to_moco(name): name for name in model.state_dict()}
-        weights = saved["state_dict"].items()
-        model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
-        state.optimizer.load_state_dict(saved["optimizer"])
-        if saved["scaler"]:  # empty if the run has not used fp16 so far
-            state.scaler.load_state_dict(saved["scaler"])
-        step = int(saved["step"])
-        bn_groups = state.objective.bn_groups
-        earlier_bn_groups = int(saved.get("bn_groups", bn_groups))
-    if earlier_bn_groups != bn_groups:
-        why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"
-        log.warning(f"BN statistics were computed over {earlier_bn_groups} groups and now over {bn_groups} ({why})")
-    return step
+    return TrainState(
+        cfg=cfg,
+        steps_per_epoch=steps_per_epoch,
+        images=images,
+        objective=objective,
+        optimizer=build_optimizer(objective.encoder.network, cfg.SOLVER),
+        scaler=torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16"),
+        skipped=SkippedSteps("set SOLVER.AMP bf16 or none"),
+    )
 
 
 def load_checkpoint_to_resume(cfg: CfgNode, folder: Path) -> tuple[Path | None, dict[str, Any]]:

@@ -9,7 +9,6 @@ this rank, a of a micro-batch, B candidates of all ranks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,15 +21,7 @@ from .data.loader import Batch
 from .methods import LossOutput
 from .model.batch_split import micro_batches
 from .model.objectives import InBatchObjective, QueueObjective
-
-
-@dataclass(frozen=True)
-class TrainState:
-    """Objective, optimizer and gradient scaler: what a step changes."""
-
-    objective: QueueObjective | InBatchObjective
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+from .state import TrainState
 
 
 def training_step(state: TrainState, batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -43,54 +34,67 @@ def training_step(state: TrainState, batch: Batch, step: int) -> tuple[Tensor, d
         This rank's mean loss, detached, and named metrics.
     """
     if isinstance(state.objective, QueueObjective):
-        return queue_step(state.objective, state, batch.views_VnCHW, step)
-    return in_batch_step(state.objective, state, batch, step)
+        return queue_step(state.objective, state.optimizer, state.scaler, batch.views_VnCHW, step)
+    return in_batch_step(state.objective, state.optimizer, state.scaler, batch, step)
 
 
 def queue_step(
-    objective: QueueObjective, state: TrainState, views_VnCHW: Tensor, step: int
+    objective: QueueObjective,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    views_VnCHW: Tensor,
+    step: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train queries against the momentum encoder's keys and a queue of negatives (MoCo, JCL, SCE, ReSSL)."""
+    model = objective.model
+    method = objective.loss.at(step)
+    dense = objective.dense
     outputs: list[LossOutput] = []
     queries: list[Tensor] = []
-    state.optimizer.zero_grad(set_to_none=True)
-    if objective.ema_before_keys:
-        objective.update_key_encoder(step)  # He et al., Eq. (2)
+
+    optimizer.zero_grad(set_to_none=True)
+    if objective.key_update.before_keys:
+        model.update_key_encoder(objective.key_update.momentum(step))  # He et al., Eq. (2)
     keys_MnD, dense_keys = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
 
     for micro_batch, is_last in micro_batches(views_VnCHW.shape[1], objective.accumulate):
-        with average_gradients(objective.ddp_encoder, when=is_last):
-            q_pD, dense_queries = objective.embed(objective.ddp_encoder, views_VnCHW[0, micro_batch])
-            output = objective.loss(q_pD, keys_MnD[:, micro_batch], objective.model.negatives.queue, step=step)
-            if dense_queries is not None and dense_keys is not None:
-                dense_keys_Mp = dense_keys.select(micro_batch)
-                output = objective.add_dense_loss(output, dense_queries, dense_keys_Mp, step)
-            state.scaler.scale(output.loss / objective.accumulate).backward()
+        with average_gradients(objective.encoder.parallel, when=is_last):
+            q_pD, dense_queries = objective.encoder.embed(views_VnCHW[0, micro_batch])
+            output = method(q_pD, keys_MnD[:, micro_batch], model.negatives.queue)
+            if dense and dense_queries and dense_keys:
+                output = dense.add(output, method, dense_queries, dense_keys.select(micro_batch), step)
+            scaler.scale(output.loss / objective.accumulate).backward()
         outputs.append(output)
         queries.append(q_pD.detach())
 
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    if not objective.ema_before_keys:
-        objective.update_key_encoder(step)  # SCE's pseudo-code
-    objective.enqueue(torch.cat([cast(Tensor, output.enqueue_ND) for output in outputs]), dense_keys)
-    average_bn_statistics(objective.model)
+    scaler.step(optimizer)
+    scaler.update()
+    if not objective.key_update.before_keys:
+        model.update_key_encoder(objective.key_update.momentum(step))  # SCE's pseudo-code
+    model.negatives.enqueue(distributed.gather(torch.cat([cast(Tensor, output.enqueue_ND) for output in outputs])))
+    if dense and dense_keys:
+        dense.negatives.enqueue(distributed.gather(dense_keys.pooled_nD.mean(0)))  # an image's mean dense key
+    average_bn_statistics(model)
     return average_metrics(outputs, torch.cat(queries))
 
 
 def in_batch_step(
-    objective: InBatchObjective, state: TrainState, batch: Batch, step: int
+    objective: InBatchObjective,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    batch: Batch,
+    step: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Train every view against the other views of the global batch: one encoder, no queue (SimCLR, SupCon, TCL)."""
     num_views, n = batch.views_VnCHW.shape[:2]
     slices = list(micro_batches(n, objective.accumulate))
     # Order by image, not by view, so that each BN group has all views of its images, as a rank does.
     images_nVCHW = batch.views_VnCHW.transpose(0, 1)
-    state.optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     embeddings: list[Tensor] = []
     with torch.set_grad_enabled(len(slices) == 1):
         for micro_batch, _ in slices:
-            embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[micro_batch].flatten(0, 1))
+            embedding_aD, _ = objective.encoder.embed(images_nVCHW[micro_batch].flatten(0, 1))
             embeddings.append(embedding_aD)
     anchors_AD = torch.cat(embeddings).requires_grad_()
 
@@ -101,17 +105,17 @@ def in_batch_step(
     first = distributed.rank() * len(labels_A)
     self_index_A = torch.arange(first, first + len(labels_A), device=anchors_AD.device)
     labels_B = distributed.gather(labels_A)
-    output = objective.loss(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=step)
-    state.scaler.scale(output.loss).backward()
+    output = objective.loss.at(step)(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A)
+    scaler.scale(output.loss).backward()
 
     if len(slices) > 1:  # backward has reached only the embeddings so far
         gradients = cast(Tensor, anchors_AD.grad).chunk(len(slices))
         for (micro_batch, is_last), gradient_aD in zip(slices, gradients, strict=True):
-            with average_gradients(objective.ddp_encoder, when=is_last):
-                embedding_aD, _ = objective.embed(objective.ddp_encoder, images_nVCHW[micro_batch].flatten(0, 1))
+            with average_gradients(objective.encoder.parallel, when=is_last):
+                embedding_aD, _ = objective.encoder.embed(images_nVCHW[micro_batch].flatten(0, 1))
                 embedding_aD.backward(gradient_aD)
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
+    scaler.step(optimizer)
+    scaler.update()
     average_bn_statistics(objective.model)
     return average_metrics([output], anchors_AD)
 

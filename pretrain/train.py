@@ -37,8 +37,8 @@ from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
-from .state import build_checkpoint, build_train_state, load_checkpoint_to_resume, restore_checkpoint
-from .steps import TrainState, training_step
+from .state import TrainState, build_train_state, load_checkpoint_to_resume
+from .steps import training_step
 
 log = logging.getLogger(__name__)
 _ROWS = 6  # images in views.png
@@ -53,22 +53,16 @@ class PretrainRun:
     folder: Path
     device: torch.device
     loader: Loader
-    data_digest: str  # `ImageData.digest` of the training images
     total_steps: int
     state: TrainState
     monitor: TrainingMonitor
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
-    recipe_changes: list[str]  # changes that SOLVER.CHANGE_RECIPE has allowed so far, and the step of each
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.loader)
 
     def is_probe_due(self, step: int) -> bool:
         """Return True at the end of every PROBE.KNN_PERIOD epochs except the last, which has its own probe."""
-        period = self.cfg.PROBE.KNN_PERIOD * self.steps_per_epoch
+        period = self.cfg.PROBE.KNN_PERIOD * self.state.steps_per_epoch
         return bool(period) and 0 < step < self.total_steps and step % period == 0
 
 
@@ -87,9 +81,11 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
         loader = _build_loader(cfg, data, device)
-        state = build_train_state(cfg, device, len(loader), read_weights=not saved)
-        step = on_every_rank(restore_checkpoint, state, saved) if saved else 0
-        digest = _check_start(state, step, data, saved, cfg)
+        state = build_train_state(cfg, device, len(loader), data.digest(), read_weights=not saved)
+        if saved:
+            on_every_rank(state.load_state_dict, saved)
+        _check_same_start(state)
+        step = state.step
         schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
         total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
         results = on_first_rank(read_record, folder / "results.json") if step == total_steps else {}
@@ -100,21 +96,19 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         on_first_rank(_prepare_folder, cfg, folder, loader, checkpoint_path, step)
         if checkpoint_path:
             log.info(f"resumed from {checkpoint_path.name} at step {step} of {total_steps}")
-            for change in saved["recipe_changes"]:
+            for change in state.recipe_changes:
                 log.warning(f"the recipe was changed after {change}")
         run = PretrainRun(
             cfg=cfg,
             folder=folder,
             device=device,
             loader=loader,
-            data_digest=digest,
             total_steps=total_steps,
             state=state,
-            monitor=TrainingMonitor(device, state.scaler, data.image_name, int(saved.get("skipped_steps", 0))),
+            monitor=TrainingMonitor(device, state.scaler, data.image_name, state.skipped),
             metrics=on_every_rank(_open_metrics, folder, step),
             probe_data=knn.open_data(cfg, data),
             progress=Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
-            recipe_changes=saved.get("recipe_changes", []),
         )
         with contextlib.closing(run.progress):
             if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
@@ -127,15 +121,17 @@ def _train(run: PretrainRun, first_step: int) -> None:
     """Train to the last step; `steps` names everything that a step changes."""
     solver = run.cfg.SOLVER
     stop = distributed.AgreedStop(run.device)
-    checkpoint_period = solver.CHECKPOINT_PERIOD or run.steps_per_epoch
+    steps_per_epoch = run.state.steps_per_epoch
+    checkpoint_period = solver.CHECKPOINT_PERIOD or steps_per_epoch
     for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps)):
-        lr = set_learning_rate(run.state.optimizer, solver, step, run.steps_per_epoch)
+        lr = set_learning_rate(run.state.optimizer, solver, step, steps_per_epoch)
         views_VnCHW = batch.views_VnCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
+        steps_done = step + 1
+        run.state.step = steps_done
         run.monitor.step(loss, step, lr, batch.index_n)
         run.progress.advance()
 
-        steps_done = step + 1
         is_last = steps_done == run.total_steps
         if steps_done % solver.LOG_PERIOD == 0 or is_last:
             _log(run, steps_done, lr, {"loss": loss, **metrics})
@@ -175,20 +171,11 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     return loader
 
 
-def _check_start(state: TrainState, step: int, data: datasets.ImageData, saved: dict[str, Any], cfg: CfgNode) -> str:
-    """Check that all ranks start from the same step, images and weights, and a resumed run from its original images.
-
-    Returns:
-        The digest of the images.
-    """
-    digest = data.digest()
+def _check_same_start(state: TrainState) -> None:
+    """Check that all ranks start from the same step, images and weights."""
     if distributed.world_size() > 1:  # otherwise DDP would silently average gradients of different models
-        start = (step, digest, compute_tensor_digest(*state.objective.model.state_dict().values()))
+        start = (state.step, state.images, compute_tensor_digest(*state.objective.model.state_dict().values()))
         distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
-    if saved.get("images", digest) != digest:
-        problem = f"names or labels of the images in {cfg.DATA.TRAIN} have changed since {output_dir(cfg)} was started"
-        raise UserError(f"{problem}; restore the original ones, or choose another OUTPUT_DIR")
-    return digest
 
 
 def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
@@ -215,8 +202,8 @@ def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]
     rates = run.progress.rates(seconds_waited)
     if run.metrics is None:
         return
-    epoch = steps_done / run.steps_per_epoch
-    skipped = run.monitor.skipped.metrics() if run.state.scaler.is_enabled() else {}
+    epoch = steps_done / run.state.steps_per_epoch
+    skipped = run.state.skipped.metrics() if run.state.scaler.is_enabled() else {}
     run.metrics.write(steps_done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
     for line in run.monitor.warnings(steps_done, epoch, means):
         log.warning(line)
@@ -224,23 +211,17 @@ def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]
 
 
 def _save(run: PretrainRun, steps_done: int) -> None:
-    content = _checkpoint_content(run, steps_done)
-    checkpoint.save_step(run.folder, steps_done, content, run.cfg.SOLVER.CHECKPOINT_KEEP)
-
-
-def _checkpoint_content(run: PretrainRun, steps_done: int) -> dict[str, Any]:
-    content = build_checkpoint(run.state, run.cfg, steps_done, run.steps_per_epoch, run.monitor.skipped.total)
-    return {**content, "images": run.data_digest, "recipe_changes": run.recipe_changes}
+    checkpoint.save_step(run.folder, steps_done, run.state.state_dict(), run.cfg.SOLVER.CHECKPOINT_KEEP)
 
 
 def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
     """Evaluate the encoder by kNN if there are labeled data; write and return the metrics."""
     with run.progress.pause():
-        score = knn.evaluate(run.state.objective.encoder, run.probe_data, run.cfg, run.device)
+        score = knn.evaluate(run.state.objective.encoder.network, run.probe_data, run.cfg, run.device)
     metrics = {f"knn_{name}": value for name, value in score.items()}
     if score and run.metrics is not None:
         run.metrics.write(steps_done - 1, metrics)
-        epoch = steps_done / run.steps_per_epoch
+        epoch = steps_done / run.state.steps_per_epoch
         log.info(f"epoch {epoch:g}: kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})")
     return metrics
 
@@ -252,18 +233,18 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
         "stage": "pretrain",
         "method": cfg.METHOD.NAME,
         "arch": cfg.MODEL.ARCH,
-        "epochs": run.total_steps / run.steps_per_epoch,
+        "epochs": run.total_steps / run.state.steps_per_epoch,
         "steps": run.total_steps,
         "metrics": _probe(run, run.total_steps),
     }
-    if run.recipe_changes:
-        results["recipe_changes"] = run.recipe_changes
+    if run.state.recipe_changes:
+        results["recipe_changes"] = run.state.recipe_changes
     if run.probe_data:
         results["knn_protocol"] = build_protocol(cfg, "knn", run.probe_data)
     if cfg.SOLVER.AMP == "fp16":
-        results["skipped_steps"] = run.monitor.skipped.total
-        if run.monitor.skipped.total:
-            log.info(describe_skipped_steps(run.monitor.skipped.total, run.total_steps))
+        results["skipped_steps"] = run.state.skipped.total
+        if run.state.skipped.total:
+            log.info(describe_skipped_steps(run.state.skipped.total, run.total_steps))
     return on_first_rank(_write_results, run, results)
 
 
@@ -271,7 +252,7 @@ def _write_results(run: PretrainRun, results: dict[str, Any]) -> dict[str, Any]:
     assert run.metrics is not None
     run.metrics.close()
     path = run.folder / checkpoint.FINAL
-    checkpoint.save(path, _checkpoint_content(run, run.total_steps))
+    checkpoint.save(path, run.state.state_dict())
     results["checkpoint_sha256"] = sha256(path)  # identifies this run in files derived from it
     for numbered in run.folder.glob("checkpoint_[0-9]*.pth"):
         remove(numbered)

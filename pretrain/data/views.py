@@ -115,18 +115,25 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     Args:
         mean: VIEWS.MEAN, from 0 to 1; ``std`` likewise.
     """
-    scale, shift = _compute_scale_and_shift(tuple(mean), tuple(std), images.device)
-    x = images.to(torch.float32, memory_format=torch.contiguous_format)
-    return x.mul_(scale).add_(shift)
+    return build_normalization(tuple(mean), tuple(std), images.device)(images)
 
 
-@functools.lru_cache(maxsize=16)
-def _compute_scale_and_shift(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    mean_3 = torch.tensor(mean, device=device)
-    std_3 = torch.tensor(std, device=device)
-    return (1 / (255 * std_3)).view(3, 1, 1), (-mean_3 / std_3).view(3, 1, 1)
+class Normalization:
+    """`normalize` with its channels' scale and shift on a device."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        mean_3 = torch.tensor(mean, device=device)
+        std_3 = torch.tensor(std, device=device)
+        self._scale = (1 / (255 * std_3)).view(3, 1, 1)
+        self._shift = (-mean_3 / std_3).view(3, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalize (..., 3, S, S) uint8 images on the device."""
+        x = images.to(torch.float32, memory_format=torch.contiguous_format)
+        return x.mul_(self._scale).add_(self._shift)
+
+
+build_normalization = functools.lru_cache(maxsize=16)(Normalization)
 
 
 class _Policy(AutoAugment):

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0
 from .method import LossOutput
-from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
+from .ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
 
 def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> LossOutput:
@@ -40,7 +40,6 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     covariance_N = lambda_ / 2 * variance_N
     loss = (covariance_N + info_nce(mean_N + covariance_N, negatives_N)).mean()
-    metrics = queue_metrics(mean_N, hardest_N, temperature)
-    metrics["positive_variance"] = keys_variance(keys_MND)
+    metrics = queue_metrics(mean_N, hardest_N, temperature, keys_MND)
     metrics["query_variance"] = variance_N.detach().mean() * temperature**2
     return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)

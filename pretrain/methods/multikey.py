@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..common.config.limits import ABOVE_0
 from .method import LossOutput
-from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
+from .ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
 
 def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
@@ -34,6 +34,5 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     positive_MN = (keys_MND * q_ND).sum(dim=2) / temperature
     negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     loss = info_nce(positive_MN, negatives_N).mean()
-    metrics = queue_metrics(positive_MN, hardest_N, temperature)
-    metrics["positive_variance"] = keys_variance(keys_MND)
+    metrics = queue_metrics(positive_MN, hardest_N, temperature, keys_MND)
     return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)

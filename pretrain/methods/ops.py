@@ -13,20 +13,16 @@ from torch import Tensor
 
 BlockLoss = Callable[[Tensor, slice], Tensor]
 
-_LOGITS = 2**18  # chunk size with one thread: small enough for its cache
-_MANY_LOGITS = 2**21  # chunk size with several threads: large enough to amortize synchronization
+_LOGITS = 2**18  # logits at once with one thread: small enough for its cache
+_MANY_LOGITS = 2**21  # with several threads: large enough to amortize synchronization
 _GPU_LOGITS = 2**24  # 64 MiB: few launches of large kernels
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Convert half types to float32, because exp(1 / 0.01) overflows them; keep float32 and float64."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+_SMALLEST_SLICE = 256  # negatives
 
 
 def check_queue_inputs(
     q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: float = math.inf
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the shapes of an objective's inputs and return them in at least float32.
+    """Check the shapes of an objective's inputs and return them in at least float32, because exp overflows half types.
 
     Raises:
         ValueError: their shapes disagree, one of N, M', D and K is 0, or M' is above ``most_keys``.
@@ -39,7 +35,8 @@ def check_queue_inputs(
     if shapes != [(n, d), (m, n, d), (d, k)] or 0 in (n, m, d, k) or m > most_keys:
         limits = f"(N, D), (M', N, D) and (D, K), none of these 0, and M' at most {most_keys}"
         raise ValueError(f"q, keys and queue are {shapes}; they must be {limits}")
-    return at_least_float32(q_ND), at_least_float32(keys_MND), at_least_float32(queue_DK)
+    dtypes = [torch.promote_types(x.dtype, torch.float32) for x in (q_ND, keys_MND, queue_DK)]
+    return q_ND.to(dtypes[0]), keys_MND.to(dtypes[1]), queue_DK.to(dtypes[2])
 
 
 class QueueSoftmax(NamedTuple):
@@ -62,7 +59,10 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
     scaled_ND = scaled_ND.detach()
     queue_DK = queue_DK.detach()
     count = len(scaled_ND)
-    slice_size = min(queue_DK.shape[1], _choose_slice_size(scaled_ND))
+    most_logits = _LOGITS if torch.get_num_threads() == 1 else _MANY_LOGITS
+    if scaled_ND.device.type != "cpu":
+        most_logits = _GPU_LOGITS
+    slice_size = min(queue_DK.shape[1], max(_SMALLEST_SLICE, most_logits // count))
     largest_N = scaled_ND.new_full((count,), -math.inf)
     total_N = torch.zeros_like(largest_N)
     weighted_DN = scaled_ND.new_zeros(scaled_ND.shape[1], count)  # (D, S) by (S, N) is faster than the other way round
@@ -77,14 +77,6 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
         total_N.mul_(shrink_N).add_(exp_NS.sum(dim=1))
         weighted_DN.mul_(shrink_N).addmm_(slice_DS, exp_NS.T)
     return QueueSoftmax(total_N.log() + largest_N, largest_N, (weighted_DN / total_N).T)
-
-
-def _choose_slice_size(scaled_ND: Tensor) -> int:
-    """Return the number of negatives per slice."""
-    logits = _LOGITS if torch.get_num_threads() == 1 else _MANY_LOGITS
-    if scaled_ND.device.type != "cpu":
-        logits = _GPU_LOGITS
-    return max(256, logits // len(scaled_ND))
 
 
 class _QueueLogsumexp(torch.autograd.Function):
@@ -137,22 +129,24 @@ def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
     return -torch.nn.functional.logsigmoid(positive - negatives_lse)
 
 
-def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Compute the metrics that all loss functions with a queue share, from positive logits (..., N).
+def queue_metrics(
+    positive_logits: Tensor, hardest_N: Tensor, temperature: float, keys_MND: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Compute the metrics that loss functions with a queue share, from positive logits (..., N).
 
     ``queue_accuracy``: percentage of the positives whose logit exceeds every negative's.
     ``positive_similarity``: mean q.k, from -1 to 1.
+    ``positive_variance``: mean diagonal entry of the biased covariance of a query's keys (JCL, Fig. 3(b), Algorithm 1);
+    only with ``keys_MND``, which methods with several keys pass.
     """
     positive_logits = positive_logits.detach()
-    return {
+    metrics = {
         "queue_accuracy": (positive_logits > hardest_N).to(hardest_N.dtype).mean() * 100,
         "positive_similarity": positive_logits.mean() * temperature,
     }
-
-
-def keys_variance(keys_MND: Tensor) -> Tensor:
-    """Return the mean diagonal entry of the keys' biased covariance, over the queries (JCL, Fig. 3(b), Algorithm 1)."""
-    return keys_MND.detach().var(dim=0, correction=0).mean()
+    if keys_MND is not None:
+        metrics["positive_variance"] = keys_MND.detach().var(dim=0, correction=0).mean()
+    return metrics
 
 
 _ROWS = 256  # anchors per block

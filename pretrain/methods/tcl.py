@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0
 from .method import LossOutput
-from .ops import at_least_float32, chunked_loss
+from .ops import chunked_loss
 
 
 def tcl(
@@ -67,7 +67,10 @@ def tcl(
         sums.append(_sum_batch(similarity_RB.detach(), positive_RB, same_RB))
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
-    loss = chunked_loss(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_fn) / len(anchors_AD)
+    # At least float32: exp(1 / 0.01) overflows half types.
+    anchors_AD = anchors_AD.to(torch.promote_types(anchors_AD.dtype, torch.float32))
+    candidates_BD = candidates_BD.to(torch.promote_types(candidates_BD.dtype, torch.float32))
+    loss = chunked_loss(anchors_AD, candidates_BD, loss_fn) / len(anchors_AD)
     totals = {name: torch.stack([block[name] for block in sums]).sum(dim=0) for name in sums[0]}
     pairs = totals["pairs"]
     metrics = {

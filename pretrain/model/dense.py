@@ -9,6 +9,7 @@ channels, D dimensions, K negatives.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from ..methods import LossOutput
+from .queue import NegativeQueue
 
 
 class DenseFeatures(NamedTuple):
@@ -85,9 +87,39 @@ def match_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tensor:
     return torch.stack(matched)
 
 
+@dataclass(frozen=True)
+class DenseLoss:
+    """The loss of the images' locations, which is added to the images' own (METHOD.DENSE_WEIGHT).
+
+    Attributes:
+        weight: w of `mix_dense_loss` from ``warmup_steps`` on; 0 before.
+        head: the encoder's dense head.
+        negatives: the queue of mean dense keys.
+    """
+
+    weight: float
+    warmup_steps: int
+    head: nn.Module
+    negatives: NegativeQueue
+
+    def add(
+        self,
+        output: LossOutput,
+        method: Callable[..., LossOutput],
+        queries: DenseFeatures,
+        keys: DenseFeatures,
+        step: int,
+    ) -> LossOutput:
+        """Return the images' ``output`` with the locations' loss at a step; ``method`` is as in `mix_dense_loss`."""
+        if step < self.warmup_steps:
+            # DDP needs a gradient for every parameter; 0 * dense_loss could be NaN.
+            return output._replace(loss=output.loss + 0 * sum(p.sum() for p in self.head.parameters()))
+        return mix_dense_loss(output, method, queries, keys, self.negatives.queue, self.weight)
+
+
 def mix_dense_loss(
     output: LossOutput,
-    loss: Callable[..., LossOutput],
+    method: Callable[..., LossOutput],
     queries: DenseFeatures,
     keys: DenseFeatures,
     queue_DK: Tensor,
@@ -97,14 +129,14 @@ def mix_dense_loss(
 
     Args:
         output: the images' loss.
-        loss: (q_ND, keys_MND, queue_DK) -> the loss, where N is n L here.
+        method: (q_ND, keys_MND, queue_DK) -> the loss, where N is n L here.
         keys: features of M' keys per image, (M, n, ...).
 
     Returns:
         ``output`` with the sum as its loss, and the metrics of the locations as ``dense_<name>``.
     """
     matched_MnLD = match_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
-    dense = loss(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
+    dense = method(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
     dense_metrics = {f"dense_{name}": value for name, value in dense.metrics.items()}
     metrics = {**output.metrics, "dense_loss": dense.loss.detach(), **dense_metrics}
     return output._replace(loss=(1 - weight) * output.loss + weight * dense.loss, metrics=metrics)

@@ -1,18 +1,19 @@
-"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head as its classifier, and its batch norm.
+"""The encoder: torchvision's ResNet (ImageNet or CIFAR stem) with a projection head as its classifier, its batch norm.
 
 MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models import ResNet
 
-from ..common.device import autocast
 from ..common.errors import UserError
 from ..data import views
 from .dense import DenseFeatures, DenseResNet, normalize_maps
@@ -20,7 +21,7 @@ from .dense import DenseFeatures, DenseResNet, normalize_maps
 
 def build_backbone(
     arch: str, stem: str = "imagenet", norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d
-) -> torchvision.models.ResNet:
+) -> ResNet:
     """Build a random ResNet without classifier: (N, 3, H, W) -> (N, F) after global average pooling.
 
     Args:
@@ -37,12 +38,12 @@ def build_backbone(
     return backbone
 
 
-def count_channels(resnet: torchvision.models.ResNet) -> int:
+def count_channels(resnet: ResNet) -> int:
     """Return F, the channels after global average pooling (512 or 2048)."""
     return list(resnet.layer4.parameters())[-1].shape[0]
 
 
-def pool_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
+def pool_features(resnet: ResNet, images: Tensor) -> Tensor:
     """Map (N, 3, H, W) to (N, F) after global average pooling, ignoring ``fc``."""
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
     x = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
@@ -64,9 +65,9 @@ def build_head(
     return nn.Sequential(*layers, last) if layers else last
 
 
-def build_encoder(
+def build_network(
     arch: str, stem: str, *, hidden_dims: list[int], head_bn: bool, dim: int, bn_groups: int = 1, dense: bool = False
-) -> torchvision.models.ResNet:
+) -> ResNet:
     """Build backbone and head as one module: (N, 3, H, W) -> (N, dim), not normalized.
 
     Args:
@@ -118,35 +119,46 @@ class GroupedBatchNorm(nn.BatchNorm2d):
         return y
 
 
-def embed(
-    encoder: nn.Module,
-    images: Tensor,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    amp: str = "none",
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> tuple[Tensor, DenseFeatures | None]:
-    """Embed uint8 images (n, 3, H, W) as unit-norm float32 vectors (n, D), with the features of a dense head if any.
+@dataclass(frozen=True)
+class Encoder:
+    """A network, and what turns images into its input and its output into embeddings.
 
-    Args:
-        mean, std: statistics of the RGB channels; see `views.normalize`.
-        amp: half-precision type or ``none``; see `autocast`.
-
-    Raises:
-        UserError: batch norm gets a single value per channel, which has no statistics.
+    Attributes:
+        network: (n, 3, H, W) -> (n, D), not normalized, or `DenseResNet`'s outputs; see `build_network`.
+        parallel: the network, wrapped in DistributedDataParallel if it is trained on several ranks.
+        normalize: uint8 pixels -> float32; see `views.normalize`.
+        autocast: the context of SOLVER.AMP's precision.
+        memory_format: the layout of weights and images.
+        bn_groups: groups of the global batch with their own BN statistics; runs with equal results agree on it.
     """
-    x = views.normalize(images, mean, std).contiguous(memory_format=memory_format)
-    try:
-        with autocast(amp, x.device.type):
-            output = encoder(x)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        problem = f"batch norm needs more than one value per channel ({len(images)} in this rank's batch)"
-        remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
-        raise UserError(f"{problem}; {remedy}") from error
-    if isinstance(output, Tensor):
-        return F.normalize(output.float(), dim=1), None
-    embeddings, dense_maps, feature_maps = output
-    return F.normalize(embeddings.float(), dim=1), normalize_maps(dense_maps, feature_maps)
+
+    network: ResNet
+    parallel: nn.Module
+    normalize: views.Normalization
+    autocast: torch.autocast
+    memory_format: torch.memory_format
+    bn_groups: int
+
+    def embed(self, images: Tensor) -> tuple[Tensor, DenseFeatures | None]:
+        """Embed uint8 images (n, 3, H, W) as unit-norm float32 (n, D), with the features of a dense head if any.
+
+        Raises:
+            UserError: batch norm gets a single value per channel, which has no statistics.
+        """
+        x = self.normalize(images).contiguous(memory_format=self.memory_format)
+        try:
+            with self.autocast:
+                output = self.parallel(x)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            groups = next((m.groups for m in self.network.modules() if isinstance(m, GroupedBatchNorm)), 1)
+            each = "one image" if len(images) == groups else f"{len(images) // groups} images"
+            problem = f"batch norm needs more than one value per channel, but gets those of {each}"
+            problem += f" ({len(images)} in {groups} BN groups)" if groups > 1 else ""
+            remedy = "raise SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or SOLVER.ACCUMULATE, or start fewer processes"
+            raise UserError(f"{problem}; {remedy}") from error
+        if isinstance(output, Tensor):
+            return F.normalize(output.float(), dim=1), None
+        embeddings, dense_maps, feature_maps = output
+        return F.normalize(embeddings.float(), dim=1), normalize_maps(dense_maps, feature_maps)

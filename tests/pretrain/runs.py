@@ -13,8 +13,7 @@ from pretrain.common import interrupt
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
-from pretrain.state import build_train_state
-from pretrain.steps import TrainState
+from pretrain.state import TrainState, build_train_state
 from pretrain.train import main
 
 STEPS_PER_EPOCH = 6

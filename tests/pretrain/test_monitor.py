@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 
 from pretrain.common.run import skipped_steps
+from pretrain.common.run.skipped_steps import SkippedSteps
 from pretrain.monitor import CAUSES, TrainingMonitor
 from tests.errors import refused
 from tests.pretrain.runs import run
@@ -16,7 +17,9 @@ INDEX = torch.arange(9)
 
 def _watch(skipped_steps: int = 0) -> TrainingMonitor:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return TrainingMonitor(torch.device("cpu"), scaler, lambda i: f"{i}.png", skipped_steps)
+    skipped = SkippedSteps("set SOLVER.AMP none")
+    skipped.total = skipped_steps
+    return TrainingMonitor(torch.device("cpu"), scaler, lambda i: f"{i}.png", skipped)
 
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
@@ -28,7 +31,7 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatc
     for step in range(4):
         report.step(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
-    assert report.skipped.total == 5  # steps 0, 2 and 3
+    assert report._skipped.total == 5  # steps 0, 2 and 3
     report.step(torch.tensor(1.0), 4, 0.1, INDEX)
     refused(report.check, "3 steps up to step 4", "scale of 2")
 

@@ -31,5 +31,8 @@ def test_a_warm_up_that_ends_within_an_epoch_reaches_the_full_rate_there(warmup,
 
 
 def test_the_ema_momentum():
-    assert compute_ema_momentum(0.3, 0.99, "constant") == 0.99
-    assert [compute_ema_momentum(p, 0.99, "cosine") for p in (0.0, 0.5, 1.0)] == pytest.approx([0.99, 0.995, 1.0])
+    of_steps = [
+        [compute_ema_momentum(step, total_steps=10, base=0.99, kind=kind) for step in (0, 5, 10)]
+        for kind in ("constant", "cosine")
+    ]
+    assert of_steps == [[0.99] * 3, pytest.approx([0.99, 0.995, 1.0])]

@@ -13,7 +13,6 @@ from pretrain.config import load_config
 from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
 from pretrain.model import objectives
-from pretrain.model.encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -57,7 +56,7 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
         loss, _ = training_step(run, batch, step)
         out[f"loss{step}"] = distributed.mean_(loss)
         if step == 0:
-            gradients: dict[str, Any] = {name: p.grad for name, p in run.objective.encoder.named_parameters()}
+            gradients: dict[str, Any] = {name: p.grad for name, p in run.objective.encoder.network.named_parameters()}
             out |= {f"grad.{name}": gradient.clone() for name, gradient in gradients.items()}
     return out | {f"end.{name}": value.clone() for name, value in run.objective.model.state_dict().items()}
 
@@ -125,10 +124,13 @@ def test_an_encoder_processes_one_micro_batch_at_a_time(method):
     assert set(seen) == {N // 2 if method == "jcl" else N}  # of N / 2 images, SimCLR's encoder takes both views
 
 
-def test_batch_norm_of_one_image_is_refused():
-    norm = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12))
-    images = torch.ones(1, 3, 2, 2)
-    refused(lambda: embed(norm, images, mean=[0.5] * 3, std=[0.2] * 3), "1 in this rank's batch")
+@pytest.mark.parametrize(("groups", "images"), [("8", "8 in 8 BN groups"), ("4", "")])
+def test_batch_norm_of_one_image_per_group_is_refused(groups, images):
+    state = build_state(config("mocov2", "MODEL.BN_GROUPS", groups, "MODEL.HEAD_BN", "True"))
+    if images:
+        refused(lambda: training_step(state, batch_of(2), 0), "one image", images, "MODEL.BN_GROUPS")
+    else:
+        training_step(state, batch_of(2), 0)
 
 
 def _loss(method: str, batch: Batch, *more: str) -> float:
@@ -142,7 +144,7 @@ def test_mixed_precision_is_near_full_precision(amp, monkeypatch):
     mixed = _loss("jcl", batch, "SOLVER.AMP", amp)
     monkeypatch.setattr(objectives, "choose_memory_format", lambda *_: torch.channels_last)
     on_gpus = build_state(config("jcl", "SOLVER.AMP", amp))
-    assert on_gpus.objective.encoder.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert on_gpus.objective.encoder.network.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert float(training_step(on_gpus, batch, 0)[0]) == pytest.approx(mixed, rel=0.01)
     assert mixed == pytest.approx(full, rel=0.05) and mixed != full
 

@@ -10,12 +10,12 @@ import torch
 
 from pretrain import schedule, train
 from pretrain.common import interrupt
+from pretrain.common.device import autocast
 from pretrain.common.files import sha256
 from pretrain.common.run.state import update_state
 from pretrain.config import load_config
 from pretrain.model import objectives
 from pretrain.optim import set_learning_rate
-from pretrain.state import build_checkpoint, restore_checkpoint
 from tests.errors import refused
 from tests.pretrain.runs import (
     STEPS_PER_EPOCH,
@@ -148,9 +148,11 @@ def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path,
 def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
     seen = []
     real = schedule.compute_ema_momentum
-    monkeypatch.setattr(schedule, "compute_ema_momentum", lambda *args: seen.append(args[0]) or real(*args))
+    monkeypatch.setattr(
+        schedule, "compute_ema_momentum", lambda step, **at: seen.append((step, at)) or real(step, **at)
+    )
     run(images, tmp_path, "SOLVER.MAX_STEPS", "3")
-    assert seen == [step / (2 * STEPS_PER_EPOCH) for step in range(3)]
+    assert [step / settings["total_steps"] for step, settings in seen] == [s / (2 * STEPS_PER_EPOCH) for s in range(3)]
     rates = [schedule.compute_learning_rate(s, STEPS_PER_EPOCH, 2, base_lr=0.03, kind="cosine") for s in range(3)]
     assert [line["lr"] for line in lines(tmp_path, "loss")] == rates
 
@@ -158,19 +160,16 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
     done = [0]
-    real_embed = objectives.embed
     real_step = train.training_step
 
     def training_step(state, batch, step):
-        weight = state.objective.encoder.conv1.weight
+        weight = state.objective.encoder.network.conv1.weight
         hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
         done[0] += 1
         return real_step(state, batch, step)
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
-    monkeypatch.setattr(
-        objectives, "embed", lambda encoder, x, mean, std, **_: real_embed(encoder, x, mean=mean, std=std)
-    )
+    monkeypatch.setattr(objectives, "autocast", lambda amp, device_type: autocast("none", device_type))
     monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
     monkeypatch.setattr(train, "training_step", training_step)
     with monkeypatch.context() as patch:
@@ -184,9 +183,11 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
 def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
     first = build_state(config("jcl"))
     with torch.no_grad():
-        first.objective.encoder.conv1.weight += 1
+        first.objective.encoder.network.conv1.weight += 1
     second = build_state(config("jcl", "MODEL.BN_GROUPS", "4"))
-    assert restore_checkpoint(second, build_checkpoint(first, config("jcl"), 3, 9, 0)) == 3
+    first.step = 3
+    second.load_state_dict(first.state_dict())
+    assert second.step == 3
     first_state = first.objective.model.state_dict()
     second_state = second.objective.model.state_dict()
     torch.testing.assert_close(first_state, second_state, rtol=0, atol=0)
@@ -197,13 +198,13 @@ def test_a_state_round_trips_and_other_bn_groups_are_reported(caplog):
 def test_weights_that_are_not_finite_are_not_saved():
     poisoned = build_state(config("mocov2"))
     with torch.no_grad():
-        poisoned.objective.encoder.conv1.weight[0] = float("nan")
-    refused(lambda: build_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
+        poisoned.objective.encoder.network.conv1.weight[0] = float("nan")
+    refused(poisoned.state_dict, "step 0", "nothing was saved")
 
 
 @pytest.mark.parametrize(("changes", "name"), [({"optimizer": None}, "'optimizer'"), ({"state_dict": [1]}, "fit")])
 def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, name):
     state = build_state(config("mocov2"))
-    saved = {**build_checkpoint(state, config("mocov2"), 1, 9, 0), **changes}
+    saved = {**state.state_dict(), **changes}
     saved = {key: value for key, value in saved.items() if value is not None}
-    refused(lambda: restore_checkpoint(state, saved), "the checkpoint", name, "choose another OUTPUT_DIR")
+    refused(lambda: state.load_state_dict(saved), "the checkpoint", name, "choose another OUTPUT_DIR")

@@ -19,7 +19,7 @@ from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import build_loader
-from pretrain.model.encoder import build_encoder
+from pretrain.model.encoder import build_network
 from pretrain.state import build_train_state
 from pretrain.steps import training_step
 from tools import ROOT
@@ -68,7 +68,7 @@ def _run_plain_steps(cfg: CfgNode) -> Iterator[None]:
     make_views = functools.partial(_make_views, _build_plain_transform(cfg), 1 + cfg.METHOD.NUM_KEYS)
     images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", make_views)
     loader = DataLoader(images, cfg.SOLVER.IMS_PER_BATCH, shuffle=True, drop_last=True)
-    encoder_q = build_encoder(
+    encoder_q = build_network(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=False, dim=model.EMBEDDING_DIM
     )
     encoder_k = copy.deepcopy(encoder_q).requires_grad_(False)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -121,7 +122,9 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     scaled = q.detach() / 0.05
     logits = scaled @ queue
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "_choose_slice_size", lambda _: 4)
+        patch.setattr(ops, "_SMALLEST_SLICE", 4)
+        patch.setattr(ops, "_LOGITS", 0)
+        patch.setattr(ops, "_MANY_LOGITS", 0)
         softmax = ops.queue_softmax(scaled, queue)
     torch.testing.assert_close(softmax.logsumexp_N, logits.logsumexp(dim=1))
     torch.testing.assert_close(softmax.largest_N, logits.amax(dim=1))
@@ -165,5 +168,9 @@ def test_shapes_that_disagree_raise(name: str):
 
 def test_a_gpu_gets_larger_slices_of_the_queue():
     """Dense contrast has 3,136 queries of 64 images: 13 slices of 65,536 negatives instead of 98."""
-    assert ops._choose_slice_size(torch.empty(3136, 1, device="meta")) == 2**24 // 3136
-    assert ops._choose_slice_size(torch.empty(3136, 1)) < 2**24 // 3136
+    sizes = {}
+    for device in ("meta", "cpu"):
+        with mock.patch.object(torch.Tensor, "split", autospec=True, return_value=()) as split:
+            ops.queue_softmax(torch.ones(3136, 1, device=device), torch.ones(1, 65536, device=device))
+        sizes[device] = split.call_args.args[1]
+    assert sizes["meta"] == 2**24 // 3136 > sizes["cpu"]

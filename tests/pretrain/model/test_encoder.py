@@ -3,12 +3,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_encoder, pool_features
+from pretrain.model.encoder import GroupedBatchNorm, build_backbone, build_network, pool_features
 
 
 @pytest.mark.parametrize(("hidden", "layers"), [([], ["fc"]), ([32], ["fc.0", "fc.2"])])
 def test_head_has_mocos_names(hidden, layers):
-    encoder = build_encoder("resnet18", "imagenet", hidden_dims=hidden, head_bn=False, dim=16)
+    encoder = build_network("resnet18", "imagenet", hidden_dims=hidden, head_bn=False, dim=16)
     head = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
     assert [name for name in encoder.state_dict() if name.startswith("fc")] == head
     assert encoder(torch.zeros(2, 3, 32, 32)).shape == (2, 16)

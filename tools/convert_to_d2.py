@@ -36,7 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         text = f"pixel {name} used in pretraining, from 0 to 255, if the file does not record it"
         add(f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"), help=text)
     add("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
-    add("--unsafe-pickle", action="store_true", help="unpickle arbitrary objects; use only for files that you trust")
     add("--overwrite", action="store_true", help="replace an output that differs")
 
 

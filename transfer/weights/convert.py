@@ -74,7 +74,6 @@ def convert(
     prefix: str = "",
     pixel_mean: Sequence[float] = (),
     pixel_std: Sequence[float] = (),
-    unsafe_pickle: bool = False,
     overwrite: bool = False,
     to_torchvision: bool = False,
 ) -> Conversion:
@@ -86,7 +85,6 @@ def convert(
         encoder: query or key, if the source has two encoders.
         prefix: prefix of the network to read, if the source has several; ``.`` means no prefix.
         pixel_mean, pixel_std: pretraining statistics of the RGB channels, 0 to 255, if the source does not record them.
-        unsafe_pickle: unpickle anything that a file contains; only for files from a source you trust.
         overwrite: replace an output that differs.
         to_torchvision: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
 
@@ -101,7 +99,7 @@ def convert(
 
     from .verify import check_conversion
 
-    file = open_source(source, unsafe_pickle)
+    file = open_source(source)
     path = file.path
     _check_output(output, path)
     backbone, provenance = read_source(file, encoder, prefix)
@@ -149,7 +147,7 @@ def _write(
     return differences
 
 
-def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
+def open_source(source: str | Path) -> WeightsFile:
     """Read a run folder's newest undamaged checkpoint (of pretraining or of a detector), or a file itself.
 
     Raises:
@@ -161,7 +159,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
     from .. import checkpoints
 
     if not os.path.isdir(source):
-        return read_weights_file(source, unsafe_pickle)
+        return read_weights_file(source)
     paths = checkpoints.list_checkpoints(source) or checkpoint.list_checkpoints(source)
     newest = checkpoint.load_first_undamaged(source, paths, read_weights_file)
     if newest:

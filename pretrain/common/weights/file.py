@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError, first_line, shorten_list
 from ..files import check_file, read_json, sha256
-from .formats import describe_other, read_content
+from .formats import describe_other, read_content, write_resave_command
 
 COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
 FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
@@ -57,19 +57,15 @@ class WeightsFile:
     provenance: dict[str, Any]
 
 
-def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
+def read_weights_file(path: str | Path) -> WeightsFile:
     """Read weights in any format, and verify them against the SHA-256 in FILE.json if a conversion wrote it.
-
-    Args:
-        unsafe_pickle: unpickle anything in the file; only for files from a source you trust. A module stands for its
-            state dict, and objects whose class is not installed are ignored.
 
     Raises:
         UserError: the file is missing, unreadable, damaged, changed since its conversion, or contains anything other
             than tensors, arrays and plain types.
     """
     path = Path(path)
-    content = read(path, unsafe_pickle)
+    content = read(path)
     stored = dict(_walk(content)) or dict(_walk(content, lists=True))
     short = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in stored}
     counts = Counter(short.values())
@@ -80,7 +76,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     return WeightsFile(path, digest, content, tensors, _read_provenance(content, path, digest))
 
 
-def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
+def read(path: str | Path) -> dict[str, Any]:
     """Read a torch file (zip, or of torch before 1.6), a pickle of arrays or a safetensors file to the CPU.
 
     Raises:
@@ -90,19 +86,17 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     """
     path = check_file(path, "checkpoint")
     try:
-        content = read_content(path, unsafe_pickle)
+        content = read_content(path)
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
-            command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle{FOR_PRETRAINING}"
             problem = f"{path} contains more than dense tensors, arrays and plain types"
-            raise UserError(f"{problem}; if you trust its source, convert it first: {command}") from error
+            remedy = "if you trust its source, save its tensors anew where the file was written, and use that file"
+            raise UserError(f"{problem}; {remedy}: {write_resave_command(path)}") from error
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
         reason = describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
-    if hasattr(content, "_modules"):  # a pickled module
-        return {"model": content}
     if isinstance(content, (list, tuple)):
         return {str(number): item for number, item in enumerate(content)}
     if not isinstance(content, dict):
@@ -140,9 +134,7 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
 
 
 def _walk(content: Any, path: str = "", *, lists: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in nested dictionaries and modules, and in ``lists``, with its path; skip optimizers."""
-    if isinstance(getattr(content, "_modules", None), dict):
-        content = content._parameters | content._buffers | content._modules
+    """Yield every tensor in nested dictionaries, and in ``lists``, with its path; skip optimizers."""
     containers = (dict, list, tuple) if lists else dict
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if isinstance(value, np.ndarray):
@@ -150,7 +142,7 @@ def _walk(content: Any, path: str = "", *, lists: bool = False) -> Iterator[tupl
                 value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
         if isinstance(value, Tensor):
             yield f"{path}{key}", value.detach()
-        elif (isinstance(value, containers) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
+        elif isinstance(value, containers) and not str(key).startswith("opt"):
             yield from _walk(value, f"{path}{key}.", lists=lists)
 
 

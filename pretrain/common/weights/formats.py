@@ -5,10 +5,12 @@ import codecs
 import collections
 import contextlib
 import io
+import json
 import pickle
+import shlex
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,27 +35,51 @@ _ALLOWED: dict[str, Any] = {  # in a pickle, besides plain types; none of them r
 }
 _NUMPY_TYPES = [type(np.dtype(code)) for code in "?bhilqBHILQefdFDU"]
 _ALLOWED_BY_TORCH: list[Any] = [argparse.Namespace, *_NUMPY_TYPES, *((f, name) for name, f in _ALLOWED.items())]
+# Keeps the tensors, numbers and texts in dictionaries and modules; it contains no single quotes.
+_RESAVE = (
+    'import pickle, torch; keep = lambda x: keep(x.state_dict()) if hasattr(x, "state_dict") else '
+    '{{k: keep(v) for k, v in x.items() if isinstance(v, (dict, int, float, str)) or hasattr(v, "shape") or '
+    'hasattr(v, "state_dict")}} if isinstance(x, dict) else x; torch.save(keep({load}), {output})'
+)
 
 
-def read_content(path: Path, unsafe: bool) -> Any:
-    """Read a file of any of the formats; with ``unsafe``, unpickle anything that it contains.
+def read_content(path: Path) -> Any:
+    """Read a file of any of the formats.
 
     Raises:
-        pickle.UnpicklingError: without ``unsafe``, it contains more than tensors, arrays and plain types.
+        pickle.UnpicklingError: it contains more than tensors, arrays and plain types.
         Exception: it is damaged, or of none of the formats.
     """
     start = read_start(path)
-    if not (zipfile.is_zipfile(path) or _LEGACY in start[:32]):
-        if start[8:10] == b'{"':
-            return _read_safetensors(path)
-        if start.startswith(pickle.PROTO) or path.suffix == ".pkl":
-            return _read_pickle(path, unsafe)
+    if start[8:10] == b'{"' and not _is_torch(path):
+        return _read_safetensors(path)
+    if _is_pickle(path):
+        return _read_pickle(path)
     description = describe_other(path)
     if description:
         raise ValueError(description)
-    if not unsafe:
-        return load_torch(path)
-    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithPlaceholders)
+    return load_torch(path)
+
+
+def write_resave_command(path: Path) -> str:
+    """Write the command that saves the tensors and plain values of a file anew, without its other objects.
+
+    It unpickles the objects, so it runs their code, and their classes must be installed.
+    """
+    source = json.dumps(str(path))
+    output = json.dumps(str(path.with_name(f"plain_{path.stem}.pth")))
+    load = f'torch.load({source}, map_location="cpu", weights_only=False)'
+    if _is_pickle(path):
+        load = f'pickle.load(open({source}, "rb"), encoding="latin1")'
+    return f"python -c {shlex.quote(_RESAVE.format(load=load, output=output))}"
+
+
+def _is_torch(path: Path) -> bool:
+    return zipfile.is_zipfile(path) or _LEGACY in read_start(path)[:32]
+
+
+def _is_pickle(path: Path) -> bool:
+    return not _is_torch(path) and (read_start(path).startswith(pickle.PROTO) or path.suffix == ".pkl")
 
 
 def describe_other(path: Path) -> str:
@@ -107,9 +133,9 @@ def _read_safetensors(path: Path) -> Any:
         return {"model": tensors, "provenance": (file.metadata() or {}).get("provenance")}
 
 
-def _read_pickle(path: Path, unsafe: bool) -> Any:
-    reader = _WithPlaceholders.Unpickler if unsafe else _ArrayUnpickler
-    return reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
+def _read_pickle(path: Path) -> Any:
+    content = io.BytesIO(path.read_bytes())
+    return _ArrayUnpickler(content, encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -117,35 +143,3 @@ class _ArrayUnpickler(pickle.Unpickler):
         if f"{module}.{name}" not in _ALLOWED:
             raise pickle.UnpicklingError(f"Unsupported GLOBAL {module}.{name}")
         return _ALLOWED[f"{module}.{name}"]
-
-
-class _Placeholder(dict):
-    """An object of a class that is not installed; a module keeps its tensors in its attributes."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __init__(self, *_args: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state if isinstance(state, dict) else {})
-
-    def extend(self, _items: Any) -> None:
-        """Drop the items of a list."""
-
-
-class _WithPlaceholders:
-    """The parts of the module pickle that torch.load needs."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if name in ("PosixPath", "WindowsPath"):  # each exists on the other system, but cannot be created there
-                return _Placeholder
-            try:
-                return super().find_class(module, name)
-            except (ImportError, AttributeError):
-                return _Placeholder
-
-    @classmethod
-    def load(cls, file: IO[bytes], **options: Any) -> Any:
-        return cls.Unpickler(file, **options).load()

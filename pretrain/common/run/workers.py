@@ -7,11 +7,8 @@ import os
 import queue
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +16,16 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
-from ..errors import UserError, first_line, shorten_list
+from ..errors import UserError, shorten_list
 from .folder import count_usable_cores
+from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
+from .socket_folder import choose_socket_folder
 
 _START_METHODS = ("fork", "forkserver", "spawn")
 _POLL_S = 1.0  # between two looks at the workers and at requests to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
-_EXIT_S = 10.0  # for the workers to exit by themselves
 _STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
 _STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
-_PROCESS_STATES = {"T": " (stopped)", "D": " (waiting for the disk or file server)", "t": " (in a debugger)"}
 log = logging.getLogger(__name__)
 
 
@@ -87,7 +84,7 @@ class SignalSafeDataLoader(DataLoader):
         self._describe = describe
         self._warn_after_s = warn_after_s
         self._end_after_s = end_after_s
-        self._batches = _PendingBatches(batch_sampler)
+        self._batches = PendingBatches(batch_sampler)
         self._is_forked = False
         if num_workers:
             start_method = choose_start_method()
@@ -101,6 +98,7 @@ class SignalSafeDataLoader(DataLoader):
     def __iter__(self) -> Any:
         if not self.num_workers:
             return self._read_here(super().__iter__())
+        choose_socket_folder()
         if not self._is_forked:
             resource_tracker.ensure_running()  # starting it unblocks signals
         on_child_exit = signal.getsignal(signal.SIGCHLD)
@@ -113,7 +111,7 @@ class SignalSafeDataLoader(DataLoader):
 
     def _receive(self, iterator: Any) -> Iterator[Any]:
         """Yield the workers' batches, which a thread receives, so that this one can watch and stop in the meantime."""
-        receiver = _Receiver(iterator)
+        receiver = Receiver(iterator)
         receiver.start()
         number = 0
         try:
@@ -123,14 +121,14 @@ class SignalSafeDataLoader(DataLoader):
                 if isinstance(error, StopIteration):
                     return
                 if error:
-                    raise _find_lost_worker(error, iterator._workers) or error
+                    raise find_lost_worker(error, iterator._workers) or error
                 number += 1
                 self._batches.pending.popleft()
                 yield batch
         finally:
             receiver.end(iterator._workers)
 
-    def _wait(self, receiver: "_Receiver", worker: Any, workers: list[Any]) -> tuple[Any, BaseException | None]:
+    def _wait(self, receiver: Receiver, worker: Any, workers: list[Any]) -> tuple[Any, BaseException | None]:
         """Return the next batch, or the error of receiving it."""
         receiver.request()
         poll_s = min(_POLL_S, self._warn_after_s)
@@ -158,10 +156,7 @@ class SignalSafeDataLoader(DataLoader):
 
     def _describe_wait(self, worker: Any) -> str:
         """Name the process that reads the batch waited for, and the images."""
-        reader = "this process"
-        if worker:
-            state = _PROCESS_STATES.get(_read_process_state(worker.pid), "")
-            reader = f"loader worker process {worker.pid}{state}"
+        reader = describe_worker(worker.pid) if worker else "this process"
         pending = self._batches.pending
         names = shorten_list([self._describe(item) for item in pending[0]]) if pending else "the next batch"
         return f"{reader} does not deliver {names}"
@@ -187,91 +182,6 @@ class SignalSafeDataLoader(DataLoader):
             yield batch
 
 
-class _PendingBatches:
-    """Batches of items that remember which ones were handed out but not yet delivered."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = batches
-        self.pending: deque[Any] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        self.pending.clear()
-        for batch in self._batches:
-            self.pending.append(batch)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # of a sampler that ends
-
-
-class _Receiver(threading.Thread):
-    """A thread that takes batches from torch's iterator when it is asked for one.
-
-    A worker that is stopped while it hands over a batch blocks the receiver, whatever time-out torch is given.
-
-    Attributes:
-        results: for each request the batch, or the error.
-    """
-
-    def __init__(self, iterator: Any) -> None:
-        super().__init__(daemon=True)
-        self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._iterator = iterator
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._is_busy = False
-
-    def run(self) -> None:
-        while self._requests.get():
-            result: tuple[Any, BaseException | None]
-            try:
-                result = (next(self._iterator), None)
-            except BaseException as error:
-                result = (None, error)
-            self._is_busy = False
-            self.results.put(result)
-            del result  # a batch in shared memory
-        self._iterator._shutdown_workers()
-
-    def request(self) -> None:
-        """Ask for the next batch."""
-        self._is_busy = True
-        self._requests.put(True)
-
-    def end(self, workers: list[Any]) -> None:
-        """End the workers and the thread; kill workers that hang, because this process's exit would wait for them."""
-        self._requests.put(False)
-        if not self._is_busy:  # otherwise it waits for a worker that hangs
-            self.join(_EXIT_S)
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.join(1)  # a read of an absent file server can outlast even this
-
-
-def _find_lost_worker(error: BaseException, workers: list[Any]) -> UserError | None:
-    """Return an error that names a worker's exit as the cause of ``error``, if it is."""
-    text = first_line(error)
-    is_of_connection = isinstance(error, (EOFError, ConnectionError, FileNotFoundError))  # that to a worker's memory
-    if is_of_connection and not text.startswith("Caught "):  # otherwise, the worker is alive and reports its error
-        wait([worker.sentinel for worker in workers], _DEAD_S)  # its process ends a moment later
-    exits = [_describe_exit(worker) for worker in workers if not worker.is_alive()]
-    if not exits and "unable to allocate shared memory" not in str(error):
-        return None
-    problem = f"a worker process of the data loader has ended ({exits[0] if exits else text})"
-    memory = "if memory ran out, lower DATALOADER.NUM_WORKERS"
-    shared = "if /dev/shm is too small, enlarge it (docker run --shm-size 16g or --ipc=host) or set NUM_WORKERS 0"
-    lost = UserError(f"{problem}; {memory}; {shared}; run again")
-    lost.__cause__ = error
-    return lost
-
-
-def _describe_exit(worker: Any) -> str:
-    code = worker.exitcode
-    if code < 0:
-        return f"process {worker.pid} was killed by {signal.Signals(-code).name}"
-    return f"process {worker.pid} exited with status {code}"
-
-
 def _raise_if_stopped(problem: str, waited_s: float) -> None:
     """Obey a request to stop while waiting for a batch that may never come.
 
@@ -287,14 +197,6 @@ def _raise_if_stopped(problem: str, waited_s: float) -> None:
             raise interrupt.Stopped(reason, f"{problem}; run the same command again to resume")
     elif waited_s >= _STOP_PATIENCE_RANKS_S:
         raise UserError(f"stopped by {reason}; {problem}; run the same command again to resume")
-
-
-def _read_process_state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process, or an empty string if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
 
 
 def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:

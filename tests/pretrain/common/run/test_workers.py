@@ -4,9 +4,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 from pretrain.common import interrupt
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run import workers
+from pretrain.common.run import receiver, socket_folder, workers
 from pretrain.common.run.workers import SignalSafeDataLoader
 from tests.errors import refused
 
@@ -132,9 +134,37 @@ def test_a_second_ctrl_c_stops_the_wait_immediately():
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_a_loader_may_be_abandoned_while_workers_hang(taken: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "_EXIT_S", 0.5)
+    monkeypatch.setattr(receiver, "_EXIT_S", 0.5)
     batches: Any = load(Images(15, 600, signal.SIGSTOP))
     for _ in range(taken):
         next(batches)
     batches.close()
     del batches
+
+
+TMPDIRS = {"long": "/".join(["x" * 60] * 3), "not ASCII": "\u00e9" * 40, "relative": "a", "missing": "", "a file": "b"}
+
+
+@pytest.mark.parametrize("kind", TMPDIRS)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_any_tmpdir_works(kind: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Workers send their batches by sockets, whose paths have at most 107 bytes."""
+    folder = tmp_path / (TMPDIRS[kind] or "nowhere")
+    if kind == "a file":
+        folder.write_text("")
+    elif kind != "missing":
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", folder.name if kind == "relative" else str(folder))
+    monkeypatch.setenv("P2T_START_METHOD", method)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    process: Any = multiprocessing.current_process()
+    monkeypatch.setitem(process._config, "tempdir", None)
+    assert len(list(load(Images()))) == 8
+    used = Path(process._config["tempdir"])
+    assert used.is_relative_to(folder) == (kind == "relative")
+
+
+def test_no_folder_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket_folder, "_find_fault", lambda folder: "Operation not supported")
+    refused(lambda: list(load(Images())), tempfile.gettempdir(), "/dev/shm", "Operation not supported", "TMPDIR")

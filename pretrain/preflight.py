@@ -21,9 +21,8 @@ _RECIPE_KEYS = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCH
 def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     """Raise UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
     data = cfg.DATA
-    train = data.TRAIN if stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
-    names = [train] if stage == "distributions" else [train, data.PROBE_TRAIN, data.VAL]
-    for name in filter(None, names):
+    train = data.TRAIN if stage == "pretrain" else data.PROBE_TRAIN or data.TRAIN
+    for name in filter(None, [train, data.PROBE_TRAIN, data.VAL]):
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read

@@ -226,7 +226,7 @@ def run_apart(*words: str) -> None:
 
 def is_training(program: str, words: Sequence[str]) -> bool:
     """Return whether a command trains or extracts features, and is not a dry run."""
-    stages_that_train = ("pretrain", "linear", "knn", "embedding", "distributions", "pipeline")
+    stages_that_train = ("pretrain", "linear", "knn", "embedding", "pipeline")
     is_stage = program == "tools/launch.py" and words[0] in stages_that_train
     return (is_stage or program == "transfer/train_net.py") and not {"--dry-run", "--help-keys"} & set(words)
 

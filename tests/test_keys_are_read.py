@@ -10,7 +10,7 @@ from pretrain import train
 from pretrain.common.config.yaml_io import flatten
 from pretrain.config import default_config
 from pretrain.config import load_config as load_pretraining
-from pretrain.probe import distributions, embedding, knn, linear
+from pretrain.probe import embedding, knn, linear
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
 from transfer import config, train_net
@@ -68,8 +68,6 @@ def test_every_key_of_pretraining_is_read(images: Path, tmp_path: Path, reads: s
     for name, probe in (("knn", knn), ("linear", linear), ("embedding", embedding)):
         words = overrides(images, tmp_path / name, *SHORT)
         probe.main(record_reads(load_pretraining(None, words)), str(tmp_path / "jcl"))
-    words = overrides(images, tmp_path / "distributions")
-    distributions.main(record_reads(load_pretraining(None, words)), {"random": "random"}, images=16, augmentations=2)
     assert {key for key, _ in flatten(default_config())} - reads == set()
 
 

@@ -19,7 +19,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
@@ -38,13 +37,13 @@ from tools.launcher.graphs.paper_pipeline import write_pipeline
 from tools.launcher.graphs.pipeline import load_pipeline
 from tools.launcher.graphs.start import show_graph, start_graph
 from tools.launcher.options import Options, from_arguments
-from tools.launcher.spec import StageSpec
+from tools.launcher.spec import MOVED, StageSpec
 from tools.reporting.compare import compare
 from transfer import config_keys as fine_tuning_keys
 
 _Action = Callable[[argparse.Namespace], int | None]
 _GROUPS = {
-    "stages": "pretrain linear knn embedding distributions convert transfer",
+    "stages": "pretrain linear knn embedding convert transfer",
     "many runs": "pipeline paper",
     "inspect": "status logs report compare recipes doctor",
     "control": "resume cancel",
@@ -53,9 +52,12 @@ _GROUPS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _build_parser()
-    if not (sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
         parser.print_help()
         return 2
+    if words[0] in MOVED:
+        raise UserError(f"launch.py has no command {words[0]} any more; run {MOVED[words[0]]}")
     args, key_values = parser.parse_known_args(argv)
     extensions.add(getattr(args, "extensions", []))
     overrides.check_options(key_values, args.parser, args.command)
@@ -102,10 +104,6 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merge this file into the run's own config")
         _add_resources(sub, pretraining_keys.describe_keys, skip=("parallel",))
-    text = "draw JCL's Fig. 3: similarity and variance of positives per run"
-    sub = _add_command(commands, "distributions", text, start_distributions)
-    sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one figure")
-    _add_resources(sub, pretraining_keys.describe_keys, skip=("nodes", "tasks", "parallel"))
     sub = _add_command(commands, "convert", "convert a backbone to Detectron2 weights, and verify it", start_convert)
     convert_to_d2.add_options(sub)
     _add_resources(sub, skip=("nodes", "gpus", "tasks", "cpus_per_task", "parallel"))
@@ -217,12 +215,6 @@ def start_pretrain(args: argparse.Namespace) -> int:
 
 def start_probe(args: argparse.Namespace) -> int:
     return _start_stage(stages.build_probe(args.command, args.weights, args.config_file, args.overrides), args)
-
-
-def start_distributions(args: argparse.Namespace) -> int:
-    runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
-    words = [*args.weights[len(runs) :], *args.overrides]
-    return _start_stage(stages.build_distributions(runs, words, "runs/distributions"), args)
 
 
 def start_convert(args: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""Evaluation of frozen features: kNN, linear classifier, t-SNE map, distributions of similarity and variance."""
+"""Evaluation of frozen features: kNN, linear classifier and t-SNE map."""

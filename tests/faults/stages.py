@@ -69,7 +69,6 @@ STAGES = {
     "knn": Stage("tests.in_process", _probe("knn")),
     "linear": Stage("tests.in_process", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
     "embedding": Stage("tests.in_process", _probe("embedding")),
-    "distributions": Stage("tests.in_process", _probe("distributions")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
     "data": Stage("tools.make_data", lambda work, data: [*_DIGITS.split(), "--output", str(work / "digits")]),
     "torchvision": Stage("transfer.train_net", _detector("torchvision")),

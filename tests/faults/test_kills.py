@@ -20,7 +20,6 @@ _TIMES = {  # how often each stage gets each signal, in the ordinary suite and i
     "knn": ((1, 4), (1, 2)),
     "linear": ((2, 8), (2, 3)),
     "embedding": ((1, 4), (1, 2)),
-    "distributions": ((1, 4), (1, 2)),
     "convert": ((4, 6), (1, 2)),
     "data": ((3, 6), (1, 2)),
     "torchvision": ((2, 12), (1, 5)),

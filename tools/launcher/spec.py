@@ -35,12 +35,13 @@ ENTRIES = {
     "linear": "pretrain.probe.linear:main",
     "knn": "pretrain.probe.knn:main",
     "embedding": "pretrain.probe.embedding:main",
-    "distributions": "pretrain.probe.distributions:main",
     "convert": "tools.launcher.stages:run_conversion",
     "transfer": "tools.launcher.stages:run_fine_tuning",
     "data": "tools.make_data:main",
     "report": "tools.report:main",
 }
+# What replaces the stages of earlier versions.
+MOVED = {"distributions": "python -m studies.jcl_multikey.similarity RUN ..."}
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
 # Prefixes of keys that may change when a stage is resumed; for pretraining, all keys: `check_same_run` compares them.
 _MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
@@ -148,7 +149,8 @@ class StageSpec:
     def check_entry(self) -> None:
         """Check that a record's stage is one of this launcher, before it is started again."""
         if self.entry != ENTRIES.get(self.stage):
-            raise UserError(f"{self.entry!r} is not a known stage; rerun the original command")
+            remedy = f"run {MOVED[self.stage]}" if self.stage in MOVED else "rerun the original command"
+            raise UserError(f"{self.entry!r} is not a known stage; {remedy}")
 
     def is_complete(self) -> bool:
         """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""

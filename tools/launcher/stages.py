@@ -81,19 +81,6 @@ def build_probe(
     return _build(stage, cfg, output, (target,), inputs={target: ""})
 
 
-def build_distributions(
-    runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
-) -> StageSpec:
-    """Build Fig. 3 of JCL for several runs, with data and views of the first one. ``base`` is as in `build_probe`."""
-    cfg = _load(config_file, overrides, base or read_pretrain_config(runs[0]))
-    paths = [run if run == "random" else _make_absolute(run) for run in runs]
-    names = dict(zip(map(_name_run, runs), paths, strict=True))
-    if len(names) < len(runs):
-        names = dict(zip(map(str, runs), paths, strict=True))
-    inputs = {path: "" for path in paths if path != "random"}
-    return _build("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
-
-
 def build_convert(source: str, output: str, folder: str = "", options: Mapping[str, Any] | None = None) -> StageSpec:
     """Build the conversion of a run or checkpoint to Detectron2 weights at ``output``; its run folder is next to it.
 
@@ -216,12 +203,6 @@ def _choose_installed_engine() -> str:
     if engine == "torchvision":
         print(train_net.FALLBACK_NOTE, file=sys.stderr)
     return engine
-
-
-def _name_run(run: str) -> str:
-    """Return the legend label of a run: the branch name in a pipeline, else the folder name."""
-    path = Path(run).absolute()
-    return path.parent.name if path.name == "pretrain" else path.stem
 
 
 def _make_absolute(path: str) -> str:

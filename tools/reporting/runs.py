@@ -82,7 +82,7 @@ class Score:
 
 
 def read_scores(run: Run) -> list[Score]:
-    """Return the scores of a run; a stage without one (a map of features, distributions) has none.
+    """Return the scores of a run; a stage without one (a map of features) has none.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.

@@ -17,7 +17,6 @@ from .runs import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
-_SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 _COLUMNS = 4  # panels side by side
 _BySeed = Mapping[str, float]  # seed -> score
 
@@ -79,7 +78,7 @@ def read_study(folder: Path) -> Study | None:
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
     if "kNN top-1" in study.scores:
         study.scores.pop(_PRETRAINING_KNN, None)
-    kinds = [*_PROBES.values(), *_SIMILARITY.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
+    kinds = [*_PROBES.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
     for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
         study.scores[column] = study.scores.pop(column)
     return study
@@ -93,9 +92,6 @@ def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str,
         yield _PRETRAINING_KNN, float(metrics["knn_top1"])
     elif stage in _PROBES and "top1" in metrics:
         yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
-    elif stage == "distributions":
-        (similarity,) = results["runs"].values()
-        yield from ((name, float(similarity[key])) for key, name in _SIMILARITY.items())
     elif stage == "transfer":
         for task, name in TASK_NAMES.items():
             value = metrics.get(task, {}).get("AP")

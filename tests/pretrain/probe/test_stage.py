@@ -8,34 +8,22 @@ import numpy as np
 import pytest
 
 from pretrain.common.run.state import update_state
-from pretrain.probe import distributions, embedding, features
+from pretrain.probe import embedding, features
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
 from tests.pretrain.runs import stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
-def _distributions(cfg, weights):
-    return distributions.main(cfg, {"one": weights}, images=48, augmentations=2)
-
-
-PROBES = {  # how to start each, and what it calls once per batch
-    "embedding": (embedding.main, features, "pool_features"),
-    "distributions": (_distributions, distributions, "measure_similarity_and_variance"),
-}
-
-
-@pytest.mark.parametrize("probe", PROBES)
-def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(images, tmp_path, monkeypatch, probe):
-    main, owner, name = PROBES[probe]
-    products = [tmp_path / product for product in ("results.json", f"{probe}.csv", f"{probe}.png")]
-    update_state(tmp_path, stage=probe)
+def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(images, tmp_path, monkeypatch):
+    products = [tmp_path / product for product in ("results.json", "embedding.csv", "embedding.png")]
+    update_state(tmp_path, stage="embedding")
     for path in products:
-        path.write_text(json.dumps({"stage": probe}))
-    seen = stop_in_batch(monkeypatch, 2, owner, name)
-    stopped(lambda: main(probe_config(images, tmp_path), "random"), "asked")
+        path.write_text(json.dumps({"stage": "embedding"}))
+    seen = stop_in_batch(monkeypatch, 2, features, "pool_features")
+    stopped(lambda: embedding.main(probe_config(images, tmp_path), "random"), "asked")
     assert len(seen) == 2 and not any(path.exists() for path in products)
-    main(probe_config(images, tmp_path), "random")
+    embedding.main(probe_config(images, tmp_path), "random")
     assert json.loads((tmp_path / "results.json").read_text())["protocol"]["image_size"] == 16
 
 

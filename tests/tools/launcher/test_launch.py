@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.errors import refused
-from tests.tools.launcher.helpers import ROOT, TINY
+from tests.tools.launcher.helpers import ROOT
 from tools import launch
 from tools.launcher import stages
 
@@ -24,7 +24,7 @@ JCL = ["pretrain", "--method", "jcl"]
         (["report", "x", "y", "--cluster", "local"], ("report: unknown option '--cluster'",)),
         ([*JCL, "--parallel", "2"], ("pretrain: unknown option '--parallel'",)),  # which it would not use
         (["convert", "a", "b.pth", "--gpus", "1"], ("convert: unknown option '--gpus'",)),
-        (["distributions", "random", "--nodes", "2"], ("distributions: unknown option '--nodes'",)),
+        (["distributions", "runs/a", "runs/b"], ("python -m studies.jcl_multikey.similarity",)),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
@@ -106,16 +106,6 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     assert expected - {*lines} == set()
     (srun,) = [line for line in lines if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
-
-
-def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
-    for name in ("one", "two"):
-        spec = stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / name)])
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(spec.config)
-    words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
-    assert launch.main([*words, *HERE]) == 2  # the runs have no checkpoint
-    assert "distributions  -> fig3\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images: Path):

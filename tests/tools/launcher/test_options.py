@@ -105,7 +105,7 @@ def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkey
 
 
 CONVERT = stages.build_convert("runs/a", "a.pth")
-DISTRIBUTIONS = stages.build_distributions(["runs/a", "runs/b"])
+ON_ONE_GPU = StageSpec("embedding", "/runs/x", "a:b", one_process=True)
 
 
 def spec(stage: str, **fields: Any) -> StageSpec:
@@ -118,7 +118,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     assert (convert.partition, convert.nodes, convert.gpus_per_node, convert.tasks_per_node) == ("cpu", 1, 0, 1)
     assert replace(asked, cpu={}).for_stage(CONVERT).partition == "gpu"
     for count, used in ((4, 1), (0, 0)):
-        options = replace(asked, gpus=count).for_stage(DISTRIBUTIONS)
+        options = replace(asked, gpus=count).for_stage(ON_ONE_GPU)
         assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
     assert Options(cluster="local").for_stage(spec("pretrain")).cpus_per_task is None
 
@@ -163,7 +163,7 @@ def test_gpus_can_have_a_type():
     asked = from_site("gpus: a100_3g.20gb:8\n", time="2:00:00")
     assert (asked.gpus_per_node, asked.tasks_per_node) == (8, 8)
     assert asked.sbatch_parameters["gpus_per_node"] == "a100_3g.20gb:8"
-    fitted = [asked.for_stage(stage) for stage in (DISTRIBUTIONS, CONVERT)]
+    fitted = [asked.for_stage(stage) for stage in (ON_ONE_GPU, CONVERT)]
     assert [options.sbatch_parameters.get("gpus_per_node") for options in fitted] == ["a100_3g.20gb:1", None]
 
 

@@ -13,7 +13,6 @@ OVERRIDES: []                              # for every pretraining run and probe
 KNN: [knn.yaml]                            # config files; own means the pretraining run's config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
 EMBEDDING: [own]                           # maps of validation features, which the report shows side by side
-DISTRIBUTIONS: [own]                       # JCL's Fig. 3, one run per branch
 TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is set per branch
   mask: configs/coco_mask_R50_FPN_1x_jcl.yaml
   short: {CONFIG: configs/coco_mask_R50_FPN_1x_jcl.yaml, OVERRIDES: [SOLVER.MAX_ITER, 9000], ENGINE: torchvision}
@@ -41,14 +40,14 @@ from pretrain.common.errors import UserError, one_line, suggest_name
 from pretrain.common.files import check_file
 
 from .. import stages
-from ..spec import StageSpec
+from ..spec import MOVED, StageSpec
 from .graph import Graph, Node, build_graph
 
 _TYPE_NAMES = {str: "text", list: "a list", dict: "KEY: value lines"}
 # The type of each key, whose default is empty.
 _FILE: dict[str, type] = {
     **dict.fromkeys(("OUTPUT_DIR", "BASELINE", "ENGINE", "PRETRAIN"), str),
-    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "EMBEDDING", "DISTRIBUTIONS"), list),
+    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "EMBEDDING"), list),
     **dict.fromkeys(("TRANSFER_OVERRIDES", "POINTS"), list),
     **dict.fromkeys(("BRANCHES", "TRANSFER", "GRID"), dict),
 }
@@ -226,17 +225,14 @@ def check_label(name: Any, description: str) -> str:
 
 def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, ...]) -> list[Node]:
     nodes = []
-    for stage in ("knn", "linear", "embedding", "distributions"):
+    for stage in ("knn", "linear", "embedding"):
         value = branch.keys[stage.upper()]
         files = [value] if isinstance(value, str) else value
         for file in ("" if file == "own" else str(file) for file in files):
             name = stage if len(files) == 1 else f"{stage}_{Path(file).stem or 'own'}"
             folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
-            if stage == "distributions":
-                spec = stages.build_distributions([weights], words, folder, file, base)
-            else:
-                spec = stages.build_probe(stage, weights, file, words, base)
+            spec = stages.build_probe(stage, weights, file, words, base)
             nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 
@@ -267,7 +263,9 @@ def _check_keys(loaded: Any, types: dict[str, type], place: str) -> dict[str, An
         raise UserError(f"{place} must contain 'KEY: value' lines; known keys: {', '.join(types)}")
     for key, value in loaded.items():
         if key not in types:
-            raise UserError(f"unknown key {key} in {place}{suggest_name(str(key), types)}")
+            script = MOVED.get(str(key).lower())
+            hint = f"; remove it, and run {script}" if script else suggest_name(str(key), types)
+            raise UserError(f"unknown key {key} in {place}{hint}")
         if not isinstance(value, (list, str) if types[key] is list else types[key]):
             raise UserError(f"{key} in {place} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
     return {key: loaded.get(key, kind()) for key, kind in types.items()}

@@ -25,7 +25,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     (tmp_path / "p.yaml").write_text(
         "OUTPUT_DIR: out\nDATA: [[digits, data/a], [trees, --test-region, '{seed}', 'data/{seed}']]\n"
         "SEEDS: [4, 7]\nBASELINE: random\n"
-        "KNN: own\nDISTRIBUTIONS: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
+        "KNN: own\nEMBEDDING: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
         f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.find_recipe('mocov2')}, "
         "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
@@ -33,8 +33,8 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     )
     graph = pipeline.load_pipeline("p.yaml")
     nodes = {node.key: node for node in graph.nodes}
-    of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "distributions", "long", "short")}
-    of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
+    of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "embedding", "long", "short")}
+    of_branch["moco"] = ("pretrain", "knn", "embedding", "convert", "long", "short")
     of_branch["2020"] = of_branch["moco"][1:]
     of_branch["zoo"] = of_branch["random"]
     assert set(nodes) == {"data/a", "data/4", "data/7"} | {
@@ -48,9 +48,9 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert nodes["data/7"].spec.produces == str(tmp_path / "data/7")
     for name in ("random", "moco"):  # random weights are probed by the data of their seed
         assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].spec.config)["DATA"]["TRAIN"] == "folder:data/7"
-    for stage in ("pretrain", "knn", "distributions"):
+    for stage in ("pretrain", "knn", "embedding"):
         assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
-    assert nodes["random_seed=4/distributions"].spec.args == ({"random": "random"},)
+    assert nodes["random_seed=4/embedding"].spec.args == ("random",)
     short, long = (nodes[f"moco_seed=4/{name}"].spec for name in ("short", "long"))
     config = yaml.safe_load(short.config)
     assert (config["SEED"], config["SOLVER"]["MAX_ITER"]) == (4, 5)
@@ -72,7 +72,7 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     else:
         is_converted = "convert" in {node.spec.stage for node in graph.nodes}
         assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which is only initialized at random
-        assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
+        assert {"knn", "linear", "transfer", "embedding"} & {node.spec.stage for node in graph.nodes}
 
 
 RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.find_recipe('jcl')}\n"

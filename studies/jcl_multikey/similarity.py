@@ -1,13 +1,21 @@
 """Fig. 3 of JCL: how similar the views of one image are to a frozen encoder, one point per image.
 
-The paper does not say whether its "features" are those after global average pooling or the embeddings after the
-projection head; here they are the former.
+    python -m studies.jcl_multikey.similarity runs/demo_quick/jcl/pretrain runs/demo_quick/mocov2/pretrain
+    python -m studies.jcl_multikey.similarity --study runs/studies/jcl_multikey    # the study's scores.json
+
+KEY VALUE pairs after the runs override the config of the first one, whose data and views all runs get. The paper does
+not say whether its "features" are those after global average pooling or the embeddings after the projection head; here
+they are the former.
 
 Shape letters: B images at once, A augmentations per image, F features.
 """
 
+import argparse
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +25,63 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop
-from ..common.errors import UserError, figure_text
-from ..data import datasets
-from ..data.augmentations import AUGMENTATIONS
-from ..data.loader import build_loader
-from .features import compute_features, load_frozen
-from .stage import open_probe
+from pretrain.common.command_line import Parser, run_command_line
+from pretrain.common.distributed import AgreedStop
+from pretrain.common.errors import UserError, figure_text
+from pretrain.common.files import check_file, read_json, write_json
+from pretrain.config import load_config
+from pretrain.data import datasets
+from pretrain.data.augmentations import AUGMENTATIONS
+from pretrain.data.loader import build_loader
+from pretrain.probe.features import compute_features, load_frozen
+from pretrain.probe.stage import open_probe
 
 log = logging.getLogger(__name__)
+_SCORES = Path(__file__).with_name("scores.json")
+_COLUMNS = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 
 
-def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Draw one figure of several runs, or record the scores of every run of the study."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    text = "run folders, checkpoints or 'random' to compare in one figure, then KEY VALUE pairs"
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=text)
+    parser.add_argument("--study", type=Path, metavar="FOLDER", help="measure each run of the study's pipeline folder")
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if bool(args.runs) == bool(args.study):
+        raise UserError("pass either runs to compare in one figure, or --study FOLDER")
+    if args.study:
+        record_study(args.study)
+        return
+    runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.runs))  # up to a KEY
+    words = ["OUTPUT_DIR", "runs/similarity", *args.runs[len(runs) :]]
+    names = [_name_run(run) for run in runs]
+    if len(set(names)) < len(runs):
+        names = runs
+    measure(load_run_config(runs[0], words), dict(zip(names, runs, strict=True)))
+
+
+def record_study(folder: Path) -> None:
+    """Measure every pretraining run in the folder of a pipeline with SEEDS, and add the scores to scores.json."""
+    branches = read_json(check_file(folder / "launch" / "pipeline.json", "record of a pipeline"))["study"]["branches"]
+    scores = read_json(_SCORES)
+    for branch, names in branches.items():
+        for seed, name in names.items():
+            run = folder / name / "pretrain"
+            output = ["OUTPUT_DIR", str(folder / name / "similarity")]
+            row = measure(load_run_config(str(run), output), {branch: str(run)})["runs"][branch]
+            for key, column in _COLUMNS.items():
+                scores["scores"].setdefault(column, {}).setdefault(branch, {})[seed] = row[key]
+    write_json(_SCORES, scores)
+
+
+def load_run_config(run: str, overrides: Sequence[str]) -> CfgNode:
+    """Load the config of a run folder, or the defaults for a checkpoint or ``random``, with overrides."""
+    file = Path(run) / "config.yaml"
+    return load_config(file if file.is_file() else None, overrides)
+
+
+def measure(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
     """Write similarity and variance of every run's features, as histograms in one figure and numbers in CSV.
 
     Args:
@@ -42,7 +95,7 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
     """
     if augmentations < 2:
         raise UserError(f"the variance needs at least 2 augmentations per image, not {augmentations} (JCL uses 32)")
-    with open_probe(cfg, "distributions") as run:
+    with open_probe(cfg, "similarity") as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
@@ -117,3 +170,13 @@ def draw(points: Mapping[str, np.ndarray]) -> Any:
 def _summarize(points_N2: np.ndarray) -> dict[str, float]:
     names = ("similarity_mean", "variance_mean", "similarity_std", "variance_std")
     return dict(zip(names, [*points_N2.mean(axis=0).tolist(), *points_N2.std(axis=0).tolist()], strict=True))
+
+
+def _name_run(run: str) -> str:
+    """Return the legend label of a run: the branch name in a pipeline, else the folder name."""
+    path = Path(run).absolute()
+    return path.parent.name if path.name == "pretrain" else path.stem
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from pretrain.common.run.state import read_record
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits

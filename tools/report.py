@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from tools.reporting import cost, paper_tables, seeds
 from tools.reporting.document import Report, render_json, render_markdown
 from tools.reporting.drawing.figures import draw_figures, draw_maps

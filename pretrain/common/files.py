@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -138,6 +139,13 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def remove_unfinished(folder: Path, file: str = "") -> None:
+    """Remove the temporary files that a killed `atomic_writer` left in ``folder``, or only those of ``file``."""
+    prefix = f".{glob.escape(file)}." if file else "."  # includes companions, such as weights.pth.json
+    for path in folder.glob(f"{prefix}*{'[0-9a-f]' * 32}.tmp*"):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import yaml
 
 import transfer
 from pretrain.common import interrupt
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.pretrain.runs import stopped

@@ -25,7 +25,7 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
 
 if TYPE_CHECKING:  # torch is imported only after the paths are checked

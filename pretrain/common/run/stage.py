@@ -21,7 +21,7 @@ from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
 from ..logs import setup_logging
 from .folder import check_stage_of
-from .lock import claim
+from .lease import claim
 from .state import record_state, write_failure
 
 _LESS_MEMORY = {  # by stage

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain.common.files import sha256
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from pretrain.common.run.state import update_state
 from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused

@@ -18,7 +18,7 @@ from typing import Any
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import count_usable_cores
-from pretrain.common.run.lock import read_start_time
+from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
 

@@ -16,7 +16,7 @@ from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import read_json
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.lock import find_owner
+from pretrain.common.run.lease import find_owner
 
 from ..graphs.graph import RECORD, find_record
 from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 
 from ..execution import slurm
 from ..execution.local_graph import LocalRun, shorten_path

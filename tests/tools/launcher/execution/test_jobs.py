@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from pretrain.common.run.lock import read_start_time
+from pretrain.common.run.lease import read_start_time
 from tests.errors import refused
 from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, started
 from tools.launcher.execution import jobs, slurm, status

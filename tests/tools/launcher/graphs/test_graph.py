@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.files import write_json
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.tools.launcher import helpers

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,12 +17,12 @@ from unittest import mock
 import pytest
 
 from pretrain.common.errors import UserError
-from pretrain.common.run import lock
+from pretrain.common.run import lease
 from tests.errors import refused
 
 _HOLD = """
 import sys, time
-from pretrain.common.run.lock import claim
+from pretrain.common.run.lease import claim
 with claim(sys.argv[1], "pretraining"):
     print("held", flush=True)
     time.sleep(60)
@@ -53,13 +54,13 @@ def _owner(folder: Path, silent_s: float, **values: Any) -> Path:
 
 def _refused(folder: Path, *names: object) -> None:
     before = _files(folder)
-    refused(lambda: lock.claim(folder, "linear probe").__enter__(), folder, "in use", *names)
+    refused(lambda: lease.claim(folder, "linear probe").__enter__(), folder, "in use", *names)
     assert _files(folder) == before
 
 
 def test_a_second_process_learns_who_holds_the_folder(tmp_path: Path, holder: subprocess.Popen) -> None:
     _refused(tmp_path, "pretraining", f"process {holder.pid}")
-    assert lock.find_owner(tmp_path)["pid"] == holder.pid
+    assert lease.find_owner(tmp_path)["pid"] == holder.pid
 
 
 def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: subprocess.Popen) -> None:
@@ -67,18 +68,18 @@ def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: 
     holder.wait()
     (tmp_path / f".checkpoint_00000004.pth.{uuid.uuid4().hex}.tmp.pth").write_text("half a checkpoint")
     (tmp_path / ".draft.txt.tmp").touch()
-    assert lock.find_owner(tmp_path) == {}
-    with lock.claim(tmp_path, "pretraining"):
+    assert lease.find_owner(tmp_path) == {}
+    with lease.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".draft.txt.tmp", ".owner.2.json"]  # and its temporary file is removed
     assert _files(tmp_path) == [".draft.txt.tmp"]
 
 
-_HERE = {"machine": lock._identify_machine(), "pid": os.getpid()}
+_HERE = {"machine": lease._identify_machine(), "pid": os.getpid()}
 # Seconds since the owner last touched its file, its record, and what the error names.
 OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {
     "a process id in use again": (0, _HERE, ()),
-    "another machine": (lock._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
-    "another machine, silent for too long": (lock._DEAD_AFTER_S + 5, {}, ()),
+    "another machine": (lease._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
+    "another machine, silent for too long": (lease._DEAD_AFTER_S + 5, {}, ()),
     "this attempt of a requeued job": (0, {"job": ["12", "1"]}, ("SLURM job 12",)),
     "its earlier attempt": (0, {"job": ["12", "0"]}, ()),
 }
@@ -90,18 +91,47 @@ def test_a_live_owner_is_named_and_a_dead_ones_folder_is_free(tmp_path: Path, mo
     if "job" in values:
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    monkeypatch.setattr(lock.time, "sleep", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr(lease.time, "sleep", lambda _: pytest.fail("waited"))
     _owner(tmp_path, silent_s, **values)
     if names:
         _refused(tmp_path, *names)
     else:
-        with lock.claim(tmp_path, "pretraining"):
+        with lease.claim(tmp_path, "pretraining"):
             assert _files(tmp_path) == [".owner.2.json"]
 
 
+@pytest.mark.parametrize("content", ["", '{"host": "node7", "pid"'])
+def test_the_file_of_an_owner_killed_before_it_had_written_its_name_is_removed(tmp_path: Path, content: str) -> None:
+    path = tmp_path / ".owner.1.json"
+    path.write_text(content)
+    os.utime(path, (time.time() - lease._NAMELESS_AFTER_S - 1,) * 2)
+    with lease.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]
+
+
+def test_a_folder_that_was_removed_while_it_was_held_is_free(tmp_path: Path, holder: subprocess.Popen) -> None:
+    shutil.rmtree(tmp_path)
+    with lease.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.1.json"] and holder.poll() is None
+
+
+def test_a_forked_child_does_not_release_the_folder(tmp_path: Path) -> None:
+    program = f"""
+import os
+from pretrain.common.run.lease import claim
+with claim({str(tmp_path)!r}, "pretraining"):
+    if os.fork() == 0:
+        raise SystemExit  # unwinds the stack in the child, too
+    os.wait()
+    print(os.listdir({str(tmp_path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['.owner.1.json']\n" and _files(tmp_path) == []
+
+
 def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_TOUCH_PERIOD_S", 0.02)
-    with lock.claim(tmp_path, "pretraining"):
+    monkeypatch.setattr(lease, "_TOUCH_PERIOD_S", 0.02)
+    with lease.claim(tmp_path, "pretraining"):
         path = tmp_path / ".owner.1.json"
         os.utime(path, (0, 0))  # so old that another machine would consider its owner dead
         deadline = time.monotonic() + 60
@@ -112,12 +142,12 @@ def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypat
 
 def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setattr(lock, "_DEAD_AFTER_S", 1.0)
+    monkeypatch.setattr(lease, "_DEAD_AFTER_S", 1.0)
     _owner(tmp_path, 0)
-    with lock.claim(tmp_path, "pretraining"):
+    with lease.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".owner.2.json"]
     path = _owner(tmp_path, 0)
-    monkeypatch.setattr(lock.time, "sleep", lambda _: os.utime(path))
+    monkeypatch.setattr(lease.time, "sleep", lambda _: os.utime(path))
     _refused(tmp_path, "node7")  # it is alive
 
 
@@ -130,7 +160,7 @@ def test_exactly_one_of_many_concurrent_processes_gets_the_folder(tmp_path: Path
     def come(_: int) -> bool:
         begin.wait()
         try:
-            with lock.claim(tmp_path, "pretraining"):
+            with lease.claim(tmp_path, "pretraining"):
                 return end.wait(60)
         except UserError:
             refusals.wait(60)  # seven, and this test
@@ -150,16 +180,16 @@ def test_an_unreadable_owner_file_counts_as_a_live_owner(tmp_path: Path, monkeyp
     _refused(tmp_path, "another machine")
 
 
-def test_a_lock_of_one_file_leaves_other_files_of_the_folder_free(tmp_path: Path) -> None:
+def test_a_lease_of_one_file_leaves_other_files_of_the_folder_free(tmp_path: Path) -> None:
     another = f".a[1].pth2.{uuid.uuid4().hex}.tmp.pth2"
     for name in (f".a[1].pth.{uuid.uuid4().hex}.tmp.pth", f".a[1].pth.json.{uuid.uuid4().hex}.tmp.json", another):
         (tmp_path / name).touch()
-    with lock.claim(tmp_path, "conversion", file="a[1].pth"):
+    with lease.claim(tmp_path, "conversion", file="a[1].pth"):
         assert another in _files(tmp_path) and len(_files(tmp_path)) == 2
     (tmp_path / another).unlink()
-    with lock.claim(tmp_path, "conversion", file="a[1].pth"), lock.claim(tmp_path, "conversion", file="b.pth"):
-        claim = lock.claim(tmp_path, "conversion", file="a[1].pth")
+    with lease.claim(tmp_path, "conversion", file="a[1].pth"), lease.claim(tmp_path, "conversion", file="b.pth"):
+        claim = lease.claim(tmp_path, "conversion", file="a[1].pth")
         refused(claim.__enter__, f"{tmp_path}/a[1].pth", "conversion")
-        with lock.claim(tmp_path, "pretraining"):
+        with lease.claim(tmp_path, "pretraining"):
             assert len(_files(tmp_path)) == 3
     assert _files(tmp_path) == []

@@ -1,7 +1,11 @@
-"""One owner per run folder: a small file that names the process, created exclusively and touched every 10 s.
+"""The folder lease: one owner per run folder, named in a small file that is created exclusively and touched every 10 s.
 
 On its own machine an owner is alive while its process is running; seen from other machines, while it touches its file.
-A lock never ends a live run.
+A lease never ends a live run. (A file lock, `files.hold_lock`, makes the processes of one machine wait for each other.)
+
+filelock's SoftFileLease is not used: a process killed between the creation of its file and the writing of its name
+would keep the folder for ever, and an owner on another machine, or in a container that has been removed, would be
+waited for 90 s however long ago it was last alive.
 """
 
 import contextlib
@@ -18,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import build_write_error, make_folder
+from ..files import build_write_error, make_folder, remove_unfinished
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # a file server may show a touch 60 s late
@@ -46,7 +50,7 @@ def claim(folder: str | Path, purpose: str, *, file: str = "") -> Iterator[None]
         yield
     finally:
         released.set()
-        if _read(path) == record:
+        if os.getpid() == pid and _read(path) == record:  # not in a child that unwinds the same stack
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -84,14 +88,13 @@ def _create(folder: Path, file: str, record: dict[str, Any]) -> Path:
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         owner_file = folder / f".{file}{'.' if file else ''}owner.{number}.json"
         try:
-            with open(owner_file, "x") as lock_file:
-                lock_file.write(json.dumps(record))
+            with open(owner_file, "x") as opened:
+                opened.write(json.dumps(record))
             earlier = [path for path in _list_owners(folder, file) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in earlier):
-                prefix = f".{glob.escape(file)}." if file else "."  # includes companions, such as weights.pth.json
-                unfinished = folder.glob(f"{prefix}*{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
-                for path in (*earlier, *unfinished):
+                for path in earlier:
                     path.unlink(missing_ok=True)
+                remove_unfinished(folder, file)
                 return owner_file
             owner_file.unlink()  # another process came in between
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone

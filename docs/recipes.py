@@ -1,5 +1,8 @@
 """The table of the papers' recipes, from the comments at their tops: docs/recipes.md, written by `make docs`."""
 
+import re
+from collections.abc import Sequence
+
 from tools import ROOT
 from tools.launcher.recipes import Recipe, read_recipes
 
@@ -10,29 +13,37 @@ _GROUPS = {
     "Pipelines": "configs/pipeline/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
 }
-_HEAD = ["recipe", "what it is", "hardware", "time", "published"]
+_HEADINGS = {"summary": "what it is"}
 _INTRODUCTION = """\
 # Recipes
 
-`make docs` writes this page from the headers of the files, which also have the commands. Nobody has run one of these
-recipes at full length with this code yet; the times are the authors'. `launch.py recipes` also lists the recipes of
-`configs/examples/`, for your own images and for the demo."""
+The header of each recipe has its command; this page is generated from these headers. Nobody has run one of these
+recipes at full length with this code yet; the times are the authors', where published. `launch.py recipes` also
+lists the recipes of `configs/examples/`, for your own images and for the demo."""
 
 
 def markdown() -> str:
     """Return the whole page."""
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
-        rows = [_row(recipe) for recipe in read_recipes(pattern)]
-        lines = [f"| {' | '.join(row)} |" for row in (_HEAD, ["---"] * len(_HEAD), *rows)]
-        parts.append("\n".join([f"## {title}", "", *lines]))
+        recipes = read_recipes(pattern)
+        parts += [f"## {title}", _table(recipes, "summary"), _table(recipes, "hardware", "time", "published")]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(recipe: Recipe) -> list[str]:
-    link = f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})"
-    cells = (link, recipe.summary, *(cell or "-" for cell in recipe[2:]))
-    return [cell.replace("|", "\\|") for cell in cells]
+def _table(recipes: Sequence[Recipe], *fields: str) -> str:
+    """Return a table with one row per recipe, without the columns in which no recipe states anything."""
+    columns = [["recipe", "---", *(f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})" for recipe in recipes)]]
+    for field in fields:
+        cells = [_cell(getattr(recipe, field)) for recipe in recipes]
+        if any(cells):
+            columns.append([_HEADINGS.get(field, field), "---", *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
+
+
+def _cell(text: str) -> str:
+    """Return what a header states; that a paper does not state something says nothing in a table."""
+    return re.sub(r"^not stated[^;]*(; )?", "", text).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ class Snippet(NamedTuple):
         return match[1] if match else ""
 
     def lines(self) -> list[str]:
-        """Return the shell commands, one per line and without comments."""
+        """Return the shell commands, one per line, without comments and with the values of variables."""
         joined = re.sub(r" \\\n +", " ", self.text)
+        for name, value in re.findall(r"^(\w+)=(\S+)$", joined, re.MULTILINE):
+            joined = joined.replace(f"{name}={value}\n", "").replace(f"${name}", value)
         return [line for line in (re.sub(r"(^| {2,})# .*", "", line) for line in joined.splitlines()) if line]
 
 

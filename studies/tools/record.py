@@ -152,7 +152,10 @@ def by_branch(study: Study) -> Study:
 def difference_table(
     study: Study, pairs: Iterable[tuple[str, str]], paired: bool, limit: float
 ) -> tuple[Table, list[Difference]]:
-    """Return a row per pair of branches and a column per score, first minus second, and the differences themselves."""
+    """Return a table of branches' differences, first minus second, and the differences themselves.
+
+    Of pairs and scores, the larger number is that of the rows, because pages are narrow.
+    """
     rows = []
     all_changes = []
     for first, second in pairs:
@@ -163,10 +166,13 @@ def difference_table(
             row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
             all_changes += [change] if change else []
         rows.append(row)
+    cells = [["", *study.scores], *rows]
+    if len(study.scores) > len(rows):
+        cells = [list(column) for column in zip(*cells, strict=True)]
     unit = "region" if study.name in _PAIRED else "seed"
     test = f"Student's t of the differences of a {'backbone' if unit == 'seed' else unit}" if paired else "Welch"
     note = f"Mean difference ± 95% interval ({test}) over {unit}s {', '.join(study.seeds)}. Bold: significant."
-    return Table(study.name, [note], ["", *study.scores], rows), all_changes
+    return Table(study.name, [note], cells[0], cells[1:]), all_changes
 
 
 def load(name: str) -> Study:

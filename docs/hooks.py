@@ -19,8 +19,11 @@ for _path in ROOT.glob("studies/*/README.md"):
     _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
+_CELL = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+_WIDE = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -43,6 +46,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _LINK.sub(lambda link: posixpath.relpath(_on_site(_in_repository(here, link[0])), folder), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let names in tables break after dots and underscores, not within words."""
+    return _CELL.sub(lambda cell: _CODE.sub(lambda code: re.sub(r"(?<=\w[._])(?=\w)", "<wbr>", code[0]), cell[0]), html)
+
+
 def _in_repository(page: str, link: str) -> str:
     """Return the path in the repository of what a page links to."""
     folder = posixpath.dirname(_SOURCES.get(page, f"docs/{page}"))
@@ -60,4 +68,4 @@ def _on_site(path: str) -> str:
 def _shown(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     language = _LANGUAGES.get(Path(path).suffix, "text")
-    return f"{_NOT_SEARCHED}# {path}\n\n~~~~~{language}\n{text.rstrip()}\n~~~~~\n"
+    return f"{_WIDE}# {path}\n\n~~~~~{{.{language} .file}}\n{text.rstrip()}\n~~~~~\n"

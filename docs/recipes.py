@@ -42,8 +42,9 @@ def _table(recipes: Sequence[Recipe], *fields: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return what a header states; that a paper does not state something says nothing in a table."""
-    return re.sub(r"^not stated[^;]*(; )?", "", text).replace("|", "\\|")
+    """Return what a header states, with short links; that a paper does not state something says nothing in a table."""
+    stated = re.sub(r"^not stated[^;]*(; )?", "", text).replace("|", "\\|")
+    return re.sub(r"configs/papers/\w+\.csv", r"[CSV](../\g<0>)", stated)
 
 
 if __name__ == "__main__":

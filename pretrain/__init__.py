@@ -39,12 +39,14 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
         pretrain.common.errors.UserError: bad input, in one line.
         pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` names the checkpoint.
     """
-    from .common import interrupt
+    from .common import interface, interrupt
     from .config import load_config
-    from .train import main
 
-    key_values = [word for pair in (overrides or {}).items() for word in pair]
-    with interrupt.handle_signals():
+    interface.check_path(config_file, "config_file", is_optional=True)
+    key_values = interface.list_words(overrides or {})
+    from .train import main  # imports torch; a mistake should not wait for that
+
+    with interrupt.handle_signals(), interface.set_torch_modes():
         try:
             return main(load_config(config_file, key_values))
         except interrupt.Stopped as stop:
@@ -68,6 +70,9 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
     """
+    from .common import interface
+
+    interface.check_path(path, "path")
     from .common.weights.backbone import read_backbone
     from .model.encoder import build_backbone
 

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
+from pretrain.common.interface import check_path
 from pretrain.common.run.folder import read_stage
 
 from . import preflight
@@ -107,6 +108,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
         UserError: not a run folder of fine-tuning, no weights, weights that do not fit, or an engine that is not
             installed or cannot honor the config.
     """
+    check_path(source, "source")
     source = Path(source)
     config_file = source
     if source.is_dir():

@@ -31,7 +31,7 @@ from fvcore.common.config import CfgNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common import interrupt
+from pretrain.common import interface, interrupt
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
@@ -130,8 +130,9 @@ def fine_tune(
     args = argparse.Namespace(
         config_file=config_file, engine=engine, resume=resume, eval_only=eval_only, visualize=0, num_gpus=1
     )
-    args.opts = [word for pair in (overrides or {}).items() for word in pair]
-    with interrupt.handle_signals():
+    interface.check_path(config_file, "config_file")
+    args.opts = interface.list_words(overrides or {})
+    with interrupt.handle_signals(), interface.set_torch_modes():
         try:
             name, cfg = resolve_config(args)
             _check_inputs(args, cfg)

@@ -1,7 +1,11 @@
 """The Python interface, as in a notebook: one call pretrains, one loads the backbone."""
 
+import asyncio
+import functools
+import multiprocessing
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,9 @@ import torch
 import pretrain
 from pretrain.common import interrupt
 from pretrain.monitor import TrainingMonitor
+from tests.errors import refused
 from tests.pretrain.runs import overrides
+from transfer import convert, fine_tune, load_detector
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -50,3 +56,81 @@ def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, m
         pretrain.pretrain(overrides=keys)
     assert "contains the checkpoint of step" in caught.value.remedy
     assert not interrupt.stop_requested() and list((tmp_path / "run").glob("checkpoint_*.pth"))
+
+
+REFUSED = {
+    "a list of pairs": (lambda: pretrain.pretrain("", [("SOLVER.EPOCHS", 1)]), "list", "dictionary"),  # type: ignore
+    "words": (lambda: pretrain.pretrain("", "SOLVER.EPOCHS 1"), "str", "dictionary"),  # type: ignore
+    "a config for the file": (lambda: pretrain.pretrain({"SOLVER.EPOCHS": 1}), "config_file", "dict"),  # type: ignore
+    "no file": (lambda: pretrain.pretrain(None), "config_file", "NoneType"),  # type: ignore
+    "a key that is no name": (lambda: pretrain.pretrain("", {1: 2}), "key 1", "int"),  # type: ignore
+    "no path": (lambda: pretrain.load_backbone(None), "path", "NoneType"),  # type: ignore
+    "an empty path": (lambda: pretrain.load_backbone(""), "path", "empty"),
+    "a number": (lambda: pretrain.load_backbone(3), "path", "int"),  # type: ignore
+    "no file to fine-tune with": (lambda: fine_tune(""), "config_file", "empty"),
+    "words to fine-tune with": (lambda: fine_tune("a.yaml", ["SEED", 1]), "list", "dictionary"),  # type: ignore
+    "no detector": (lambda: load_detector(None), "source", "NoneType"),  # type: ignore
+    "no backbone": (lambda: convert("", "x.pth"), "source", "empty"),
+    "no output": (lambda: convert("x.pth", None), "output", "NoneType"),  # type: ignore
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_arguments_of_another_kind_are_one_line(call: str):
+    function, *names = REFUSED[call]
+    refused(function, *names)
+
+
+def in_modes() -> dict[str, Any]:
+    return {
+        "no_grad": torch.no_grad(),
+        "inference_mode": torch.inference_mode(),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+    }
+
+
+def test_a_callers_modes_change_nothing(images: Path, tmp_path: Path):
+    pretrain.pretrain(overrides={**keys_of(images, tmp_path / "plain")})
+    plain = torch.load(tmp_path / "plain/checkpoint_final.pth", weights_only=True)["state_dict"]
+    for name, mode in in_modes().items():
+        with mode:
+            pretrain.pretrain(overrides={**keys_of(images, tmp_path / name)})
+        weights = torch.load(tmp_path / name / "checkpoint_final.pth", weights_only=True)["state_dict"]
+        assert all(torch.equal(weights[key], value) for key, value in plain.items()), name
+
+
+def test_defaults_of_the_whole_process_are_refused(images: Path, tmp_path: Path):
+    call = functools.partial(pretrain.pretrain, overrides=keys_of(images, tmp_path / "run"))
+    torch.set_default_dtype(torch.float64)
+    try:
+        refused(call, "float64", "set_default_dtype")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        refused(call, "meta", "set_default_device")
+    assert not (tmp_path / "run").exists()
+
+
+def _pretrain_in_pool(keys: dict[str, str]) -> str:
+    return pretrain.pretrain(overrides=keys)["stage"]
+
+
+def test_a_worker_of_a_pool_reads_the_images_itself(images: Path, tmp_path: Path):
+    """It is daemonic, so that it cannot have loader workers."""
+    keys = {**keys_of(images, tmp_path / "run"), "DATALOADER.NUM_WORKERS": "2"}
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_pretrain_in_pool, (keys,)) == "pretrain"
+    assert "starts no workers" in (tmp_path / "run/log.txt").read_text()
+
+
+def test_runs_in_threads_do_not_see_each_other(images: Path, tmp_path: Path):
+    keys = [keys_of(images, tmp_path / name) for name in ("a", "b")]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(_pretrain_in_pool, keys)) == ["pretrain"] * 2
+
+
+def test_a_run_in_asyncio(images: Path, tmp_path: Path):
+    async def run() -> str:
+        return await asyncio.to_thread(_pretrain_in_pool, keys_of(images, tmp_path / "run"))
+
+    assert asyncio.run(run()) == "pretrain"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
+from pretrain.common.interface import check_path
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -91,6 +92,8 @@ def convert(
     Raises:
         UserError: unreadable or wrong source, stages that disagree, an output that exists and differs.
     """
+    check_path(source, "source")
+    check_path(output, "output")
     output = Path(output)
     if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")

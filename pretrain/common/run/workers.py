@@ -86,6 +86,10 @@ class SignalSafeDataLoader(DataLoader):
         self._end_after_s = end_after_s
         self._batches = PendingBatches(batch_sampler)
         self._is_forked = False
+        if num_workers and multiprocessing.current_process().daemon:
+            log.warning("a daemonic process, such as one of a multiprocessing.Pool, starts no workers: it reads itself")
+            num_workers = 0
+            kwargs.pop("prefetch_factor", None)
         if num_workers:
             start_method = choose_start_method()
             self._is_forked = start_method == "fork"

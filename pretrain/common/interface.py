@@ -1,0 +1,54 @@
+"""What the functions of the Python interface check and set up; a caller may be a notebook, a thread or a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .errors import UserError
+
+
+def check_path(value: Any, name: str, *, is_optional: bool = False) -> None:
+    """Raise UserError unless an argument is a path; an optional one may be empty."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise UserError(f"{name} is {value!r}, of type {type(value).__name__}; pass a path")
+    if not is_optional and not os.fspath(value):
+        raise UserError(f"{name} is empty; pass a path")
+
+
+def list_words(overrides: Any) -> list[Any]:
+    """Return config keys and values as KEY VALUE words; raise UserError unless they are a mapping of names."""
+    example = 'pass a dictionary of config keys, as in {"SOLVER.BASE_LR": 0.05}'
+    if not isinstance(overrides, Mapping):
+        raise UserError(f"overrides are of type {type(overrides).__name__}; {example}")
+    for key in overrides:
+        if not isinstance(key, str):
+            raise UserError(f"overrides contain the key {key!r}, of type {type(key).__name__}; {example}")
+    return [word for pair in overrides.items() for word in pair]
+
+
+@contextlib.contextmanager
+def set_torch_modes() -> Iterator[None]:
+    """Compute as a command does, whatever modes the caller of this thread is in, until the block ends.
+
+    Raises:
+        UserError: the caller has changed a default of the whole process, which other threads may rely on.
+    """
+    import torch
+
+    dtype = torch.get_default_dtype()
+    if dtype != torch.float32:
+        raise UserError(f"torch's default type is {dtype}; call torch.set_default_dtype(torch.float32) before this run")
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise UserError(
+            f"torch's default device is {device}; leave its context, or call torch.set_default_device(None)"
+        )
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            modes.enter_context(torch.autocast(kind, enabled=False))
+        yield

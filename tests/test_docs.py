@@ -176,7 +176,7 @@ def test_few_commands_of_the_pages_are_shortened() -> None:
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
     data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
     assert sorted(data_sets) == ["digits"] * 5 + ["trees"]  # fewer images; no download
-    assert sum(is_training(program, words) for program, words in programs) == 9  # fewer steps on smaller images
+    assert sum(is_training(program, words) for program, words in programs) == 8  # fewer steps on smaller images
     added = [*PRETRAINING.split(), *shlex.split(FINE_TUNING)]
     assert not [word for word in added if word.startswith(("DATA.", "DATASETS.", "MODEL.ROI_HEADS"))]
 

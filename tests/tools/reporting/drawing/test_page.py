@@ -3,13 +3,13 @@
 import html
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser import open_chromium
 from tests.tools.reporting.runs import DIGITS, detector, log, pipeline, provenance, write
 from tests.tools.reporting.runs import pretrain as pretrained
 from tests.transfer import tiny_coco
@@ -101,13 +101,8 @@ def test_what_is_in_run_folders_is_text(source: str):
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], width: int):
     """No error and no request to a network may occur in a window of this width."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make setup")
     messages: list[str] = []
-    with api.sync_playwright() as playwright:
-        try:  # root needs the option
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        except api.Error as error:
-            pytest.skip(f"needs Chromium (apt-get install chromium): {str(error).splitlines()[0]}")
+    with open_chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 900})
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
@@ -121,4 +116,3 @@ def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], 
         links = page.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
         assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)
         assert messages == []
-        browser.close()

@@ -1,0 +1,88 @@
+"""The pages of the documentation can be read on a laptop and on a phone: `make site`, seen by a real browser."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageStat
+
+from tests.browser import open_chromium
+from tests.snippets import ROOT
+
+pytestmark = pytest.mark.docs
+LAPTOP, PHONE = ({"width": width, "height": 900} for width in (1280, 400))
+# The theme puts every table into an element that scrolls; code scrolls by itself.
+SCROLLING = ".md-typeset__scrollwrap, article pre > code"
+IS_READY = "[...document.querySelectorAll('article table')].every(one => one.closest('.md-typeset__scrollwrap'))"
+PAGE_IS_TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
+TOO_WIDE = f"""
+    [...document.querySelectorAll('{SCROLLING}')]
+        .filter(one => one.scrollWidth > one.clientWidth)
+        .map(one => one.innerText.trim().slice(0, 60))
+"""
+CUT = f"""
+    [...document.querySelectorAll('{SCROLLING}')]
+        .filter(one => one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowX !== 'auto')
+        .map(one => one.innerText.trim().slice(0, 60))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site."""
+    pytest.importorskip("material", reason="needs mkdocs-material: make setup")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Any]:
+    with open_chromium() as browser:
+        yield browser.new_page()
+
+
+def test_nothing_is_cut_on_a_laptop_or_a_phone(site: Path, window: Any) -> None:
+    """On a laptop, no page but those of the reference needs sideways scrolling; on a phone, tables and code may."""
+    paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
+    assert len(paths) > 150
+    faults = []
+    for path in paths:
+        window.set_viewport_size(LAPTOP)
+        window.goto((site / path).as_uri())
+        window.wait_for_function(IS_READY)
+        if path.parts[0] != "reference":
+            faults += [(1280, str(path), text) for text in window.evaluate(TOO_WIDE)]
+        window.set_viewport_size(PHONE)
+        faults += [(400, str(path), text) for text in window.evaluate(CUT)]
+        faults += [(400, str(path), "the page")] if window.evaluate(PAGE_IS_TOO_WIDE) else []
+    assert faults == []
+
+
+@pytest.mark.parametrize(("page", "kind"), [("read_a_report.html", ".md-typeset__scrollwrap"), ("index.html", "code")])
+def test_an_edge_shows_where_a_table_or_code_continues(site: Path, window: Any, page: str, kind: str) -> None:
+    window.set_viewport_size(PHONE)
+    window.goto((site / page).as_uri())
+    window.wait_for_function(IS_READY)
+    wide = f"[...document.querySelectorAll('article {kind}')].find(one => one.scrollWidth > one.clientWidth + 120)"
+    element = window.evaluate_handle(wide).as_element()
+    assert find_edges(element) == (False, True)
+    element.evaluate("one => one.scrollLeft = 60")
+    assert find_edges(element) == (True, True)
+    element.evaluate("one => one.scrollLeft = one.scrollWidth")
+    assert find_edges(element) == (True, False)
+
+
+def find_edges(element: Any) -> tuple[bool, bool]:
+    """Return whether the left and the right edge of an element are darker than its background."""
+    picture = Image.open(BytesIO(element.screenshot())).convert("L")
+    width, height = picture.size
+    background = ImageStat.Stat(picture).median[0]
+    left, right = (ImageStat.Stat(picture.crop((x, 0, x + 2, height))).median[0] for x in (0, width - 2))
+    return left < background - 20, right < background - 20

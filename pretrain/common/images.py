@@ -1,12 +1,13 @@
-"""Decodes image files to upright 8-bit RGB.
+"""Decodes image files to upright 8-bit RGB for both stages, with the pixels that Pillow, thus Detectron2, gives.
 
-OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
+Pillow reads the header. OpenCV decodes the formats for which its pixels are equal, because it is faster.
 """
 
 import contextlib
 import errno
 import io
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from .errors import UserError, one_line
 from .files import describe_text
+from .image_bands import UNKNOWN_RANGE, Bands, read_bands
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 SUFFIXES += (".avif", ".jp2", ".j2k", ".mpo", ".pbm", ".pnm")
@@ -31,8 +33,19 @@ _logging: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # bef
 _logging.setLogLevel(0)  # silent: CorruptImage names the file instead
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
-_has_warned = False  # about a dark image
+_planes_lock = threading.Lock()
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # other errors are the disk's
+# Where a PNG may state its orientation, and the color profile, about which libpng prints warnings of its own:
+_PNG_METADATA = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif", b"iCCP")
+_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF orientation -> how to make an image upright
+    2: lambda pixels: cv2.flip(pixels, 1),
+    3: lambda pixels: cv2.flip(pixels, -1),
+    4: lambda pixels: cv2.flip(pixels, 0),
+    5: cv2.transpose,
+    6: lambda pixels: cv2.rotate(pixels, cv2.ROTATE_90_CLOCKWISE),
+    7: lambda pixels: cv2.flip(cv2.transpose(pixels), -1),
+    8: lambda pixels: cv2.rotate(pixels, cv2.ROTATE_90_COUNTERCLOCKWISE),
+}
 
 
 class CorruptImage(UserError):
@@ -63,10 +76,17 @@ def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
     return retry(read, name, attempts - 1)
 
 
+def read_image(path: str) -> np.ndarray:
+    """Read an image file and decode it (see `decode`)."""
+    return decode(read_file(path), path)
+
+
 def decode(encoded: bytes, name: str) -> np.ndarray:
     """Decode a file in one of the formats of SUFFIXES.
 
-    Gray, palette and CMYK become RGB, 16 bits become 8, alpha is dropped, the EXIF rotation is applied.
+    Gray, palette, CMYK, YCbCr and Lab become RGB, 16 bits become 8, and the EXIF rotation is applied. Alpha is dropped:
+    colors are not multiplied by it. A TIFF whose tag says that its colors are multiplied is divided by its alpha. A
+    warning names the first file whose other bands are dropped, and the first one that is dark.
 
     Args:
         encoded: the file's bytes.
@@ -76,19 +96,21 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
         (H, W, 3) uint8, RGB.
 
     Raises:
-        CorruptImage: it is truncated, damaged, not an image, has 32-bit values, or is larger than Pillow and
-            torchvision allow (twice Image.MAX_IMAGE_PIXELS).
+        CorruptImage: it is truncated, damaged, not an image, has 32-bit values or bands that are not RGB, or is larger
+            than Pillow and torchvision allow (twice Image.MAX_IMAGE_PIXELS).
     """
-    image = None
-    with _translate_errors(name):
-        header = _open(encoded)
-        with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
-            if header.format != "PPM":  # whose largest value the header states, which OpenCV ignores
-                image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
-        if image is None:
-            image = np.array(upright(header).convert("RGB"))
-    _warn_if_dark(encoded, image, name)
-    return image
+    with _translate_errors(name), warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
+        bands = read_bands(encoded)
+        header = _open(encoded, bands)
+        has_16_bits = ";16" in f"{header.mode} {header.tile}"  # 16-bit RGB has the mode RGB
+        pixels = _decode_by_opencv(header, encoded, bands)
+        if pixels is None:
+            pixels = _decode_by_pillow(header)
+    if bands and bands.surplus:
+        _warn_of_bands(bands, name)
+    if has_16_bits:
+        _warn_if_dark(pixels, name)
+    return pixels
 
 
 @contextlib.contextmanager
@@ -99,53 +121,102 @@ def _translate_errors(name: str) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         excess = one_line(error).partition(",")[0]  # the rest of the text warns of an attack
         raise CorruptImage(f"cannot decode image {name}: {excess}; cut it into tiles, or shrink it") from error
-    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        RuntimeError,
+    ) as error:  # the last two: PNG, AVIF
         raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; replace or convert it") from error
 
 
-def _open(encoded: bytes) -> ImageFile.ImageFile:
+def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
     """Open an image with Pillow, which reads only the header."""
+    if bands:
+        bands.check()  # first, because Pillow prints lines of its own about many bands
     try:
-        with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
+        with _read_planes() if bands and bands.is_planar else contextlib.nullcontext():
             image = Image.open(io.BytesIO(encoded))
     except UnidentifiedImageError as error:  # whose text is an address in memory
-        reason = "its format is not supported (TIFF needs 8 or 16 bits; HEIC needs pip install pillow-heif)"
+        reason = "its format is not supported (HEIC needs pip install pillow-heif)"
+        if bands:
+            reason = f"{bands.count} band(s) of {bands.bits} bits are not supported in this format"
         raise ValueError(describe_text(encoded) or reason) from error
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        raise ValueError("its values are signed or have 32 bits, of unknown range (8 and 16 bits are supported)")
+        raise ValueError(UNKNOWN_RANGE)
     return image
 
 
-def _warn_if_dark(encoded: bytes, image: Image.Image | np.ndarray, name: str) -> None:
-    """Warn about this process's first 16-bit image that uses 14 bits or fewer: its intended range is unknown."""
-    global _has_warned
-    brightest = int(np.max(np.asarray(image)))
-    if brightest < 64 and not _has_warned:
-        header = _open(encoded)
-        if ";16" in f"{header.mode} {header.tile}":  # 16-bit RGB has the mode RGB
-            _has_warned = True
-            remedy = "if all are dark (such as 12-bit values in 16 bits), multiply their values until they fill 16 bits"
-            log.warning(f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; {remedy}")
+@contextlib.contextmanager
+def _read_planes() -> Iterator[None]:
+    """Let libtiff read uncompressed planes in an image that is opened, of which Pillow takes 16 bits for 8."""
+    with _planes_lock:
+        TiffImagePlugin.READ_LIBTIFF = True
+        try:
+            yield
+        finally:
+            TiffImagePlugin.READ_LIBTIFF = False
 
 
-def upright(header: ImageFile.ImageFile) -> Image.Image:
-    """Decode an image that Pillow opened, apply its EXIF rotation, and scale gray of more than 8 bits to 8.
+def read_orientation(header: Image.Image) -> int:
+    """Read the EXIF orientation, from 1 (upright) to 8; like Detectron2, take damaged EXIF data for upright."""
+    try:
+        return header.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # one of many kinds
+        return 1
 
-    Pillow's own conversion clips: every value above 255 would be white.
-    """
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    return _TURNS[orientation](pixels) if orientation in _TURNS else pixels
+
+
+def _decode_by_opencv(header: ImageFile.ImageFile, encoded: bytes, bands: Bands | None) -> np.ndarray | None:
+    """Decode a format for which OpenCV's pixels are Pillow's; return None for others, and if OpenCV cannot."""
+    orientation = 1
+    if header.format in ("JPEG", "MPO"):
+        is_equal = header.mode in ("L", "RGB")  # CMYK is rounded differently
+        orientation = read_orientation(header)
+    elif header.format == "PNG":  # which Pillow would decode to look for an orientation after the pixels
+        is_equal = not any(word in encoded for word in _PNG_METADATA)
+    elif header.format == "WEBP":
+        is_equal = not getattr(header, "is_animated", False)
+        orientation = read_orientation(header)
+    else:  # of more than 8 bits, Pillow's white overflows to black
+        is_equal = header.format == "JPEG2000" and bands is not None and bands.colors == 3 and bands.bits > 8
+    if not is_equal:
+        return None
+    pixels = None
+    with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
+        flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    return None if pixels is None else _turn(pixels, orientation)
+
+
+def _decode_by_pillow(header: ImageFile.ImageFile) -> np.ndarray:
+    """Decode an image; scale gray of more than 8 bits to 8, which Pillow clips: values above 255 would be white."""
     surplus_bits = 4 if "I;12" in str(header.tile) else 8
-    header.load()  # first, so that a damaged file fails: the EXIF reader ignores errors
-    has_surplus = header.mode.startswith("I")  # "I" has 32 bits, of which PNG and PPM use 16
-    image = ImageOps.exif_transpose(header)
-    if has_surplus:
-        return Image.fromarray((np.asarray(image) >> surplus_bits).astype(np.uint8))
-    return image
+    is_inverted = isinstance(header, TiffImagePlugin.TiffImageFile) and header.tag_v2.get(262) == 0
+    header.load()  # first, so that a damaged file fails: the EXIF reader ignores errors; it turns TIFF upright
+    if header.mode.startswith("I"):  # "I" has 32 bits, of which PNG and PPM use 16
+        gray = (np.asarray(header) >> surplus_bits).astype(np.uint8)
+        pixels = cv2.cvtColor(255 - gray if is_inverted else gray, cv2.COLOR_GRAY2RGB)
+    else:
+        image = header.convert("LA") if header.mode == "La" else header  # which has no direct way to RGB
+        pixels = np.array(image.convert("RGB"))
+    return _turn(pixels, read_orientation(header))
 
 
-def open_upright(path: str) -> Image.Image:
-    """Read an image file (see `upright`) with Pillow alone, so that its pixels equal Detectron2's."""
-    encoded = read_file(path)
-    with _translate_errors(path):
-        image = upright(_open(encoded))
-    _warn_if_dark(encoded, image, path)
-    return image
+def _warn_of_bands(bands: Bands, name: str) -> None:
+    """Warn about a run's first image that has other bands than color and alpha."""
+    verb = "is" if bands.colors == 1 else "are"
+    text = f"image {name} has {bands.count} bands, of which only the first {bands.colors} {verb} read: images are RGB"
+    log.warning(text, extra={"once": "bands"})
+
+
+def _warn_if_dark(pixels: np.ndarray, name: str) -> None:
+    """Warn about a run's first 16-bit image that uses 14 bits or fewer: its intended range is unknown."""
+    brightest = int(pixels.max())
+    if brightest < 64:
+        remedy = "if all are dark (such as 12-bit values in 16 bits), multiply their values until they fill 16 bits"
+        text = f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; {remedy}"
+        log.warning(text, extra={"once": "dark"})

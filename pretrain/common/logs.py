@@ -4,8 +4,10 @@ Every module logs with ``log = logging.getLogger(__name__)``.
 """
 
 import logging
+import mmap
 import os
 import sys
+import zlib
 from pathlib import Path
 
 from .errors import escape_control, escape_unprintable
@@ -46,6 +48,28 @@ def _set_handlers(handlers: list[logging.Handler], level: int) -> None:
         for handler in logger.handlers:
             handler.close()
         logger.handlers[:] = handlers  # in place: Detectron2's loggers share the list
+    for handler in handlers:
+        handler.addFilter(_OnceFilter())
+
+
+class _OnceFilter(logging.Filter):
+    """Passes one record of each kind, which ``log.warning(..., extra={"once": kind})`` names, of a run.
+
+    A handler, thus its filter, belongs to one run. Forked workers share the memory of the kinds that have passed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = getattr(record, "once", None)
+        if kind is None:
+            return True
+        place = zlib.crc32(kind.encode()) % mmap.PAGESIZE
+        is_first = not self._passed[place]
+        self._passed[place] = 1
+        return is_first
 
 
 class _PrintableFormatter(logging.Formatter):

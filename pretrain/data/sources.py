@@ -72,7 +72,7 @@ class Files:
         return os.path.join(self.folder, self.names[index])
 
     def read(self, index: int) -> np.ndarray:
-        return images.decode(images.read_file(self.name(index)), self.name(index))
+        return images.read_image(self.name(index))
 
 
 class Array:

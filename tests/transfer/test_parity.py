@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from pretrain.common import images
+from tests.pretrain import image_formats
 from tests.transfer import tiny_coco
 from transfer import samplers, train
 from transfer.torchvision_engine import data
@@ -21,7 +24,7 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 import detectron2.data.transforms as T
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import get_cfg
-from detectron2.data import DatasetMapper, get_detection_dataset_dicts
+from detectron2.data import DatasetMapper, detection_utils, get_detection_dataset_dicts
 from detectron2.data.common import AspectRatioGroupedDataset
 from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
@@ -200,6 +203,20 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
                 assert np.allclose(np.concatenate(flat[0]), np.concatenate(flat[1]), atol=1e-9)
             if kind == "keypoint":
                 assert torch.allclose(target["keypoints"], instances.gt_keypoints.tensor, atol=1e-5)
+
+
+def test_every_image_file_gives_both_engines_the_pixels_of_pretraining(tmp_path):
+    mapper = ImageMapper([64], "choice", 128, False, "RGB", "")
+    for kind in [*image_formats.lossless(), *image_formats.lossy()]:
+        path = tmp_path / "image"
+        path.write_bytes(kind.data)
+        pixels = images.decode(kind.data, "x")
+        record: Any = {"file_name": str(path)}
+        np.testing.assert_array_equal(mapper.read(record), pixels, err_msg=kind.name)
+        np.testing.assert_array_equal(detection_utils.read_image(str(path), "RGB"), pixels, err_msg=kind.name)
+        np.testing.assert_array_equal(detection_utils.read_image(str(path), "BGR"), pixels[:, :, ::-1])
+        grayscale = np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+        np.testing.assert_array_equal(detection_utils.read_image(str(path), "L"), grayscale)
 
 
 class _Heads:

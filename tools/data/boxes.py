@@ -17,7 +17,7 @@ import yaml
 
 from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
-from pretrain.common.images import open_upright
+from pretrain.common.images import read_image
 from pretrain.data.folders import NO_DATA, find_mixed_splits, list_images
 from transfer.coco.image_sizes import read_upright_size
 
@@ -50,7 +50,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     errors: list[str] = []
     for name in sorted(photos if names else files):
         path = str(images / photos[name])
-        width, height = read_upright_size(path) or open_upright(path).size
+        width, height = read_upright_size(path) or read_image(path).shape[1::-1]
         records.append({"id": len(records) + 1, "file_name": photos[name], "width": width, "height": height})
         if name not in files:
             continue

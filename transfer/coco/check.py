@@ -11,7 +11,7 @@ from reprlib import repr as short
 from typing import Any
 
 from pretrain.common.errors import one_line
-from pretrain.common.images import CorruptImage, open_upright
+from pretrain.common.images import CorruptImage, read_image
 
 from .image_sizes import read_upright_sizes
 from .masks import are_numbers, find_mask_problem, select_outlines
@@ -106,7 +106,7 @@ class _RecordChecker:
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:
-                actual = self.files[path] or open_upright(path).size
+                actual = self.files[path] or read_image(path).shape[1::-1]
             except CorruptImage as error:
                 return f"{error}{_explain_missing(path)}"
             if actual != (width, height):

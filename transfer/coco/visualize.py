@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
 
 from pretrain.common.files import atomic_write
-from pretrain.common.images import open_upright
+from pretrain.common.images import read_image
 
 from .masks import are_numbers, select_outlines
 
@@ -61,7 +61,7 @@ def draw_predictions(
         UserError: an image that cannot be read, or an output that cannot be written.
     """
     confident = [prediction for prediction in predictions if prediction["score"] >= threshold]
-    _write(output, _render(open_upright(str(image)).convert("RGB"), confident, {c["id"]: c for c in categories}))
+    _write(output, _render(Image.fromarray(read_image(str(image))), confident, {c["id"]: c for c in categories}))
 
 
 def figure_path(folder: str | Path, name: str) -> Path:
@@ -104,7 +104,7 @@ def _render_rows(
     """Render each image once per column, whose title is its key: uint8 (3, H, W)."""
     categories = {c["id"]: c for c in content["categories"]}
     for image in images:
-        photo = open_upright(os.path.join(image_dir, image["file_name"])).convert("RGB")
+        photo = Image.fromarray(read_image(os.path.join(image_dir, image["file_name"])))
         panels = []
         for title, records in columns.items():
             items = [record for record in records if record["image_id"] == image["id"]]

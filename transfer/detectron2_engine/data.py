@@ -17,9 +17,10 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.data.samplers import RepeatFactorTrainingSampler
 from detectron2.data.transforms import ResizeShortestEdge
 from fvcore.common.config import CfgNode
+from PIL import Image
 
+from pretrain.common import images
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.images import open_upright
 
 from ..coco.data import CocoSet, read_annotations
 from ..coco.keypoints import flip_pairs, keypoint_names
@@ -69,7 +70,10 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
     Raises:
         UserError: unreadable image.
     """
-    return detection_utils.convert_PIL_to_numpy(open_upright(file_name), format)
+    pixels = images.read_image(file_name)
+    if format == "BGR":
+        return pixels[:, :, ::-1]
+    return detection_utils.convert_PIL_to_numpy(Image.fromarray(pixels), format)
 
 
 detection_utils.read_image = read_image  # which every mapper calls

@@ -16,7 +16,7 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pretrain.common.errors import UserError
-from pretrain.common.images import open_upright
+from pretrain.common.images import read_image
 
 from ..samplers import ModelInput, Record
 
@@ -93,7 +93,7 @@ class ImageMapper:
     def read(self, record: Record) -> np.ndarray:
         """Read the image, upright, (H, W, 3) uint8; check its size against the record's, if it has one."""
         name = record["file_name"]
-        pixels = np.asarray(open_upright(name).convert("RGB"))
+        pixels = read_image(name)
         height, width = pixels.shape[:2]
         if (height, width) != (record.get("height", height), record.get("width", width)):
             annotated = f"{record['width']} x {record['height']}; correct the annotation file"

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
 from ..errors import UserError, shorten_list
+from ..logs import log_to_terminal
 from .folder import count_usable_cores
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
 from .socket_folder import choose_socket_folder
@@ -97,7 +98,9 @@ class SignalSafeDataLoader(DataLoader):
                 multiprocessing.set_forkserver_preload(["pretrain.data.loader"])
             defaults["multiprocessing_context"] = start_method
             kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
-        super().__init__(dataset, batch_sampler=self._batches, num_workers=num_workers, **{**defaults, **kwargs})
+        options = {**defaults, **kwargs}
+        options["worker_init_fn"] = functools.partial(_start_worker, options["worker_init_fn"])
+        super().__init__(dataset, batch_sampler=self._batches, num_workers=num_workers, **options)
 
     def __iter__(self) -> Any:
         if not self.num_workers:
@@ -201,6 +204,12 @@ def _raise_if_stopped(problem: str, waited_s: float) -> None:
             raise interrupt.Stopped(reason, f"{problem}; run the same command again to resume")
     elif waited_s >= _STOP_PATIENCE_RANKS_S:
         raise UserError(f"stopped by {reason}; {problem}; run the same command again to resume")
+
+
+def _start_worker(initialize: Callable[[int], None], worker: int) -> None:
+    initialize(worker)
+    if not logging.getLogger("pretrain").handlers:  # unlike a forked worker, which logs as its parent does
+        log_to_terminal()
 
 
 def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:

@@ -12,14 +12,14 @@ from unittest import mock
 
 import torch
 
-from pretrain import config_keys as pretraining
-from pretrain.common.config.overrides import Key
+from pretrain import keys as pretraining
+from pretrain.common.config.keys import Key
 from pretrain.common.errors import UserError
 from pretrain.common.weights.backbone import extract_backbone
 from pretrain.common.weights.file import read_weights_file
 from tests.pretrain.common.layouts import LAYOUTS
 from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
-from transfer import config_keys as fine_tuning
+from transfer import keys as fine_tuning
 from transfer import train_net
 
 _FOLDER = Path(__file__).parent / "reference"
@@ -46,9 +46,10 @@ def _keys(described: Sequence[Key]) -> str:
     """Return a table per section of the config, with the keys that --help-keys explains."""
     sections: dict[str, list[str]] = {}
     for key in described:
-        if key.meaning and not key.meaning.startswith("the torchvision engine takes only"):
-            limits = f"; {key.limits}" if key.limits else ""
-            cells = (f"`{key.name}`", f"{key.meaning} (default `{key.default!r}`{limits})")
+        if key.meaning and key.meaning != fine_tuning.ONLY_DEFAULT:
+            values = key.describe_values()
+            limits = f"; {values}" if values else ""
+            cells = (f"`{key.name}`", f"{' '.join(key.meaning.split())} (default `{key.default!r}`{limits})")
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)
             section = key.name.split(".")[0] if "." in key.name else "Without a section"
             sections.setdefault(section, ["| key | meaning |", "| --- | --- |"]).append(f"| {row} |")

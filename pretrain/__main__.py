@@ -14,7 +14,7 @@ from .common.command_line import Parser, run_command_line
 from .common.config import overrides
 from .common.run import wandb
 from .config import load_config, output_dir
-from .config_keys import describe_keys
+from .keys import describe_keys
 
 
 def main(argv: Sequence[str] | None = None) -> None:

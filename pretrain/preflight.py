@@ -6,16 +6,15 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from .common.config import extensions
-from .common.config.yaml_io import flatten, list_changes
+from .common.config.keys import Effect, compare
+from .common.config.yaml_io import flatten
 from .common.errors import UserError
 from .common.files import check_file
-from .config import MAY_CHANGE, from_yaml_text
+from .config import SAME_STEPS, from_yaml_text
 from .data import datasets
+from .keys import list_keys
 from .methods import METHODS
 from .model.batch_split import check_multiple, count_bn_groups
-
-# Keys that a resumed run may change with SOLVER.CHANGE_RECIPE alone: errors advise to do so, and the run records it.
-_RECIPE_KEYS = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
 def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
@@ -61,9 +60,10 @@ def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | P
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.
     """
-    before = dict(flatten(from_yaml_text(earlier, description)))
-    changes = list_changes(before, dict(flatten(cfg)), MAY_CHANGE)
-    is_recipe_alone = {change.split()[0] for change in changes} <= _RECIPE_KEYS
+    configs = (dict(flatten(from_yaml_text(earlier, description))), dict(flatten(cfg)))
+    keys = list_keys()
+    changes = list(map(str, compare(keys, *configs, SAME_STEPS, is_resumed=True)))
+    is_recipe_alone = not compare(keys, *configs, SAME_STEPS | {Effect.RECIPE}, is_resumed=True)
     if not changes or (cfg.SOLVER.CHANGE_RECIPE and is_recipe_alone):
         return changes
     remedy = "choose another OUTPUT_DIR"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
-from pretrain import config_keys as pretraining_keys
+from pretrain import keys as pretraining_keys
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, escape_control
@@ -39,7 +39,7 @@ from tools.launcher.graphs.start import show_graph, start_graph
 from tools.launcher.options import Options, from_arguments
 from tools.launcher.spec import MOVED, StageSpec
 from tools.reporting.compare import compare
-from transfer import config_keys as fine_tuning_keys
+from transfer import keys as fine_tuning_keys
 
 _Action = Callable[[argparse.Namespace], int | None]
 _GROUPS = {

@@ -24,7 +24,7 @@ from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_name, check_writable
 from pretrain.data.folders import list_images
-from transfer.config_keys import describe_keys
+from transfer.keys import describe_keys
 from transfer.predict import load_detector, predict_files
 
 

@@ -1,36 +1,44 @@
-"""Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
+"""Loads, overrides, checks and dumps the configs of fine-tuning; `keys` lists the keys."""
 
-keys.yaml contains every key with its default, limits and meaning: those that the torchvision engine honors, those that
-it rejects unless they have their default, and this project's own.
-"""
-
-import copy
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config.limits import FLOAT32_PRECISION, Choice, Range
-from pretrain.common.config.yaml_io import flatten, list_changes, merge_file, merge_overrides
+from pretrain.common.config import yaml_io
+from pretrain.common.config.keys import SAME_RESULT, Effect, build_config, compare
+from pretrain.common.config.limits import Choice
+from pretrain.common.config.yaml_io import flatten, get, parse_yaml
 from pretrain.common.errors import UserError
 
-_TABLES = yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text())
-HONORED: dict[str, Any] = dict(flatten(_TABLES["honored"]))  # key -> default
-REJECTED: dict[str, Any] = dict(flatten(_TABLES["rejected"]))
-OWN: dict[str, Any] = dict(flatten(_TABLES["own"]))
-MEANINGS: dict[str, str] = _TABLES["meanings"]
-ALLOWED: dict[str, list[Any]] = _TABLES["allowed"]  # honored keys of which the engine supports only some values
-KNOWN_TO_DETECTRON2 = {key: Choice(tuple(names)) for key, names in _TABLES["known_to_detectron2"].items()}
-LIMITS = {"FLOAT32_PRECISION": FLOAT32_PRECISION, **{key: Range(*limits) for key, limits in _TABLES["limits"].items()}}
+from .keys import KEYS
 
-# Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
-FREE_ANYWHERE = ("OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS")
-FREE_ANYWHERE += ("SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST")
+# Effects of the keys that a resumed training may change: also its length and its evaluations.
+SAME_STEPS = SAME_RESULT | {Effect.PROBE, Effect.LENGTH}
+_FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
+_SAMPLERS = Choice(("TrainingSampler", "RepeatFactorTrainingSampler"))
 
-# A resumed training may also change these: its length, its evaluations, and what is read only when it starts.
-FREE_ON_RESUME = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.")
+
+def default_config() -> CfgNode:
+    """Return the tree of Detectron2's keys and this project's own, with their defaults."""
+    return build_config(KEYS)
+
+
+def load_config(config_file: str | Path | None, opts: Sequence[Any] = ()) -> CfgNode:
+    """Load a Detectron2 config: defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
+
+    Raises:
+        UserError: missing file, unknown key (the nearest known one is named), wrong type.
+    """
+    cfg = default_config()
+    yaml_io.merge(cfg, KEYS, config_file, opts)
+    for key in ("SIZES", "ASPECT_RATIOS"):  # one flat list is for all feature maps, as Detectron2 reads it
+        values = cfg.MODEL.ANCHOR_GENERATOR[key]
+        if values and not any(isinstance(value, (list, tuple)) for value in values):
+            cfg.MODEL.ANCHOR_GENERATOR[key] = [list(values)]
+    return cfg
 
 
 def check_same_training(cfg: CfgNode, recorded: Path) -> None:
@@ -41,49 +49,24 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     """
     if not recorded.is_file():
         return
-    current = dict(flatten(yaml.safe_load(cfg.dump())))
-    earlier = current | OWN | dict(flatten(yaml.safe_load(recorded.read_text())))
-    changed = list_changes(earlier, current, FREE_ON_RESUME)
-    if changed:
-        text = "; ".join(changed)
+    earlier = default_config()
+    try:
+        leaves = flatten(parse_yaml(recorded.read_text(encoding="utf-8")))
+        yaml_io.merge(earlier, KEYS, None, [word for pair in leaves for word in pair])
+    except ValueError as error:
+        raise UserError(f"{recorded} cannot be read ({error}); use the version that wrote it") from error
+    changes = compare(KEYS, dict(flatten(earlier)), dict(flatten(cfg)), SAME_STEPS, is_resumed=True)
+    if changes:
+        text = "; ".join(map(str, changes))
         raise UserError(f"{recorded.parent} contains a run with a different config ({text}); choose another OUTPUT_DIR")
-
-
-def default_config() -> CfgNode:
-    """Return the tree of Detectron2's keys and this project's own, with their defaults."""
-    cfg = CfgNode()
-    for key, default in copy.deepcopy(HONORED | REJECTED | OWN).items():
-        *sections, name = key.split(".")
-        node = cfg
-        for section in sections:
-            node = node.setdefault(section, CfgNode())
-        node[name] = default
-    return cfg
-
-
-def load_config(config_file: str | Path | None, opts: Sequence[Any] = ()) -> CfgNode:
-    """Load a Detectron2 config: defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
-
-    Raises:
-        UserError: missing file, unknown key (the nearest known one is named), wrong type.
-    """
-    cfg = default_config()
-    if config_file:
-        merge_file(cfg, config_file)
-    merge_overrides(cfg, opts)
-    for key in ("SIZES", "ASPECT_RATIOS"):  # one flat list is for all feature maps, as Detectron2 reads it
-        values = cfg.MODEL.ANCHOR_GENERATOR[key]
-        if values and not any(isinstance(value, (list, tuple)) for value in values):
-            cfg.MODEL.ANCHOR_GENERATOR[key] = [list(values)]
-    return cfg
 
 
 def dump(cfg: CfgNode) -> str:
     """Return ``cfg`` as YAML. Detectron2 can read it unless this project's own keys are set."""
     cfg = cfg.clone()
-    for key, default in OWN.items():
-        section, name = key.split(".")
-        if cfg[section].get(name) == default:
+    for row in KEYS.values():
+        section, _, name = row.name.rpartition(".")
+        if row.is_own and cfg[section].get(name) == row.default:
             del cfg[section][name]
     return cfg.dump()
 
@@ -106,9 +89,8 @@ def check_supported(cfg: CfgNode) -> None:
         UserError: names every key that it cannot honor, its value and what the engine supports.
     """
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
-    supported = {key: [default] for key, default in REJECTED.items()} | ALLOWED
-    supported["INPUT.MAPPER"] = [""]
-    supported["MODEL.RESNETS.RES2_OUT_CHANNELS"] = [64 if cfg.MODEL.RESNETS.DEPTH in (18, 34) else 256]
+    supported = {row.name: row.engines["torchvision"] for row in KEYS.values() if "torchvision" in row.engines}
+    supported["MODEL.RESNETS.RES2_OUT_CHANNELS"] = (64 if cfg.MODEL.RESNETS.DEPTH in (18, 34) else 256,)
     wrong = [
         f"{key} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
         for key, choices in supported.items()
@@ -154,3 +136,95 @@ def scale_to_world(cfg: CfgNode, world_size: int) -> CfgNode:
     cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
     solver.REFERENCE_WORLD_SIZE = world_size
     return cfg
+
+
+def check_ranges(cfg: CfgNode) -> None:
+    """Check the numbers and the precision that training and evaluation read.
+
+    Raises:
+        UserError: a key is out of its range or has a list of another form, or there is not one sigma per keypoint.
+    """
+    _check_lists(cfg)
+    is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
+    # Others have another number of channels, or rotated boxes.
+    has_standard_inputs = not cfg.INPUT.MAPPER and cfg.INPUT.FORMAT != "L" and not is_rotated
+    for key, row in KEYS.items():
+        if not row.limits:
+            continue
+        value = get(cfg, key)
+        if has_standard_inputs and key.endswith(_FIXED_LENGTH) and len(value) != len(row.default):
+            raise UserError(f"{key} is {list(value)}; it must be {len(row.default)} numbers")
+        if cfg.INPUT.MAPPER and key.startswith("MODEL.PIXEL_"):  # its images may have other values
+            continue
+        for number in _list_numbers(value):
+            row.limits.check(key, number)
+    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
+    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+        problem = f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values"
+        raise UserError(f"{problem}; set one per keypoint")
+
+
+def _check_lists(cfg: CfgNode) -> None:
+    """Raise UserError for a list whose length, nesting or elements do not suit a detector."""
+    for section in ("RPN", "ROI_HEADS"):
+        thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
+        count = len(cfg.MODEL[section].IOU_LABELS) - 1
+        if len(thresholds) != count or thresholds != sorted(thresholds):
+            form = f"{count} number(s) in increasing order"
+            raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
+    head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
+    maps = len(head.IN_FEATURES)
+    for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
+        lists = get(cfg, key)
+        if len(lists) not in (1, maps) or not all(isinstance(item, (list, tuple)) and item for item in lists):
+            form = f"a list of lists, one for all or one for each of the {maps} feature maps"
+            raise UserError(f"{key} is {lists}; it must be {form}, as in {KEYS[key].default}")
+    for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
+        if not all(isinstance(name, str) for name in get(cfg, key)):
+            raise UserError(f"{key} is {get(cfg, key)}; it must be a list of names, in quotes")
+
+
+def _list_numbers(value: Any) -> list[Any]:
+    """Return the numbers in nested lists, or the value itself if it is no list."""
+    return [number for item in value for number in _list_numbers(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def check_training(cfg: CfgNode) -> None:
+    """Check what only training reads, in a config that has passed `check_ranges`.
+
+    Raises:
+        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, FROZEN_BN_ITER is set although no
+            norm is frozen, or another key does not suit the detector.
+    """
+    solver = cfg.SOLVER
+    steps = list(solver.STEPS)
+    if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; they must be increasing iteration numbers, each at least 1")
+    if solver.BF16 and not solver.AMP.ENABLED:
+        raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
+    task, _, metric = cfg.TEST.BEST.partition("/")
+    tasks = list_tasks(cfg)
+    if cfg.TEST.BEST and (task not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", metric)):
+        known = ", ".join(f"{task}/AP" for task in tasks)
+        raise UserError(f"TEST.BEST is {cfg.TEST.BEST!r}; choose a metric of this detector ({known}, bbox/AP50, ...)")
+    norm = cfg.MODEL.RESNETS.NORM
+    has_frozen_norms = norm == "FrozenBN" or (cfg.MODEL.BACKBONE.FREEZE_AT > 0 and "BN" in norm)
+    if solver.FROZEN_BN_ITER and not has_frozen_norms:
+        remedy = "set MODEL.BACKBONE.FREEZE_AT (5 freezes all), or SOLVER.FROZEN_BN_ITER 0"
+        raise UserError(f"SOLVER.FROZEN_BN_ITER is {solver.FROZEN_BN_ITER}, but no norm is frozen; {remedy}")
+    _SAMPLERS.check("DATALOADER.SAMPLER_TRAIN", cfg.DATALOADER.SAMPLER_TRAIN)
+    if not cfg.DATASETS.TRAIN:
+        raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, which is empty; name at least one data set")
+    sizes = list(cfg.INPUT.MIN_SIZE_TRAIN)
+    is_range = cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range"
+    if not sizes or (is_range and len(sizes) != 2):
+        remedy = "INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values" if is_range else "give at least one size"
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; {remedy}")
+
+
+def check_batch_division(cfg: CfgNode, world_size: int) -> None:
+    """Raise UserError unless the batch divides evenly among the processes and their micro-batches."""
+    accumulate = cfg.SOLVER.ACCUMULATE
+    reason = f"{world_size} processes x SOLVER.ACCUMULATE {accumulate}"
+    check_multiple(cfg.SOLVER.IMS_PER_BATCH, world_size * accumulate, reason)

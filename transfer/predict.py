@@ -21,8 +21,7 @@ from pretrain.common.run.folder import read_stage
 from . import preflight
 from .coco import catalog, data
 from .coco.classes import category_names, check_same_categories
-from .config import classes_key, load_config
-from .config_keys import check_ranges
+from .config import check_ranges, classes_key, load_config
 from .train_net import choose_engine
 
 if TYPE_CHECKING:  # they import torch

@@ -11,6 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
+from pretrain.common.config.limits import Choice
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
@@ -18,7 +19,8 @@ from pretrain.common.run.folder import check_stage_of, read_stage
 
 from .coco import catalog, data
 from .coco.classes import CLASSES, Classes
-from .config import KNOWN_TO_DETECTRON2, check_same_training, check_supported
+from .config import check_same_training, check_supported
+from .keys import KEYS
 from .registries import HOOKS, MAPPERS
 from .weights.locate import find_weights
 
@@ -32,8 +34,9 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         check_supported(cfg)
         data.check_not_in_catalog(data_names(cfg, eval_only))
         return
-    for key, names in KNOWN_TO_DETECTRON2.items():
-        names.check(key, get(cfg, key))
+    for key, row in KEYS.items():
+        if "detectron2" in row.engines:
+            Choice(row.engines["detectron2"]).check(key, get(cfg, key))
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
     if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):

@@ -43,8 +43,8 @@ from pretrain.common.run.folder import read_stage
 from transfer import preflight
 from transfer.coco import data
 from transfer.coco.classes import CLASSES
-from transfer.config import load_config, scale_to_world
-from transfer.config_keys import check_batch_division, check_ranges, check_training, describe_keys
+from transfer.config import check_batch_division, check_ranges, check_training, load_config, scale_to_world
+from transfer.keys import describe_keys
 
 if TYPE_CHECKING:
     from transfer.weights.load import Weights

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..common.config.keys import Effect, Key
 from ..common.config.limits import ABOVE_0, Choice, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Hyperparameter(NamedTuple):
-    """A config key that only some methods read.
+@dataclass(frozen=True)
+class Hyperparameter(Key):
+    """A config key ``METHOD.*`` that only some methods read; methods that share a key share its row."""
 
-    Attributes:
-        key: ``METHOD.K1``.
-        default: its value unless a config sets it; methods that share a key share the default.
-        allowed: the values it may have.
-        meaning: a phrase.
-    """
-
-    key: str
-    default: Any
-    allowed: Range | Choice
-    meaning: str
+    effect: Effect = field(default=Effect.RESULT, init=False)
 
 
-TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, "tau, which divides the similarities")
+_TAU_MEANING = "tau, which divides the similarities"
+TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, _TAU_MEANING, aliases="TAU MOCO_T")
 NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024), "M', positive keys per image")
 _LABELS_MEANING = "index: only views of the same image are positives; class: all images of its class"
 LABELS = Hyperparameter("METHOD.LABELS", "index", Choice(("index", "class")), _LABELS_MEANING)

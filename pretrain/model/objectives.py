@@ -151,7 +151,7 @@ def build_objective(
     has_keys = method.kind == "queue"
     bn_groups = _choose_bn_groups(cfg, has_keys)
     network = _build_query_network(cfg, device, bn_groups, read_weights)
-    hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
+    hyper = {keyword: get(cfg, hyperparameter.name) for keyword, hyperparameter in method.hyper.items()}
     loss = Loss(method.loss_function, hyper, method.schedule, cfg.SOLVER.EPOCHS, steps_per_epoch)
     accumulate = cfg.SOLVER.ACCUMULATE
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from ..common.config.yaml_io import flatten, list_changes
+from ..common.config.keys import compare
+from ..common.config.yaml_io import flatten
 from ..common.errors import UserError
-from ..config import default_config
+from ..keys import list_keys
 from .data import ProbeData, data_names
 
 
@@ -29,9 +30,9 @@ def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None)
         settings = {"k": min(knn.KNN_K, bank), "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
     size, resize = choose_evaluation_size(cfg)
     settings |= {"image_size": size, "resize": resize}
-    defaults = default_config().VIEWS
+    keys = list_keys()
     for key in ("MEAN", "STD"):  # like float32_precision omitted at the default, as in results of earlier versions
-        if cfg.VIEWS[key] != defaults[key]:
+        if cfg.VIEWS[key] != keys[f"VIEWS.{key}"].default:
             settings[key.lower()] = cfg.VIEWS[key]
     if cfg.FLOAT32_PRECISION:
         settings["float32_precision"] = cfg.FLOAT32_PRECISION
@@ -51,12 +52,13 @@ def choose_evaluation_size(cfg: CfgNode) -> tuple[int, int]:
 
 def list_linear_settings(cfg: CfgNode) -> dict[str, Any]:
     """List the settings that a linear probe's result depends on, apart from the backbone: also data and seed."""
-    linear = {key: value for key, value in flatten(cfg) if key.startswith(("LINEAR.", "SEED"))}
-    return {**linear, **build_protocol(cfg)}
+    keys = list_keys()
+    linear = {key: value for key, value in flatten(cfg) if keys[key].stage == "linear"}
+    return {**linear, "SEED": cfg.SEED, **build_protocol(cfg)}
 
 
 def check_same_probe(folder: Path, recorded: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise UserError if the probe in ``folder`` was run with other settings; the message names them."""
-    changes = list_changes(recorded, current)
+    changes = "; ".join(map(str, compare(list_keys(), recorded, current)))
     if changes:
-        raise UserError(f"{folder} contains a different probe ({'; '.join(changes)}); choose another OUTPUT_DIR")
+        raise UserError(f"{folder} contains a different probe ({changes}); choose another OUTPUT_DIR")

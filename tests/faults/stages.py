@@ -67,7 +67,9 @@ def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
 STAGES = {
     "pretrain": Stage("tests.in_process", _pretrain),
     "knn": Stage("tests.in_process", _probe("knn")),
-    "linear": Stage("tests.in_process", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
+    "linear": Stage(
+        "tests.in_process", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.STEPS", "[2]", "LINEAR.IMS_PER_BATCH", "16")
+    ),
     "embedding": Stage("tests.in_process", _probe("embedding")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
     "data": Stage("tools.make_data", lambda work, data: [*_DIGITS.split(), "--output", str(work / "digits")]),

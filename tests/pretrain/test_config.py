@@ -8,7 +8,7 @@ import pytest
 from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import flatten
 from pretrain.config import default_config, from_yaml_text, load_config
-from pretrain.config_keys import describe_keys, list_keys
+from pretrain.keys import describe_keys, list_keys
 from tests.errors import refused
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +23,11 @@ def test_every_recipe_of_a_linear_probe_loads():
 def test_every_key_says_what_it_means_and_which_methods_read_it():
     described = {key.name: key for key in describe_keys()}
     assert set(described) == {key for key, _ in flatten(default_config())}
-    assert [name for name, key in described.items() if not (key.meaning and key.limits)] == []
-    assert described["METHOD.K1"] == ("METHOD.K1", 1.0, "at least 0", "weight of the positives' term (tcl)")
+    assert [name for name, key in described.items() if not (key.meaning and key.describe_values())] == []
+    assert described["METHOD.K1"].describe_values() == "at least 0"
+    assert described["METHOD.K1"].meaning == "weight of the positives' term (tcl)"
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
-    assert numbers == {key for key, (_, limits, _) in list_keys().items() if isinstance(limits, Range)}
+    assert numbers == {key for key, row in list_keys().items() if isinstance(row.limits, Range)}
 
 
 def test_overrides_come_last_and_the_text_round_trips():

@@ -67,7 +67,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     out = tmp_path / "run"
     run(images, out, "SOLVER.MAX_STEPS", "3")
     words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHECKPOINT_KEEP", "9"]
-    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "5"]  # keys that only probes read
+    words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "90"]  # keys that only probes read
     run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
     assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))

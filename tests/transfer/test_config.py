@@ -7,7 +7,8 @@ import pytest
 from pretrain.common.config.yaml_io import flatten
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer import config, config_keys
+from transfer import config
+from transfer.keys import KEYS
 
 
 def plain(value):
@@ -20,19 +21,15 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
 
     theirs = {key: plain(value) for key, value in flatten(get_cfg())}
     ours = {key: plain(value) for key, value in flatten(config.default_config())}
-    assert ours == theirs | config.OWN
-
-
-def test_every_key_is_in_exactly_one_class():
-    everything = [*config.HONORED, *config.REJECTED, *config.OWN]
-    assert len(everything) == len(set(everything)) == len(dict(flatten(config.default_config())))
-    assert set(config.ALLOWED) <= set(config.HONORED)
+    assert ours == theirs | {row.name: row.default for row in KEYS.values() if row.is_own}
 
 
 def test_another_value_of_a_refused_key_is_named(tmp_path):
     good = tiny_coco.config(tmp_path, "coco_2017_val")
     config.check_supported(good)
-    for key, supported in {**config.REJECTED, **{key: allowed[0] for key, allowed in config.ALLOWED.items()}}.items():
+    limited = {row.name: row.engines["torchvision"][0] for row in KEYS.values() if "torchvision" in row.engines}
+    assert len(limited) > 100
+    for key, supported in limited.items():
         refused(lambda key=key: config.check_supported(changed(good, key, "nonsense")), key, "nonsense", supported)
 
 
@@ -75,8 +72,8 @@ def test_values_that_cannot_train_are_refused(key, value, named):
     cfg = config.load_config(tiny_coco.BASE, [*tiny_coco.words(keys), key, value])
 
     def check():
-        config_keys.check_ranges(cfg)
-        config_keys.check_training(cfg)
+        config.check_ranges(cfg)
+        config.check_training(cfg)
 
     refused(check, key, value.strip("[]").partition(",")[0], named)
 
@@ -84,7 +81,7 @@ def test_values_that_cannot_train_are_refused(key, value, named):
 def test_a_range_of_sizes_has_two_ends():
     cfg = config.load_config(tiny_coco.BASE, ["INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"])  # of six sizes
     refused(
-        lambda: config_keys.check_training(cfg),
+        lambda: config.check_training(cfg),
         "INPUT.MIN_SIZE_TRAIN is [640,",
         "SAMPLING range needs two",
     )
@@ -97,7 +94,7 @@ def test_what_only_detectron2_can_train_is_not_refused():
         "MODEL.PIXEL_STD [1,1,1,300] MODEL.RPN.IOU_THRESHOLDS [0.5] MODEL.RPN.IOU_LABELS [0,1]"
     )
     cfg = config.load_config(tiny_coco.BASE, words.split())
-    config_keys.check_ranges(cfg)
+    config.check_ranges(cfg)
     assert cfg.MODEL.ANCHOR_GENERATOR.SIZES == [[32, 64]]
 
 
@@ -112,7 +109,7 @@ def test_what_only_detectron2_can_train_is_not_refused():
 def test_lists_of_another_length_have_the_same_range(words, named):
     """A division by zero makes the loss NaN."""
     cfg = config.load_config(tiny_coco.BASE, words.split())
-    refused(lambda: config_keys.check_ranges(cfg), named, "above 0")
+    refused(lambda: config.check_ranges(cfg), named, "above 0")
 
 
 @pytest.mark.parametrize(
@@ -134,10 +131,10 @@ def test_a_name_that_is_no_list_is_shown_as_one(value, shown):
 
 def test_a_batch_is_divided_among_processes_and_micro_batches(tmp_path):
     cfg = tiny_coco.config(tmp_path, "", SOLVER__IMS_PER_BATCH=6, SOLVER__ACCUMULATE=3)
-    config_keys.check_batch_division(cfg, 2)
-    refused(lambda: config_keys.check_batch_division(cfg, 4), "SOLVER.IMS_PER_BATCH is 6", "multiple of 12")
+    config.check_batch_division(cfg, 2)
+    refused(lambda: config.check_batch_division(cfg, 4), "SOLVER.IMS_PER_BATCH is 6", "multiple of 12")
     cfg.SOLVER.IMS_PER_BATCH = 16
-    refused(lambda: config_keys.check_batch_division(cfg, 2), "SOLVER.ACCUMULATE 3", "12 or 18")
+    refused(lambda: config.check_batch_division(cfg, 2), "SOLVER.ACCUMULATE 3", "12 or 18")
 
 
 def changed(cfg, key, value):

@@ -14,8 +14,8 @@ from torchvision.models import ResNet
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.weights.resnet_names import is_bottleneck
-from pretrain.config_keys import IMAGENET_MEAN, IMAGENET_STD
 from pretrain.data.views import make_center_view, normalize
+from pretrain.keys import IMAGENET_MEAN, IMAGENET_STD
 from pretrain.model.encoder import build_backbone
 from pretrain.probe.protocol import choose_evaluation_size
 from transfer.weights.convert import open_source, read_source

@@ -22,12 +22,15 @@ from typing import Any
 import yaml
 
 from pretrain import config as pretraining
-from pretrain.common.config.yaml_io import flatten, list_changes
+from pretrain.common.config.keys import SAME_RESULT, Effect, Keys, compare
+from pretrain.common.config.yaml_io import FAST_LOADER, flatten
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import read_record, read_state
+from pretrain.keys import list_keys
 from transfer import config as fine_tuning
+from transfer.keys import KEYS
 
 # The function that each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
@@ -42,9 +45,8 @@ ENTRIES = {
 }
 # What replaces the stages of earlier versions.
 MOVED = {"distributions": "python -m studies.jcl_multikey.similarity RUN ..."}
-_READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
-# Prefixes of keys that may change when a stage is resumed; for pretraining, all keys: `check_same_run` compares them.
-_MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
+# Effects of keys that may change when a stage is resumed; for pretraining, all: `check_same_run` compares its keys.
+_MAY_CHANGE = {"pretrain": frozenset(Effect), "transfer": fine_tuning.SAME_STEPS}
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,9 @@ class StageSpec:
 
         Keys that may change when a stage is resumed are not named.
         """
-        defaults = _list_default_keys(self.stage)
-        earlier_config = {**defaults, **earlier["config"]}
-        config = {**defaults, **self.identity["config"]}
-        changes = list_changes(earlier_config, config, _MAY_CHANGE.get(self.stage, ()))
+        allowed = _MAY_CHANGE.get(self.stage, frozenset())
+        configs = (earlier["config"], self.identity["config"])
+        changes = list(map(str, compare(_list_keys(self.stage), *configs, allowed)))
         arguments = [identity["arguments"] for identity in (earlier, self.identity)]
         if self.stage == "transfer":  # may get --visualize, but not another engine
             arguments = [words[1][:3] for words in arguments]
@@ -191,12 +192,11 @@ class StageSpec:
         """List the keys that are not at their default and may change the result."""
         if not self.config:
             return []
-        free = {"transfer": fine_tuning.FREE_ANYWHERE, "pretrain": pretraining.FREE_ON_RESUME}
-        unread = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
-        ignored = (*free.get(self.stage, pretraining.FREE_ANYWHERE), *unread)
-        defaults = _list_default_keys(self.stage)
-        keys = flatten(_parse(self.config))
-        return [(key, value) for key, value in keys if value != defaults.get(key) and not key.startswith(ignored)]
+        keys = _list_keys(self.stage)
+        free = pretraining.SAME_TRAINING if self.stage == "pretrain" else SAME_RESULT
+        changes = compare(keys, {}, dict(flatten(_parse(self.config))), free)
+        other_stages = {name for name, row in keys.items() if row.stage not in ("", self.stage)}
+        return [(change.key, change.current) for change in changes if change.key not in other_stages]
 
     def _make_relative(self, value: Any) -> Any:
         """Replace paths of weights by their content, and ``root`` by a dot."""
@@ -249,12 +249,11 @@ def _hash_file(path: Path, _size: int, _mtime_ns: int) -> str:
     return f"sha256:{sha256(path)}"
 
 
-def _list_default_keys(stage: str) -> dict[str, Any]:
-    config = fine_tuning if stage == "transfer" else pretraining
-    return dict(flatten(_parse(config.default_config().dump())))
+def _list_keys(stage: str) -> Keys:
+    return KEYS if stage == "transfer" else list_keys()
 
 
 @functools.lru_cache(maxsize=32)
 def _parse(text: str) -> dict[str, Any]:
     """Parse a config. The result is cached, because a pipeline parses the same configs repeatedly."""
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=FAST_LOADER)

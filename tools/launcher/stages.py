@@ -11,7 +11,6 @@ from typing import Any
 
 from pretrain import config as pretraining
 from pretrain.common.command_line import Parser
-from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import read_stage
 from tools import ROOT, convert_to_d2
@@ -174,12 +173,12 @@ def read_pretrain_config(run: str) -> str:
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
-    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config_for(config_file, overrides)
+    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config()
     cfg.defrost()
     cfg.OUTPUT_DIR = ""  # the one of ``base`` belongs to another stage
-    if config_file:
-        merge_file(cfg, config_file)
-    merge_overrides(cfg, overrides)
+    named = pretraining.merge(cfg, config_file, overrides)
+    if not base:
+        pretraining.set_data_set_defaults(cfg, named)
     pretraining.check_config(cfg)
     if not base:
         pretraining.record_modules(cfg)

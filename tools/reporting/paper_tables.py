@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from pretrain import config as pretraining
-from pretrain.common.config.yaml_io import flatten, merge_file
+from pretrain.common.config.keys import Change, compare
+from pretrain.common.config.yaml_io import flatten
+from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_protocol
 from tools import ROOT
 from tools.launcher.graphs.paper_pipeline import read_table
 from transfer.config import load_config
 
 from .document import Table
-from .runs import FREE_IN_TRANSFER, TASK_NAMES, Origin, Score, normalize_protocol
+from .runs import TASK_NAMES, Origin, Score, normalize_detector_protocol, normalize_protocol
 from .seeds import format_mean
 
 FOLDER = ROOT / "configs" / "papers"
@@ -97,19 +99,20 @@ def _is_initialized_from(origin: Origin, pretrain: str) -> bool:
 
 def _list_pretraining_differences(origin: Origin, recipe: Mapping[str, Any]) -> list[str]:
     """Return why a backbone is not the result of a recipe, or ({}) of any finished pretraining."""
-    free = (*pretraining.FREE_ON_RESUME, "SEED")
-    fixed = {key: value for key, value in recipe.items() if not key.startswith(free)}
-    return ([origin.altered] if origin.altered else []) + _list_differences(origin.config, fixed)
+    changes = compare(list_keys(), recipe and origin.config, recipe, pretraining.SAME_TRAINING)
+    differences = [_describe_difference(change) for change in changes if change.key != "SEED"]
+    return ([origin.altered] if origin.altered else []) + differences
 
 
 def _list_differences(settings: Mapping[str, Any], recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return ``SOLVER.EPOCHS 100 (recipe: 200)`` for each value of ``recipe`` that differs in ``settings``."""
-    differences = []
-    for key, value in recipe.items():
-        if key not in settings or settings[key] != value:
-            actual = _format_value(settings[key]) if key in settings else "not set"
-            differences.append(f"{prefix}{key} {actual} (recipe: {_format_value(value)})")
-    return differences
+    changes = compare({}, {key: settings[key] for key in recipe if key in settings}, recipe)
+    return [prefix + _describe_difference(change) for change in changes]
+
+
+def _describe_difference(change: Change) -> str:
+    actual = "not set" if change.earlier is None else _format_value(change.earlier)
+    return f"{change.key} {actual} (recipe: {_format_value(change.current)})"
 
 
 def _format_value(value: Any) -> str:
@@ -138,15 +141,14 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
     cfg = _load_pretrain_config(pretrain, overrides).clone()
     if linear != "own":
         cfg.defrost()
-        merge_file(cfg, ROOT / linear)
+        pretraining.merge(cfg, ROOT / linear)
     return normalize_protocol("linear", build_protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
 
 
 @functools.cache
 def _load_transfer_recipe(path: str, overrides: str) -> tuple[dict[str, Any], str]:
     recipe = _flatten_config(load_config(ROOT / path, overrides.split()))
-    settings = {key: value for key, value in recipe.items() if not key.startswith(FREE_IN_TRANSFER)}
-    return settings, recipe["DATASETS.TEST"][0]
+    return normalize_detector_protocol(recipe), recipe["DATASETS.TEST"][0]
 
 
 def _flatten_config(cfg: Any) -> dict[str, Any]:

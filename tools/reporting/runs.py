@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pretrain.common.config.keys import SAME_RESULT, copy_value
 from pretrain.common.config.yaml_io import flatten, parse_yaml
-from transfer.config import FREE_ANYWHERE, OWN
+from pretrain.keys import list_keys
+from transfer.keys import KEYS
 
 from .files import Run
 
 Protocol = dict[str, Any]
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 KINDS = {"pretrain": "kNN", "knn": "kNN", "linear": "linear"}  # stage -> kind of probe
-# Prefixes of keys of a detector's config that do not change what is measured, or that a table shows elsewhere.
-FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
+_SHOWN_APART = ("SEED", "MODEL.WEIGHTS", "DATASETS.TEST")  # each score names its own
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,20 @@ def normalize_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "q
     unused = {"val"}
     if kind != "kNN":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
-        unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
+        config = {f"LINEAR.{name}": value for name, value in recorded.items()}
+        unused |= {row.leaf for row in list_keys().values() if row.stage == "linear" and not row.is_read(config)}
     settings = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
     return str(recorded["val"]), {**settings, "encoder": encoder}
+
+
+def normalize_detector_protocol(config: Mapping[str, Any]) -> Protocol:
+    """Return the keys of a detector's config that change what is measured, except those that a table shows apart.
+
+    Keys that the config lacks have their default: this project's own, unless it sets them, and those of later versions.
+    """
+    config = {row.name: row.default for row in KEYS.values()} | dict(config)
+    free = {row.name for row in KEYS.values() if row.effect in SAME_RESULT}
+    return {key: copy_value(value) for key, value in config.items() if key not in free and key not in _SHOWN_APART}
 
 
 def list_differences(protocols: Sequence[Protocol]) -> list[str]:
@@ -179,9 +191,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
     """Yield one score per data set that the detector was evaluated on."""
     results = run.results
     origin = _read_detector_origin(results["weights"])
-    # A config contains this project's own keys only where it sets them.
-    config = OWN | dict(flatten(parse_yaml(results["config"])))
-    protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
+    protocol = normalize_detector_protocol(dict(flatten(parse_yaml(results["config"]))))
     for test, tasks in results["datasets"].items():
         metrics: dict[str, float | None] = {}
         for task, values in tasks.items():

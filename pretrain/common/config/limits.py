@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +33,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of allowed values; ``hint`` says how to add others."""
+    """A list of allowed values, or a registry of them by name; ``hint`` says how to add others."""
 
-    options: tuple[Any, ...]
+    options: Collection[Any]
     hint: str = ""
 
     def check(self, name: str, value: Any) -> None:

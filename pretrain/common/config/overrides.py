@@ -3,19 +3,11 @@
 import argparse
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import UserError, suggest_name
 from . import extensions
-
-
-class Key(NamedTuple):
-    """A config key as --help-keys describes it; ``limits`` is text ("at least 0"), ``meaning`` names the unit."""
-
-    name: str
-    default: Any
-    limits: str
-    meaning: str
+from .keys import Key, find_similar, index_keys
 
 
 class _ListKeys(argparse.Action):
@@ -57,9 +49,8 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
         if word.startswith("--"):
             option = word.partition("=")[0]
             known = [flag for action in parser._actions for flag in action.option_strings]
-            leaf = option[2:].replace("-", "_").upper()
-            keys = [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
-            matching = [key for key in keys if key.rpartition(".")[2] == leaf]
+            keys = [key for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
+            matching = [key.name for key in find_similar(option.removeprefix("--"), index_keys(keys))]
             keys_hint = f"; config keys take no dashes: write {' VALUE or '.join(matching)} VALUE"
             hint = keys_hint if matching else suggest_name(option, known)
             raise UserError(f"{command or parser.prog}: unknown option {word!r}{hint}")
@@ -73,9 +64,10 @@ def describe(keys: Sequence[Key], prefix: str) -> str:
         raise UserError(f"no config key begins with {prefix}; --help-keys alone lists all")
     lines = []
     for key in listed:
-        limits = f"  ({key.limits})" if key.limits else ""
+        values = key.describe_values()
+        limits = f"  ({values})" if values else ""
         lines += [f"{key.name} {_format_value(key.default)}{limits}"]
-        lines += textwrap.wrap(key.meaning, 100, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(" ".join(key.meaning.split()), 100, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 

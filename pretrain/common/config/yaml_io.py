@@ -1,14 +1,16 @@
 """Both stages' config language: Detectron2's YAML with `_BASE_` and `KEY VALUE` overrides, on fvcore's CfgNode."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 from fvcore.common.config import CfgNode
 
-from ..errors import UserError, one_line, suggest_name
+from ..errors import UserError, one_line
 from ..files import check_file, check_name, expand
+from .keys import Keys, expected_type, suggest_key
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -18,17 +20,7 @@ _REASONS = {
     UnicodeDecodeError: "save it as UTF-8",
     **dict.fromkeys((AttributeError, TypeError), "it is empty or a list, or _BASE_ is not a file's name"),
 }
-_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-
-
-class ConfigFile(CfgNode):
-    """fvcore's reader of a file and its `_BASE_`, which raises UserError for a key that occurs twice in one of them."""
-
-    @classmethod
-    def _open_cfg(cls, filename: str) -> IO[Any]:
-        with super()._open_cfg(filename) as file:
-            _check_repeated_keys(yaml.compose(file, yaml.SafeLoader), f" in {filename}")
-        return super()._open_cfg(filename)
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -40,17 +32,23 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def load_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
+def load_yaml(text: str | IO[str], loader: Any = FAST_LOADER, where: str = "") -> Any:
     """Parse YAML text.
+
+    Args:
+        where: names the text in errors, as in `` in a.yaml``.
 
     Raises:
         UserError: a key occurs twice: PyYAML would silently use the last one.
         yaml.YAMLError: it is not YAML.
     """
     reader = loader(text)
-    tree = reader.get_single_node()
-    _check_repeated_keys(tree)
-    return reader.construct_document(tree) if tree else None
+    try:
+        tree = reader.get_single_node()
+        _check_repeated_keys(tree, where)
+        return reader.construct_document(tree) if tree else None
+    finally:
+        reader.dispose()
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
@@ -64,15 +62,6 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return loaded
 
 
-def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
-    """List the keys whose values differ, as ``SOLVER.AMP 'none' -> 'bf16'``; skip keys with a prefix in ``ignore``."""
-    return [
-        f"{key} {old.get(key)!r} -> {new.get(key)!r}"
-        for key in {**new, **old}
-        if old.get(key) != new.get(key) and not key.startswith(ignore)
-    ]
-
-
 def get(cfg: CfgNode, key: str) -> Any:
     """Return the value of a dotted key such as ``SOLVER.BASE_LR``, or None if ``cfg`` has no such key."""
     node: Any = cfg
@@ -83,51 +72,75 @@ def get(cfg: CfgNode, key: str) -> Any:
     return node
 
 
-def merge_file(cfg: CfgNode, path: str | Path) -> None:
-    """Merge a YAML file (and its `_BASE_`) into ``cfg`` in place.
+def merge(cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: Sequence[Any] = ()) -> set[str]:
+    """Merge a YAML file (and its `_BASE_`), then overrides, into ``cfg`` in place; return the keys that they name.
+
+    Args:
+        keys: every key of ``cfg``.
+        overrides: ``["SOLVER.BASE_LR", "0.03", ...]``; a value is text, as on a command line, or Python's or NumPy's.
 
     Raises:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
     """
+    if len(overrides) % 2:
+        raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
+    leaves = _read_file(config_file) if config_file else {}
+    for key, value in leaves.items():
+        _merge_value(cfg, keys, key, value, f" in {config_file}")
+    for key, value in zip(overrides[::2], overrides[1::2], strict=True):
+        _merge_value(cfg, keys, key, value)
+    return {*leaves, *overrides[::2]}
+
+
+def _read_file(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file over its `_BASE_`: every dotted key and its value."""
     path = check_file(path, "config file", "*.yaml")
     if path.suffix == ".py":
         raise UserError(f"{path} is Python, such as Detectron2's lazy configs; give a YAML file")
     try:
-        leaves = dict(flatten(ConfigFile.load_yaml_with_base(str(path), allow_unsafe=False)))
+        return read_leaves(path)
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
-    except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, AttributeError, RecursionError, TypeError, ValueError) as error:
         reason = _REASONS.get(type(error)) or one_line(error)[:300]
         if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
             sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
             reason += "; Python expressions in YAML are not evaluated: copy the file and write out their values "
             reason += f"(RetinaNet's SIZES: {sizes})"
         raise UserError(f"{path} or its _BASE_ does not contain KEY: VALUE lines of YAML: {reason}") from error
-    for key, value in leaves.items():
-        _merge(cfg, key, value, f" in {path}")
 
 
-def merge_overrides(cfg: CfgNode, overrides: Sequence[Any]) -> None:
-    """Merge ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; raise UserError as `merge_file` does.
+def read_leaves(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read every dotted key of a file and its value, after those of its `_BASE_`: a file, or a list of them in order.
 
-    A value is text, as on a command line, or a value of Python or NumPy.
+    Args:
+        referring: the files whose `_BASE_` led here.
+
+    Raises:
+        UserError: a key occurs twice in one of the files.
+        OSError, yaml.YAMLError, AttributeError, TypeError, ValueError: it is not a config.
     """
-    if len(overrides) % 2:
-        raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
-    for key, value in zip(overrides[::2], overrides[1::2], strict=True):
-        _merge(cfg, key, value)
+    path = Path(os.path.abspath(path))
+    if path in referring:
+        raise ValueError(_REASONS[RecursionError])
+    with path.open(encoding="utf-8") as file:  # which names itself in PyYAML's errors
+        content = load_yaml(file, where=f" in {path}")
+    bases = content.pop("_BASE_", [])
+    leaves: dict[str, Any] = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        leaves |= read_leaves(path.parent / os.path.expanduser(base), (*referring, path))
+    return leaves | dict(flatten(content))
 
 
-def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
+def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = "") -> None:
     default = get(cfg, key)
     if isinstance(default, dict):
         raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
-    known = dict(flatten(cfg)) if default is None else {}
-    if default is None and key not in known:
+    if key not in keys:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
-        raise UserError(f"unknown config key {key}{where}{hint}{suggest_name(key, known)}")
+        raise UserError(f"unknown config key {key}{where}{hint}{suggest_key(key, keys)}")
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:
@@ -192,10 +205,3 @@ def _yield_keys(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str,
     for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
         if isinstance(item, yaml.MappingNode):
             yield from _yield_keys(item, f"{prefix}{number}.")
-
-
-def expected_type(default: Any) -> str:
-    """Return in words the type that a key with this default expects, such as "a number"; "" if it expects any."""
-    if isinstance(default, (list, tuple)):
-        return "a list"
-    return _TYPES.get(type(default), "")

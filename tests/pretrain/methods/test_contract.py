@@ -40,7 +40,7 @@ def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_confi
     parameters = inspect.signature(method.loss_function).parameters.values()
     keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert all(p.default is inspect.Parameter.empty for p in keywords)
-    hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
+    hyper = {keyword: get(cfg, hyperparameter.name) for keyword, hyperparameter in method.hyper.items()}
     assert None not in hyper.values()
     assert {p.name for p in keywords} == set(method.schedule(0, 2, hyper) if method.schedule else hyper)
 

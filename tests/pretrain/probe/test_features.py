@@ -45,5 +45,8 @@ def test_probes_run_in_the_precision_of_the_run(mixed, tmp_path, amp, dtype, mon
     """fp16 is chosen where a GPU has no bf16."""
     seen = []
     monkeypatch.setattr(features, "pool_features", lambda *a: seen.append(pool_features(*a)) or seen[-1])
-    linear.main(_config(tmp_path, "SOLVER.AMP", amp, "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1"), "random")
+    linear.main(
+        _config(tmp_path, "SOLVER.AMP", amp, "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1", "LINEAR.STEPS", "[]"),
+        "random",
+    )
     assert [len(x) for x in seen] == [8, 8, 8, 8] and {x.dtype for x in seen} == {dtype}

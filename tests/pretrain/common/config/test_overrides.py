@@ -5,10 +5,14 @@ import argparse
 import pytest
 
 from pretrain.common.config import overrides
-from pretrain.common.config.overrides import Key
+from pretrain.common.config.keys import Effect, Key
+from pretrain.common.config.limits import AT_LEAST_0
 from tests.errors import refused
 
-KEYS = [Key("SOLVER.BASE_LR", 0.03, "at least 0", "learning rate"), Key("DATA.TRAIN", "", "a string", "")]
+KEYS = [
+    Key("SOLVER.BASE_LR", 0.03, AT_LEAST_0, "learning rate", Effect.RECIPE, aliases="LEARNING_RATE LR"),
+    Key("DATA.TRAIN", "", None, "", Effect.RESULT),
+]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +35,10 @@ def test_options_may_follow_key_value() -> None:
     ("word", "remedy"),
     [
         ("--confg-file=x", "did you mean '--config-file'"),
-        *((word, "config keys take no dashes: write SOLVER.BASE_LR VALUE") for word in ("--base-lr", "--base_lr=0.1")),
+        *(
+            (word, "config keys take no dashes: write SOLVER.BASE_LR VALUE")
+            for word in ("--base-lr", "--base_lr=0.1", "--lr")
+        ),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_option_or_key(word: str, remedy: str) -> None:

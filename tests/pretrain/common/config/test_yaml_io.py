@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pretrain.common.config.limits import Range
-from pretrain.common.config.yaml_io import get, load_yaml, merge_file, merge_overrides
-from pretrain.config import default_config, from_yaml_text
+from pretrain.common.config.yaml_io import get, load_yaml
+from pretrain.config import default_config, from_yaml_text, merge
 from tests.errors import refused
 from transfer import config as fine_tuning
 
@@ -38,7 +38,7 @@ FILES = {  # content of a file -> what the error says
 def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "a.yaml").write_bytes(text.encode("latin1"))
-    assert len(refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), FILES[text])) < 600
+    assert len(refused(lambda: merge(default_config(), tmp_path / "a.yaml"), FILES[text])) < 600
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True])
@@ -53,9 +53,9 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
     base.write_text('SIZES: !!python/object/apply:eval ["[[x, x * 2**(1.0/3)] for x in [32, 64]]"]\n')
     (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\n")
     remedy = "[[32, 40.3175, 50.7968], [64, 80.6349, 101.5937], [128, "
-    refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), base, "python/object/apply:eval", remedy)
+    refused(lambda: merge(default_config(), tmp_path / "a.yaml"), base, "python/object/apply:eval", remedy)
     lazy.write_text("train = dict()\n")
-    refused(lambda: merge_file(default_config(), lazy), lazy, "YAML")
+    refused(lambda: merge(default_config(), lazy), lazy, "YAML")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
     ],
 )
 def test_an_override_that_is_no_value_is_one_line(words: list[str], says: str) -> None:
-    refused(lambda: merge_overrides(default_config(), words), words[0], says)
+    refused(lambda: merge(default_config(), None, words), words[0], says)
 
 
 def test_the_output_folder_of_a_file_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_the_output_folder_of_a_file_is_expanded(tmp_path: Path, monkeypatch: py
     for written, expected in (("~/runs/a", "/home/me/runs/a"), ("$SCRATCH/${HOME}", "/scratch//home/me")):
         (tmp_path / "a.yaml").write_text(f"OUTPUT_DIR: {written}\n")
         cfg = default_config()
-        merge_file(cfg, tmp_path / "a.yaml")
+        merge(cfg, tmp_path / "a.yaml")
         assert expected == cfg.OUTPUT_DIR
 
 
@@ -103,7 +103,7 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path: Path, text: str, names: tu
         refused(lambda loader=loader: load_yaml(text, loader), f"{key} occurs twice", f"lines {first} and {second}")
     (tmp_path / "base.yaml").write_text(text)
     (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSEED: 3\n")
-    refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), f"{key} occurs twice", tmp_path / "base.yaml")
+    refused(lambda: merge(default_config(), tmp_path / "a.yaml"), f"{key} occurs twice", tmp_path / "base.yaml")
 
 
 def test_a_key_may_occur_again_in_another_section_an_item_or_over_a_base(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_key_may_occur_again_in_another_section_an_item_or_over_a_base(tmp_pat
     (tmp_path / "base.yaml").write_text(text)
     (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSOLVER: {GAMMA: 0.125}\n")
     cfg = default_config()
-    merge_file(cfg, tmp_path / "a.yaml")
+    merge(cfg, tmp_path / "a.yaml")
     assert (cfg.SOLVER.GAMMA, cfg.LINEAR.GAMMA, cfg.LINEAR.BASE_LR) == (0.125, 0.25, 1.0)
     assert load_yaml("POINTS: [{SEED: 1}, {SEED: 2}]") == {"POINTS": [{"SEED": 1}, {"SEED": 2}]}
 
@@ -138,8 +138,8 @@ def test_values_that_only_look_different_are_read(tmp_path: Path, key: str, text
     (tmp_path / "a.yaml").write_text(f"{key}: {text}\n")
     by_file = default_config()
     by_word = default_config()
-    merge_file(by_file, tmp_path / "a.yaml")
-    merge_overrides(by_word, [key, word])
+    merge(by_file, tmp_path / "a.yaml")
+    merge(by_word, None, [key, word])
     for cfg in (by_file, by_word, from_yaml_text(by_word.dump())):
         read_value = get(cfg, key)
         assert read_value == value and repr(read_value) == repr(value)

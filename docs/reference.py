@@ -67,9 +67,9 @@ def _layouts() -> str:
             query = extract_backbone(file)
             key = ""
             with contextlib.suppress(UserError):
-                key = f"`{extract_backbone(file, 'key').provenance['prefix']}*`"
+                key = f"`{extract_backbone(file, 'key').provenance.prefix}*`"
             unread = ", ".join(f"`{module}`" for module in query.unread.split(", ") if module)
-            rows.append(f"| {name} | `{query.provenance['prefix']}*` | {key} | {unread} |")
+            rows.append(f"| {name} | `{query.provenance.prefix}*` | {key} | {unread} |")
     return "\n".join(rows)
 
 

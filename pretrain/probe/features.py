@@ -13,6 +13,7 @@ from ..common import distributed
 from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
 from ..common.weights.backbone import read_backbone
+from ..common.weights.provenance import Provenance
 from ..data import loader, views
 from ..data.datasets import ImageData
 from ..model.encoder import build_backbone, count_channels, pool_features
@@ -41,15 +42,15 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
         backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
-        source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
+        source = Provenance.random(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.SEED)
     else:
         file = on_every_rank(read_backbone, weights, cfg.LINEAR.ENCODER)
-        check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {weights}")
+        check_agreement(file.provenance.sha256, f"the content (SHA-256) of {weights}")
         source = file.provenance
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
     memory_format: Any = choose_memory_format(cfg.SOLVER.AMP, device.type)
-    return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source
+    return backbone.eval().requires_grad_(False).to(device).to(memory_format=memory_format), source.to_json()
 
 
 def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, amp: str, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pretrain.common.weights.backbone import read_backbone
+from pretrain.common.weights.provenance import is_made_from
 from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
 from tools import report
@@ -28,17 +29,21 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images, tmp_path, name) 
     assert list(results["datasets"]) == [f"{name}:skip_bad"] and f"{tmp_path}/out/datasets" not in results["config"]
     first = results["weights"]["provenance"]
 
-    evaluated = read_weights(tmp_path / "out" / "model_final.pth").provenance  # of --eval-only
+    evaluated = read_weights(tmp_path / "out" / "model_final.pth").summary()["provenance"]  # of --eval-only
     assert evaluated["source_sha256"] == first["source_sha256"] and evaluated["method"] == "jcl"
     assert len(evaluated["fine_tuned_on"]) == 1
 
     done = convert(tmp_path / "out", tmp_path / "plain.pth", to_torchvision=True)
     reread = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
     for provenance, source in ((done.provenance, "model_final.pth"), (reread, "plain.pth")):
-        assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 1, first["config"])
-        assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1
-        assert provenance["source"] == source
-    assert (done.provenance["earlier_source"], reread["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
+        assert (provenance.method, provenance.epoch, provenance.config) == ("jcl", 1, first["config"])
+        assert provenance.encoder == "key" and len(provenance.fine_tuned_on) == 1
+        assert provenance.source == source
+    chain = ["plain.pth", "model_final.pth", "checkpoint_final.pth"]
+    assert [record.source for record in reread.chain()] == chain
+    # A probe of it is made from the pretraining; that of another version has no chain.
+    assert is_made_from({"source": reread.to_json()}, first["source_sha256"])
+    assert not is_made_from({"source": reread.to_json()}, "another")
 
     shown = render_markdown(report.gather([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another

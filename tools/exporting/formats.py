@@ -106,10 +106,12 @@ def _render_card(backbone: ExportSource, folder: Path, difference: float) -> str
         "pretrained on": origin.data,
         "epochs": origin.epochs,
         "seed": origin.seed,
-        "encoder": backbone.provenance.get("encoder"),
+        "encoder": backbone.provenance.encoder,
         "other than the finished pretraining": origin.altered,
         "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
-        "mean and standard deviation": "" if "MODEL.PIXEL_MEAN" in backbone.provenance else "ImageNet's, not recorded",
+        "mean and standard deviation": ""
+        if "MODEL.PIXEL_MEAN" in backbone.provenance.to_keys()
+        else "ImageNet's, not recorded",
     }
     return _CARD.format(
         arch=backbone.arch,
@@ -171,7 +173,7 @@ def export_onnx(backbone: ExportSource, output: Path) -> dict[str, float]:
         )
     assert program is not None
     model = program.model_proto
-    model.metadata_props.add(key="provenance", value=json_text(backbone.provenance))
+    model.metadata_props.add(key="provenance", value=json_text(backbone.provenance.to_json()))
     with atomic_writer(output) as stream:
         stream.write(model.SerializeToString())
         stream.flush()

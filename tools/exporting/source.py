@@ -3,7 +3,6 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torchvision.models import ResNet
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
+from pretrain.common.weights.provenance import InputFormat, Provenance
 from pretrain.common.weights.resnet_names import is_bottleneck
 from pretrain.data.views import make_center_view, normalize
 from pretrain.keys import IMAGENET_MEAN, IMAGENET_STD
@@ -45,7 +45,7 @@ class ExportSource:
     std: list[float]
     size: int
     resize: int
-    provenance: dict[str, Any]
+    provenance: Provenance
 
     @torch.no_grad()
     def compute_features(self, pixels: Tensor) -> Tensor:
@@ -66,20 +66,21 @@ def read_export_source(source: Path) -> ExportSource:
     """
     weights = open_source(source)
     path = weights.path
-    file, recorded = read_source(weights)
-    if recorded["MODEL.RESNETS.STRIDE_IN_1X1"] and is_bottleneck(file.arch):
+    file = read_source(weights)
+    trained_with = file.provenance.input or InputFormat()
+    if trained_with.stride_in_1x1 and is_bottleneck(file.arch):
         raise UserError(f"{path} strides in the 1x1 convolutions; only ResNets that stride in the 3x3 are exported")
-    if recorded["INPUT.FORMAT"] != "RGB":
-        raise UserError(f"{path} was trained on {recorded['INPUT.FORMAT']} images; only RGB backbones are exported")
+    if trained_with.format == "BGR":
+        raise UserError(f"{path} was trained on BGR images; only RGB backbones are exported")
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict)
-    mean = [round(value / 255, 6) for value in recorded.get("MODEL.PIXEL_MEAN", _PIXEL_MEAN)]
-    std = [round(value / 255, 6) for value in recorded.get("MODEL.PIXEL_STD", _PIXEL_STD)]
+    mean = [round(value / 255, 6) for value in trained_with.mean or _PIXEL_MEAN]
+    std = [round(value / 255, 6) for value in trained_with.std or _PIXEL_STD]
     size, resize = _IMAGENET_SIZE
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # another project's config, or none
-        size, resize = choose_evaluation_size(CfgNode(parse_yaml(recorded["config"])))
+        size, resize = choose_evaluation_size(CfgNode(parse_yaml(file.provenance.config or "")))
     resnet = resnet.eval().requires_grad_(False)
-    return ExportSource(path, resnet, file.arch, file.stem, mean, std, size, resize, provenance=recorded)
+    return ExportSource(path, resnet, file.arch, file.stem, mean, std, size, resize, file.provenance)
 
 
 def draw_sample_image(backbone: ExportSource) -> np.ndarray:

@@ -28,6 +28,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import read_record, read_state
+from pretrain.common.weights import provenance
 from pretrain.keys import list_keys
 from transfer import config as fine_tuning
 from transfer.keys import KEYS
@@ -224,8 +225,7 @@ def is_made_from(results: dict[str, Any], run: Path) -> bool:
     if read_stage(run) != "pretrain":
         return True
     final = read_record(run / "results.json").get("checkpoint_sha256", "none")
-    text = json.dumps(results)
-    return final in text or '"source_sha256": "' not in text
+    return provenance.is_made_from(results, final)
 
 
 def hash_content(weights: str) -> str:

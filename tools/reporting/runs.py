@@ -10,6 +10,7 @@ from typing import Any
 
 from pretrain.common.config.keys import SAME_RESULT, copy_value
 from pretrain.common.config.yaml_io import flatten, parse_yaml
+from pretrain.common.weights.provenance import Provenance
 from pretrain.keys import list_keys
 from transfer.keys import KEYS
 
@@ -96,29 +97,28 @@ def read_scores(run: Run) -> list[Score]:
     return []
 
 
-def read_origin(provenance: Mapping[str, Any]) -> Origin:
+def read_origin(provenance: Provenance) -> Origin:
     """Return the origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""
-    text = provenance.get("config")
     try:  # the checkpoint of another project may contain another kind of config
-        config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
+        config = dict(flatten(parse_yaml(provenance.config or "")))
     except ValueError:
         config = {}
     return _build_origin(provenance, config)
 
 
-def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
-    if provenance.get("source") == "random":
-        return Origin("random", arch=_format(provenance.get("arch")), seed=_format(provenance.get("seed")))
-    method = _format(provenance.get("method"))
-    epochs = provenance.get("epoch")
+def _build_origin(provenance: Provenance, config: dict[str, Any]) -> Origin:
+    if provenance.source == "random":
+        return Origin("random", arch=provenance.arch, seed=_format(provenance.seed))
+    method = provenance.method
+    epochs = provenance.epoch
     epochs = _format(round(epochs, 2) if isinstance(epochs, float) else epochs)
     altered = []
     if "SOLVER.EPOCHS" in config and epochs and epochs != _format(config["SOLVER.EPOCHS"]):
         epochs = f"{epochs} of {_format(config['SOLVER.EPOCHS'])}"
         altered.append(f"epoch {epochs}")
-    if provenance.get("encoder") == "key":
+    if provenance.encoder == "key":
         altered.append("the key encoder")
-    names = [str(name) for name in provenance.get("fine_tuned_on", ())]
+    names = provenance.fine_tuned_on
     if names:
         tuned = ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names)
         method = f"{method or '?'}, then {tuned}"
@@ -127,14 +127,13 @@ def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Orig
     initial_weights = Path(_format(config.get("MODEL.WEIGHTS"))).name
     if initial_weights:
         data = f"{data}, from {initial_weights}"
-    sha = _format(provenance.get("source_sha256"))
+    sha = provenance.sha256
     # The folder is named only if the checkpoint itself was converted, without a conversion or fine-tuning in between.
-    folder = () if "earlier_source" in provenance else Path(_format(config.get("OUTPUT_DIR"))).parts[-2:]
-    file = "/".join([*folder, _format(provenance.get("source"))])
+    folder = () if provenance.earlier else Path(_format(config.get("OUTPUT_DIR"))).parts[-2:]
+    file = "/".join([*folder, provenance.source])
     source = f"{file} ({sha[:8]})" if sha else file
-    arch = _format(provenance.get("arch"))
     seed = _format(config.get("SEED"))
-    return Origin(method, arch, data, epochs, seed, source, sha, config, altered=", ".join(altered))
+    return Origin(method, provenance.arch, data, epochs, seed, source, sha, config, altered=", ".join(altered))
 
 
 def normalize_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
@@ -171,8 +170,9 @@ def describe(protocol: Protocol, names: Iterable[str]) -> str:
 
 def _read_pretraining(run: Run) -> Score:
     results = run.results
-    weights = {"epoch": results["epochs"], "source_sha256": results["checkpoint_sha256"]}
-    origin = _build_origin({"method": results["method"], "arch": results["arch"], **weights}, run.config)
+    weights = {name: results[name] for name in ("method", "arch")}
+    record = Provenance(sha256=results["checkpoint_sha256"], epoch=results["epochs"], **weights)
+    origin = _build_origin(record, run.config)
     if "knn_top1" not in results["metrics"]:
         return Score(run.folder, "pretrain", origin)
     test, protocol = normalize_protocol("kNN", results["knn_protocol"])
@@ -181,9 +181,9 @@ def _read_pretraining(run: Run) -> Score:
 
 def _read_probe(run: Run) -> Score:
     stage = run.results["stage"]
-    source = run.results["source"]
+    source = Provenance.from_json(run.results["source"]) or Provenance()
     metrics = {name: float(run.results["metrics"][name]) for name in ("top1", "top5") if name in run.results["metrics"]}
-    test, protocol = normalize_protocol(KINDS[stage], run.results["protocol"], source.get("encoder") or "query")
+    test, protocol = normalize_protocol(KINDS[stage], run.results["protocol"], source.encoder or "query")
     return Score(run.folder, stage, read_origin(source), test, metrics, protocol)
 
 
@@ -210,7 +210,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
 def _read_detector_origin(weights: Mapping[str, Any]) -> Origin:
     if not weights.get("path"):
         return Origin("random")
-    origin = read_origin(weights.get("provenance") or {})
+    origin = read_origin(Provenance.from_json(weights.get("provenance")) or Provenance())
     if origin.source:
         return origin
     sha = weights.get("sha256") or ""

@@ -13,38 +13,37 @@ predecessor, contain two (s, b), into which the statistics are folded: such a ne
 
 import dataclasses
 from functools import cache
-from typing import Any
 
 import torch
 
-from pretrain.common.weights.file import COUNTER, MSRA_KEYS, WeightsFile
+from pretrain.common.weights.file import COUNTER, WeightsFile
+from pretrain.common.weights.provenance import Provenance
 from pretrain.common.weights.resnet_names import build_name_table
 
 _BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
 _NORM = {"weight": ("gamma", "s"), "bias": ("beta", "b")}
 
 
-def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
-    """Rename the tensors to Detectron2's names; return the file with its provenance and the config keys that it needs.
+def from_caffe2(file: WeightsFile) -> WeightsFile:
+    """Rename the tensors to Detectron2's names; return the file with its provenance.
 
-    A file without Caffe2's names is returned unchanged, with {}. The classifier, the optimizer's momentum and the
+    A file without Caffe2's names is returned unchanged. The classifier, the optimizer's momentum and the
     convolutions' biases are dropped, as Detectron2 drops them. Other unknown names stay, for the reader to reject.
     """
     table, dropped = _names()
     prefix = next((name.removesuffix("conv1_w") for name in file.tensors if name.split(".")[-1] == "conv1_w"), None)
     if prefix is None:
-        return file, {}
+        return file
     tensors = {name.removeprefix(prefix): tensor for name, tensor in file.tensors.items()}
     dropped = dropped | {name for name in tensors if name.endswith("_momentum")}
     state = {table.get(name, name): tensor for name, tensor in tensors.items() if name not in dropped}
-    needs: dict[str, Any] = {"method": "supervised_msra", **MSRA_KEYS}
-    if not any(".norm.running_" in name for name in state):
-        needs["MODEL.RESNETS.NORM"] = "FrozenBN"
+    folded = not any(".norm.running_" in name for name in state)
+    if folded:
         for name, scale in [item for item in state.items() if item[0].endswith(".norm.weight")]:
             norm = name.removesuffix("weight")
             # Detectron2 also loads these if a file lacks them; with eps, FrozenBN then divides by sqrt(1 + 1e-5).
             state |= {f"{norm}running_mean": torch.zeros_like(scale), f"{norm}running_var": torch.ones_like(scale)}
-    return dataclasses.replace(file, tensors=state), needs
+    return dataclasses.replace(file, tensors=state, provenance=Provenance.from_caffe2(folded=folded))
 
 
 @cache

@@ -9,24 +9,23 @@ OUTPUT.json next to the file contains the provenance and the file's SHA-256, whi
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
 from pretrain.common.interface import check_path
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import claim
+from pretrain.common.weights.provenance import InputFormat, Provenance
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
 
 if TYPE_CHECKING:  # torch is imported only after the paths are checked
@@ -41,6 +40,9 @@ log = logging.getLogger(__name__)
 
 
 _STATISTICS_HINT = "the source does not record the mean and std of images; if known, pass --pixel-mean and --pixel-std"
+_FORMAT_HINT = (
+    "the detector's config.yaml is not next to it, so the order of its channels and its stride are not recorded"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Conversion:
     """A conversion: the file, its provenance, the largest relative difference per stage, and the modules not read."""
 
     output: Path
-    provenance: dict[str, Any]
+    provenance: Provenance
     differences: dict[str, float]
     unread: str
 
@@ -56,12 +58,14 @@ class Conversion:
         """Describe source, output and verification in a few lines."""
         stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.differences.items())
         p = self.provenance
-        origin = " ".join(str(p[key]) for key in ("method", "arch", "encoder") if p.get(key))
-        epoch = f", epoch {p['epoch']}" if "epoch" in p else ""
+        origin = " ".join(filter(None, (p.method, p.arch, p.encoder)))
+        epoch = "" if p.epoch is None else f", epoch {p.epoch}"
+        trained_with = p.input or InputFormat()
         lines = [
-            f"{p['source']} ({origin}{epoch}) -> {self.output}",
+            f"{p.source} ({origin}{epoch}) -> {self.output}",
             f"not read: {self.unread}" if self.unread else "",
-            "" if "MODEL.PIXEL_MEAN" in p else _STATISTICS_HINT,
+            "" if trained_with.format else _FORMAT_HINT,
+            "" if trained_with.mean else _STATISTICS_HINT,
             f"verified on one image; largest relative difference per stage: {stages}",
         ]
         return "\n".join(filter(None, lines))
@@ -105,23 +109,25 @@ def convert(
     file = open_source(source)
     path = file.path
     _check_output(output, path)
-    backbone, provenance = read_source(file, encoder, prefix)
-    provenance |= _check_pixel_statistics(provenance, pixel_mean, pixel_std)
+    backbone = read_source(file, encoder, prefix)
+    trained_with = _add_pixel_statistics(backbone.provenance.input or InputFormat(), pixel_mean, pixel_std)
+    provenance = replace(backbone.provenance, input=trained_with)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
-    stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
+    stride_in_1x1 = is_bottleneck(backbone.arch) and bool(trained_with.stride_in_1x1)
     if stride_in_1x1 and to_torchvision:
         problem = f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3"
         raise UserError(f"{problem}; convert it to Detectron2's names, without --to-torchvision")
     tensors = backbone.state_dict
     if not to_torchvision:
         tensors = {PREFIX + name: tensor for name, tensor in to_detectron2(tensors, backbone.arch).items()}
-    encoded = _encode(tensors, provenance, output.suffix, to_torchvision)
+    record = provenance.to_json()
+    encoded = _encode(tensors, record, output.suffix, to_torchvision)
     check = partial(check_conversion, backbone=backbone, to_torchvision=to_torchvision, stride_in_1x1=stride_in_1x1)
     with claim(output.parent, "a conversion", file=output.name), translate_write_errors(output):
         if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
-        differences = _write(output, encoded, provenance, check)
+        differences = _write(output, encoded, record, check)
     return Conversion(output, provenance, differences, backbone.unread)
 
 
@@ -172,10 +178,8 @@ def open_source(source: str | Path) -> WeightsFile:
     raise UserError(f"{source} contains no checkpoint (checkpoint_*.pth or, of a detector, model_*.pth); {remedy}")
 
 
-def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
-    """Read the backbone in a file, and its provenance with the values that a detector's config must have.
-
-    Mean and standard deviation of its pixels are included only if the file records them.
+def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> BackboneFile:
+    """Read the backbone in a file, also in Caffe2's names, with its provenance.
 
     Raises:
         UserError: no backbone in it.
@@ -183,39 +187,21 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     from pretrain.common.weights.backbone import extract_backbone
 
     from .caffe2 import from_caffe2
-    from .load import read_detector_provenance
 
-    file, caffe2_keys = from_caffe2(source)
-    backbone = extract_backbone(file, encoder, prefix)
-    origin = backbone.provenance
-    recorded = caffe2_keys or read_detector_provenance(source)
-    detector_keys: dict[str, Any] = {
-        "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
-        "MODEL.RESNETS.STRIDE_IN_1X1": False,
-        "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if is_bottleneck(backbone.arch) else 64,
-        "INPUT.FORMAT": "RGB",
-    }
-    with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
-        views = parse_yaml(backbone.provenance["config"])["VIEWS"]
-        pixels = {f"MODEL.PIXEL_{key}": [round(255 * value, 6) for value in views[key]] for key in ("MEAN", "STD")}
-        detector_keys |= pixels  # both or none
-    if "fine_tuned_on" in recorded:  # method, epoch and config are those of pretraining, not of fine-tuning
-        origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
-        origin["earlier_source"] = recorded.get("source")
-    return backbone, {**detector_keys, **recorded, **origin}
+    return extract_backbone(from_caffe2(source), encoder, prefix)
 
 
-def _check_pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """Check --pixel-mean and --pixel-std, which the source must not record itself; return them by Detectron2's keys."""
+def _add_pixel_statistics(recorded: InputFormat, mean: Sequence[float], std: Sequence[float]) -> InputFormat:
+    """Add --pixel-mean and --pixel-std, which the source must not record itself."""
     if not (mean or std):
-        return {}
-    statistics = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)}
-    known = [f"{key} {recorded[key]}" for key in statistics if key in recorded]
+        return recorded
+    keys = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD")
+    known = [f"{key} {value}" for key, value in recorded.to_keys().items() if key in keys]
     if known:
         raise UserError(f"the source records {', '.join(known)}; omit --pixel-mean and --pixel-std")
-    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in statistics.values()) or 0 in std:
+    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in (mean, std)) or 0 in std:
         raise UserError(f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be 3 numbers from 0 to 255, std above 0")
-    return statistics
+    return replace(recorded, mean=list(mean), std=list(std))
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, to_torchvision: bool) -> bytes:

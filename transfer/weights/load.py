@@ -4,7 +4,6 @@ Both engines pass their tensors under Detectron2's names (the live storage, whic
 loader. Detectron2's own prints the same warnings for a good file and for a file from which it loads nothing.
 """
 
-import contextlib
 import logging
 import math
 import os
@@ -18,12 +17,12 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common.config.yaml_io import flatten, get, parse_yaml
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, shorten_list
-from pretrain.common.files import read_json, sha256
-from pretrain.common.weights.backbone import infer_arch
-from pretrain.common.weights.file import COUNTER, Damaged, WeightsFile, check_values, read_weights_file
-from pretrain.common.weights.resnet_names import PREFIX, from_c4, to_torchvision
+from pretrain.common.files import sha256
+from pretrain.common.weights.file import COUNTER, Damaged, check_values, read_weights_file
+from pretrain.common.weights.provenance import CHECKED_KEYS, Provenance
+from pretrain.common.weights.resnet_names import PREFIX, from_c4, infer_arch, to_torchvision
 
 from .caffe2 import from_caffe2
 from .locate import conversion_hint, find_weights
@@ -32,7 +31,6 @@ _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
 # Not loaded, since they follow from the config. Model-zoo files contain the anchors; the torchvision engine saves none.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
-_CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 _NAME_A_DETECTOR = "pass a fine-tuned detector (--eval-only --resume evaluates the newest model_*.pth in OUTPUT_DIR)"
 log = logging.getLogger(__name__)
 
@@ -45,17 +43,18 @@ class Weights:
         path: a file or a URL; empty for random initialization.
         sha256: the file's hash.
         state: Detectron2's full names -> tensors.
-        provenance: the record of convert.py or, for a detector, of its run folder (`read_detector_provenance`).
+        provenance: the record of a conversion or, for a detector, of its run folder; None if there is none.
     """
 
     path: str
     sha256: str
     state: dict[str, Tensor]
-    provenance: dict[str, Any]
+    provenance: Provenance | None
 
     def summary(self) -> dict[str, Any]:
         """Return plain values for results.json: path, sha256 and provenance."""
-        return {"path": self.path, "sha256": self.sha256, "provenance": self.provenance}
+        provenance = self.provenance.to_json() if self.provenance else {}
+        return {"path": self.path, "sha256": self.sha256, "provenance": provenance}
 
 
 def read_weights(path: str | Path) -> Weights:
@@ -72,15 +71,16 @@ def read_weights(path: str | Path) -> Weights:
     address = str(path)
     path = find_weights(address)
     if not path:
-        return Weights("", "", {}, {})
+        return Weights("", "", {}, None)
     try:
-        file, needs = from_caffe2(read_weights_file(path))
+        original = read_weights_file(path)
     except Damaged as error:
         if path == address:
             raise
         raise UserError(f"{address}: {error}; check the URL, and delete that file to download it again") from error
+    file = from_caffe2(original)
     state = _without_prefix(file.tensors, path)
-    if needs or file.content.get("matching_heuristics"):  # no prefix, as in Detectron2's own backbones
+    if file is not original or file.content.get("matching_heuristics"):  # no prefix, as in Detectron2's own backbones
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     state = from_c4(state)
     if not any(name.startswith(PREFIX) for name in state):
@@ -88,7 +88,7 @@ def read_weights(path: str | Path) -> Weights:
         raise UserError(f"{path} contains no {PREFIX}* (it contains {names}, ...); {conversion_hint(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
-    return Weights(address, file.sha256, state, file.provenance or needs or read_detector_provenance(file))
+    return Weights(address, file.sha256, state, file.provenance)
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
@@ -100,63 +100,6 @@ def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tenso
         raise UserError(f"{path} has several networks: {names}; save the state dict of one of them, and name that file")
     prefix = prefixes[0] if prefixes else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def read_detector_provenance(file: WeightsFile) -> dict[str, Any]:
-    """Read what a run folder of fine-tuning records about its detector ``file``; return {} for any other file.
-
-    Only a detector in Detectron2's names that records nothing itself belongs to the run folder that it lies in: files
-    that a conversion wrote, plain backbones and files of other projects may lie next to any config.yaml.
-
-    - config.yaml records the keys of INPUT and STRIDE_IN_1X1.
-    - initial_weights.json records where its backbone came from before its fine-tuning; ``fine_tuned_on`` is added.
-
-    Raises:
-        UserError: initial_weights.json is damaged.
-    """
-    detector = {} if file.provenance else _select_detector(file)
-    # A link may lie next to its own config.yaml, as in a download cache, or lead into the run folder.
-    for folder in dict.fromkeys([file.path.parent, file.path.resolve().parent] if detector else []):
-        config = _read_yaml(folder / "config.yaml")
-        if _describes(config, detector):
-            recorded = {key: config[key] for key in _CHECKED if key in config}
-            trained_on = list(config.get("DATASETS.TRAIN") or ["data that are not recorded"])
-            if not (folder / "initial_weights.json").is_file():
-                return recorded
-            summary = read_json(folder / "initial_weights.json")
-            before = (summary.get("provenance") or {}) if summary.get("path") else {"method": "random"}
-            return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
-    return {}
-
-
-def _select_detector(file: WeightsFile) -> dict[str, Tensor]:
-    """Return the tensors of a detector in Detectron2's names, without a prefix; {} if the file has no detector."""
-    anchors = (re.fullmatch(r"(|.*\.)backbone\.(bottom_up\.)?stem\.conv1\.weight", name) for name in file.tensors)
-    prefix = next((match[1] for match in anchors if match), None)
-    if prefix is None:
-        return {}
-    tensors = from_c4({name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)})
-    has_heads = any(not name.startswith(PREFIX) for name in tensors)
-    return tensors if has_heads or "iteration" in file.content else {}  # Detectron2's checkpoints count iterations
-
-
-def _describes(config: Mapping[str, Any], detector: Mapping[str, Tensor]) -> bool:
-    """Return whether a config has the ResNet and the number of classes of a detector."""
-    resnet = {name.removeprefix(PREFIX): tensor for name, tensor in detector.items() if name.startswith(PREFIX)}
-    classifier = detector.get("roi_heads.box_predictor.cls_score.weight")  # one row is the background's
-    classes = config.get("MODEL.ROI_HEADS.NUM_CLASSES")
-    if classifier is not None and classes is not None and len(classifier) != classes + 1:
-        return False
-    with contextlib.suppress(UserError):  # incomplete
-        return infer_arch(to_torchvision(resnet), "the detector") == f"resnet{config.get('MODEL.RESNETS.DEPTH')}"
-    return False
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a YAML file by their dotted keys; {} if there is none, or it is another program's."""
-    with contextlib.suppress(OSError, ValueError, UserError):
-        return dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
-    return {}
 
 
 def check_weights_fit(weights: Weights, cfg: CfgNode) -> None:
@@ -172,13 +115,12 @@ def check_weights_fit(weights: Weights, cfg: CfgNode) -> None:
     arch = infer_arch(to_torchvision(backbone), weights.path)
     if arch != f"resnet{depth}":
         raise UserError(f"{weights.path} contains a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
-    keys = [key for key in weights.provenance if key.startswith(("MODEL.", "INPUT."))]
-    unknown = [key for key in _CHECKED if key not in keys]
+    recorded = weights.provenance.to_keys() if weights.provenance else {}
+    unknown = [key for key in CHECKED_KEYS if key not in recorded]
     if unknown:
         log.info(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
-    for key in keys:
+    for key, expected in recorded.items():
         value = get(cfg, key)
-        expected = weights.provenance[key]
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in
             continue
         if not _is_close(value, expected):

@@ -7,22 +7,20 @@ The file may be a checkpoint, a state dict or a detector of any project, with an
 import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor
 
-from ..config.yaml_io import parse_yaml
 from ..errors import UserError, shorten_list
 from ..files import check_not_sharded
 from .checkpoint import list_checkpoints, load_first_undamaged
 from .file import COUNTER, FOR_PRETRAINING, WeightsFile, check_values, read_weights_file
-from .resnet_names import DEPTHS, is_bottleneck, list_shapes
+from .provenance import Provenance
+from .resnet_names import DEPTHS, infer_arch, is_bottleneck, list_shapes
 from .resnet_search import Network, describe_kind, find_networks, select_by_prefix, summarize_unread
 
 
@@ -34,14 +32,14 @@ class BackboneFile:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
         state_dict: every tensor of the backbone as float32, under torchvision's names, without the classifier.
-        provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config.
+        provenance: where it comes from.
         unread: a short list of the other tensors in the file.
     """
 
     arch: str
     stem: str
     state_dict: dict[str, Tensor]
-    provenance: dict[str, Any]
+    provenance: Provenance
     unread: str
 
 
@@ -53,8 +51,9 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     """
     file = _read_newest(Path(path)) if os.path.isdir(path) else read_weights_file(path)
     backbone = extract_backbone(file, encoder)
-    has_stride_in_1x1 = is_bottleneck(backbone.arch) and file.provenance.get("MODEL.RESNETS.STRIDE_IN_1X1")
-    if has_stride_in_1x1 or file.provenance.get("INPUT.FORMAT") == "BGR":
+    trained_with = backbone.provenance.input
+    assert trained_with is not None
+    if trained_with.format == "BGR" or (is_bottleneck(backbone.arch) and trained_with.stride_in_1x1):
         problem = "was trained on BGR images, or with its stride in the 1x1 convolution"
         raise UserError(f"{path} {problem}, so its features would be wrong here; use it for detectors only")
     return backbone
@@ -97,22 +96,9 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     # A copy, because a file that is written from tensors with a common storage contains all of that storage.
     state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in values.items()}
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
-    provenance = _build_provenance(file, network.prefix, side, arch, stem)
+    names = {"arch": arch, "stem": stem, "prefix": network.prefix, "encoder": side}
+    provenance = Provenance.from_checkpoint(path.name, file.sha256, file.content, file.provenance, **names)
     return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
-
-
-def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
-    """Return the ResNet with the number and kind of blocks in ``state``; raise UserError if there is none."""
-    blocks = {tuple(name.split(".")[:2]) for name in state if name.startswith("layer") and name.count(".") > 1}
-    counts = Counter(layer for layer, _ in blocks)
-    depths = tuple(counts[f"layer{i}"] for i in range(1, 5))
-    bottleneck = any(".conv3." in name for name in state)
-    for arch, expected in DEPTHS.items():
-        if depths == expected and bottleneck == is_bottleneck(arch):
-            return arch
-    kind = "bottleneck" if bottleneck else "basic"
-    larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
-    raise UserError(f"{path} has {depths} {kind} blocks in layer1-layer4{larger}; pass a ResNet-18, 34, 50 or 101")
 
 
 def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
@@ -188,26 +174,3 @@ def _check_padding(file: WeightsFile, network: Network) -> None:
             f"{file.path} has the names of a solo-learn checkpoint for CIFAR, whose 3x3 stem pads by 2 pixels; here it "
             "pads by 1; use the weights in solo-learn, or, if yours pads by 1, save the state dict of its ResNet alone"
         )
-
-
-def _build_provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
-    content = file.content
-    recorded = file.provenance
-    provenance: dict[str, Any] = {"source": file.path.name, "source_sha256": file.sha256, "arch": arch, "stem": stem}
-    provenance["prefix"] = recorded.get("prefix", prefix)
-    provenance["encoder"] = encoder or recorded.get("encoder", "")
-    config = content.get("config")
-    method: Any = content.get("method")
-    if isinstance(config, str):
-        provenance["config"] = config
-        # It may be another project's config, or no config at all; it is then recorded unchanged.
-        with contextlib.suppress(LookupError, TypeError, ValueError):
-            method = parse_yaml(config)["METHOD"]["NAME"]
-    if isinstance(method, str):
-        provenance["method"] = method
-    for key in ("epoch", "step"):
-        if isinstance(content.get(key), int) and "fine_tuned_on" not in recorded:
-            provenance[key] = content[key]
-    if recorded:
-        return {**recorded, **provenance, "earlier_source": recorded.get("source")}
-    return provenance

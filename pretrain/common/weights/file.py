@@ -3,11 +3,10 @@
 import contextlib
 import errno
 import hashlib
-import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,14 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, first_line, shorten_list
-from ..files import check_file, read_json, sha256
+from ..files import check_file, sha256
 from .formats import describe_other, read_content, write_resave_command
+from .provenance import Provenance
+from .records import read_record
 
 COUNTER = "num_batches_tracked"  # batch norm's counter, which no forward pass reads and old files lack
 FOR_PRETRAINING = " (with --to-torchvision for pretraining and probes)"  # ends the commands that errors advise
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # parts of names to drop
-# What the networks of MSRA and the detectors of Detectron2's model zoo were trained with, under Detectron2's keys.
-MSRA_KEYS = {
-    "INPUT.FORMAT": "BGR",
-    "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
-    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
-    "MODEL.RESNETS.STRIDE_IN_1X1": True,
-}
 _NOT_PLAIN = re.compile("GLOBAL|Can only|Trying to call|operand 149")  # 149: a protocol that torch reads only unsafely
 
 
@@ -47,14 +41,14 @@ class WeightsFile:
         content: everything in it; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
         tensors: all tensors in its dictionaries and lists except those of optimizers. A name is the path of keys to the
             tensor, joined by dots, without the names of `WRAPPERS` unless they tell two tensors apart.
-        provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
+        provenance: what is recorded of the file (`records.read_record`); None if nothing is.
     """
 
     path: Path
     sha256: str
     content: dict[str, Any]
     tensors: dict[str, Tensor]
-    provenance: dict[str, Any]
+    provenance: Provenance | None
 
 
 def read_weights_file(path: str | Path) -> WeightsFile:
@@ -73,7 +67,7 @@ def read_weights_file(path: str | Path) -> WeightsFile:
     if not tensors:
         raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
-    return WeightsFile(path, digest, content, tensors, _read_provenance(content, path, digest))
+    return WeightsFile(path, digest, content, tensors, read_record(path, digest, content, tensors))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -144,28 +138,3 @@ def _walk(content: Any, path: str = "", *, lists: bool = False) -> Iterator[tupl
             yield f"{path}{key}", value.detach()
         elif isinstance(value, containers) and not str(key).startswith("opt"):
             yield from _walk(value, f"{path}{key}.", lists=lists)
-
-
-def _read_provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
-    """Return the provenance that a conversion recorded in the file, or in FILE.json with the file's SHA-256.
-
-    A plain state dict, such as torchvision's files, has no place for provenance inside.
-    """
-    record: dict[str, Any] = {}
-    with contextlib.suppress(UserError):  # there is none, or it is another program's
-        record = read_json(f"{path}.json")
-    recorded_sha256 = record.pop("file_sha256", None)
-    if recorded_sha256 and recorded_sha256 != digest:
-        problem = f"{path} has changed since its conversion (its SHA-256 differs from {path}.json)"
-        raise UserError(f"{problem}; convert again, or delete {path}.json if you replaced the file on purpose")
-    provenance: Any = content.get("provenance") or (record if recorded_sha256 else {})
-    if content.get("__author__") == "Detectron2 Model Zoo":
-        std = content.get("model", {}).get("pixel_std", 1)  # a few detectors trained from scratch have another one
-        return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
-    meta = content.get("meta")
-    config = meta.get("config") or meta.get("cfg") if isinstance(meta, dict) else ""
-    if re.search(r"style\s*=\s*['\"]caffe['\"]", str(config)):  # a detector of mmdetection, whose mean and std vary
-        return {key: MSRA_KEYS[key] for key in ("INPUT.FORMAT", "MODEL.RESNETS.STRIDE_IN_1X1")}
-    with contextlib.suppress(TypeError, ValueError):  # another program's provenance may be anything
-        return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)  # text in safetensors
-    return {}

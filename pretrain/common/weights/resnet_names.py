@@ -12,9 +12,13 @@ layer2.0.downsample.1.*          res3.0.shortcut.norm.*
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import UserError
 
 if TYPE_CHECKING:  # command lines import this module, which must not import torch for them
     import torch
@@ -53,6 +57,20 @@ def _rename_to_detectron2(name: str) -> str:
     name = re.sub(r"^layer(\d)", lambda match: f"res{int(match[1]) + 1}", name)
     name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
     return re.sub(r"bn(\d)", r"conv\1.norm", name)
+
+
+def infer_arch(state: Mapping[str, Any], path: str | Path) -> str:
+    """Return the ResNet with the number and kind of blocks in ``state``; raise UserError if there is none."""
+    blocks = {tuple(name.split(".")[:2]) for name in state if name.startswith("layer") and name.count(".") > 1}
+    counts = Counter(layer for layer, _ in blocks)
+    depths = tuple(counts[f"layer{i}"] for i in range(1, 5))
+    bottleneck = any(".conv3." in name for name in state)
+    for arch, expected in DEPTHS.items():
+        if depths == expected and bottleneck == is_bottleneck(arch):
+            return arch
+    kind = "bottleneck" if bottleneck else "basic"
+    larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
+    raise UserError(f"{path} has {depths} {kind} blocks in layer1-layer4{larger}; pass a ResNet-18, 34, 50 or 101")
 
 
 def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:

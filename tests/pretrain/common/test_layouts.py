@@ -9,6 +9,7 @@ import torch
 
 from pretrain.common.weights.backbone import extract_backbone, read_backbone
 from pretrain.common.weights.file import read_weights_file
+from pretrain.common.weights.provenance import InputFormat
 from tests.errors import refused
 from tests.pretrain.common.layouts import LAYOUTS, TABLE, build, heads, resnet, under
 
@@ -31,7 +32,7 @@ def test_exactly_the_backbone_is_read(project: str, tmp_path: Path) -> None:
     backbone = extract_backbone(file)
     assert backbone.state_dict.keys() == resnet(arch=backbone.arch).keys() and value(backbone.state_dict) == 1
     if any((tensor == 2).all() for tensor in file.tensors.values()):
-        assert backbone.provenance["encoder"] == "query"
+        assert backbone.provenance.encoder == "query"
         assert value(extract_backbone(file, "key").state_dict) == 2
     else:
         refused(lambda: extract_backbone(file, "key"), path, "key")
@@ -78,7 +79,7 @@ def test_a_caffe_resnet_of_mmdetection_is_for_detectors_only(key: str, tmp_path:
     assert value(read_backbone(tmp_path / "pytorch.pth").state_dict) == 1
     refused(lambda: read_backbone(tmp_path / "caffe.pth"), "BGR", "detectors only")
     provenance = extract_backbone(read_weights_file(tmp_path / "caffe.pth")).provenance
-    assert (provenance["INPUT.FORMAT"], provenance["MODEL.RESNETS.STRIDE_IN_1X1"]) == ("BGR", True)
+    assert provenance.input == InputFormat("BGR", stride_in_1x1=True)
 
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -104,7 +105,7 @@ def test_another_arch_is_named_and_a_config_of_another_project_is_kept(tmp_path:
     torch.save({"state_dict": resnet(), "arch": "resnet50"}, tmp_path / "a.pth")
     refused(lambda: read_backbone(tmp_path / "a.pth"), "resnet50", "resnet18")
     torch.save({"state_dict": resnet(), "config": "METHOD: []", "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
-    provenance = read_backbone(tmp_path / "w.pth").provenance
+    provenance = read_backbone(tmp_path / "w.pth").provenance.to_json()
     assert provenance["config"] == "METHOD: []" and not {"method", "epoch"} & set(provenance)
 
 

@@ -13,6 +13,7 @@ from pretrain.common.files import sha256
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import update_state
 from pretrain.common.weights.backbone import read_backbone
+from pretrain.common.weights.provenance import Provenance
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
@@ -45,7 +46,8 @@ def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path) -> None:
     for config in ("METHOD: {NAME: jcl}", *(f"VIEWS: {value}" for value in views)):
         torch.save({"state_dict": resnet_state(), "config": config}, tmp_path / "source.pth")
         provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
-        statistics.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
+        assert provenance.input
+        statistics.append((provenance.input.mean, provenance.input.std))
     assert statistics == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None), (None, None)]
 
 
@@ -57,7 +59,7 @@ def test_what_the_source_does_not_record_may_be_said(tmp_path: Path) -> None:
     convert_to_d2.main([*words, "--pixel-mean", "0", "0", "0", "--pixel-std", "255", "255", "255"])
     weights = read_weights(tmp_path / "w.pth")
     assert torch.equal(weights.state["backbone.bottom_up.stem.conv1.weight"], 2 * r18["conv1.weight"])
-    assert weights.provenance["prefix"] == "ema."
+    assert weights.provenance and weights.provenance.prefix == "ema."
     cfg = tiny_coco.config(tmp_path, "x")
     refused(lambda: check_weights_fit(weights, cfg), "MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]")
     cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3, MODEL__PIXEL_STD=[255.0] * 3)
@@ -100,7 +102,7 @@ def test_round_trip(tmp_path: Path, arch: str, suffix: str) -> None:
     done = convert(tmp_path / "source.pth", tmp_path / f"d2{suffix}")
     assert set(done.differences) == {"res2", "res3", "res4", "res5"} and max(done.differences.values()) <= 1e-4
     back = convert(tmp_path / f"d2{suffix}", tmp_path / "back.pth", to_torchvision=True)
-    assert back.provenance["source_sha256"] == sha256(tmp_path / f"d2{suffix}")
+    assert back.provenance.sha256 == sha256(tmp_path / f"d2{suffix}")
     plain = torch.load(tmp_path / "back.pth")
     assert set(plain) == {name for name in state if not name.startswith("fc.")}
     for name, tensor in plain.items():
@@ -117,9 +119,10 @@ def test_provenance_is_in_the_file_and_next_to_it_and_handed_on(tmp_path: Path, 
     assert sidecar == {**inside, "file_sha256": sha256(converted / "w.pth")}
     for suffix in (".pkl", ".safetensors"):
         convert(source, tmp_path / f"w{suffix}")
-        assert read_weights(tmp_path / f"w{suffix}").provenance == inside
+        assert read_weights(tmp_path / f"w{suffix}").summary()["provenance"] == inside
     again = convert(tmp_path / "w.safetensors", tmp_path / "again.pth").provenance
-    assert (again["epoch"], again["earlier_source"]) == (200, "run.pth")
+    assert (again.epoch, again.earlier) == (200, Provenance.from_json(inside))
+    assert again.to_json()["earlier_source"] == "run.pth"
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -156,7 +159,9 @@ def test_existing_output(tmp_path: Path, source: Path, converted: Path) -> None:
     assert (tmp_path / "w.pth").read_bytes() == before
     convert(tmp_path / "other.pth", tmp_path / "w.pth", overwrite=True)
     assert (tmp_path / "w.pth").read_bytes() != before
-    assert read_weights(tmp_path / "w.pth").provenance["source"] == "other.pth"  # FILE.json has the new SHA-256
+    assert (
+        read_weights(tmp_path / "w.pth").summary()["provenance"]["source"] == "other.pth"
+    )  # FILE.json has the new SHA-256
     (tmp_path / "folder.pth").mkdir()
     for output, named in (("w.onnx", "w.onnx"), ("folder.pth", "folder.pth"), ("other.pth/w.pth", "other.pth")):
         refused(lambda output=output: convert(source, tmp_path / output), tmp_path / named)

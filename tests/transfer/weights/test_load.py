@@ -10,6 +10,8 @@ import torch
 
 from pretrain.common.run.state import update_state
 from pretrain.common.weights.backbone import read_backbone
+from pretrain.common.weights.provenance import MSRA as MSRA_INPUT
+from pretrain.common.weights.provenance import Provenance
 from pretrain.common.weights.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import resnet_state
@@ -34,7 +36,7 @@ def r50() -> Weights:
         "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
         "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
     }
-    return Weights("w.pth", "0", in_detectron2s_names("resnet50"), provenance)
+    return Weights("w.pth", "0", in_detectron2s_names("resnet50"), Provenance.from_json(provenance))
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +113,15 @@ def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path) -> None:
     content = {"model": model, "__author__": "Detectron2 Model Zoo"}
     (tmp_path / "model_final.pkl").write_bytes(pickle.dumps(content))
     zoo = read_weights(tmp_path / "model_final.pkl")
-    refused(lambda: check_weights_fit(zoo, tiny_coco.config(tmp_path, "x", **R50)), "is RGB", "BGR")
+    refused(lambda: check_weights_fit(zoo, tiny_coco.config(tmp_path, "x", **R50)), "STRIDE_IN_1X1 is False", "True")
     refused(lambda: read_backbone(tmp_path / "model_final.pkl"), "BGR", "1x1")
     check_weights_fit(zoo, tiny_coco.config(tmp_path, "x", **MSRA))
     convert(tmp_path / "model_final.pkl", tmp_path / "w.pth")
-    assert read_weights(tmp_path / "w.pth").provenance["INPUT.FORMAT"] == "BGR"
+    converted = read_weights(tmp_path / "w.pth").provenance
+    assert converted and converted.input == MSRA_INPUT
     model["pixel_std"] = np.array([57.375, 57.12, 58.395]).reshape(3, 1, 1)  # one that was trained from random values
     (tmp_path / "scratch.pkl").write_bytes(pickle.dumps(content))
-    assert read_weights(tmp_path / "scratch.pkl").provenance == {}
+    assert read_weights(tmp_path / "scratch.pkl").summary()["provenance"] == {}
 
 
 def test_a_detector_is_read_from_a_file_with_other_content(tmp_path, r18: Weights) -> None:
@@ -134,4 +137,4 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path, r18: Weights) -> N
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
     refused(lambda: check_weights_fit(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
     (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
-    assert read_weights(tmp_path / "model_final.pth").provenance == {}
+    assert read_weights(tmp_path / "model_final.pth").summary()["provenance"] == {}

@@ -22,6 +22,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import sha256, write_json
 from pretrain.common.weights import formats
 from pretrain.common.weights.file import Damaged, check_values, read, read_weights_file
+from pretrain.common.weights.provenance import Provenance
 from tests.errors import refused
 
 WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.bias": torch.ones(2)}
@@ -207,14 +208,14 @@ def test_values_that_no_network_can_use() -> None:
 def test_provenance_inside_and_beside(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(WEIGHTS, path, metadata={"provenance": '{"source": "a.pth"}'})
-    assert read_weights_file(path).provenance == {"source": "a.pth"}
+    assert read_weights_file(path).provenance == Provenance("a.pth")
     save_file(WEIGHTS, path, metadata={"provenance": "another program's"})
-    assert read_weights_file(path).provenance == {}
+    assert read_weights_file(path).provenance is None
     torch.save(WEIGHTS, tmp_path / "plain.pth")
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth"})
-    assert read_weights_file(tmp_path / "plain.pth").provenance == {}  # written by another program
+    assert read_weights_file(tmp_path / "plain.pth").provenance is None  # written by another program
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth", "file_sha256": sha256(tmp_path / "plain.pth")})
-    assert read_weights_file(tmp_path / "plain.pth").provenance == {"source": "b.pth"}
+    assert read_weights_file(tmp_path / "plain.pth").provenance == Provenance("b.pth")
 
 
 def test_a_file_that_changed_since_its_conversion_is_refused(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_file_that_changed_since_its_conversion_is_refused(tmp_path: Path) -> 
     torch.save({**WEIGHTS, "bn1.bias": torch.tensor([1.0, 1.0 + 2**-23])}, path)
     refused(lambda: read_weights_file(path), "w.pth has changed since its conversion", "w.pth.json); convert again")
     (tmp_path / "w.pth.json").write_text("{half")  # nothing to compare with
-    assert read_weights_file(path).provenance == {}
+    assert read_weights_file(path).provenance is None
 
 
 @pytest.mark.parametrize("suffix", [".pkl", ".pth"])

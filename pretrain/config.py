@@ -4,6 +4,7 @@ The language is Detectron2's (YAML, `_BASE_`, `KEY VALUE` overrides), with Detec
 The values of recipes are in configs/pretrain/*.yaml, never here.
 """
 
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .common.config.yaml_io import flatten, get, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
 from .data.augmentations import AUGMENTATIONS
+from .data.names import list_names
 from .keys import IMAGENET_MEAN, IMAGENET_STD, list_keys
 from .methods import METHODS
 
@@ -112,7 +114,7 @@ def check_config(cfg: CfgNode) -> None:
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
     output = Path(cfg.OUTPUT_DIR or "runs").resolve()
-    for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
+    for name in itertools.chain(*map(list_names, (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL))):
         folder = Path(expand(name.removeprefix("folder:").strip())).resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
             problem = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"

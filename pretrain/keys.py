@@ -33,8 +33,9 @@ _AUGMENT_MEANING = "augmentation; none: evaluation views, each computed once"
 _CHANGE_MEANING = "let a resumed run change AMP, BASE_LR, WARMUP_EPOCHS or your modules"
 _BN_GROUPS_MEANING = """parts of the global batch with their own BN statistics; 1 is SyncBN over all; 0 means one per
 process and micro-batch, or up to 8 for a single process with keys"""
-_TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar; MODEL.STEM, VIEWS.IMAGE_SIZE,
-MEAN and STD follow from a named data set unless they are set"""
+_TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar, or a list of several,
+"['folder:/a', 'folder:/b']"; MODEL.STEM, VIEWS.IMAGE_SIZE, MEAN and STD follow from a named data set unless they are
+set"""
 _ACCUMULATE_MEANING = """number of micro-batches per process, to save memory; loss and gradients stay the same up
 to rounding if the BN groups do"""
 _AMP_MEANING = """half precision, on GPUs in channels_last layout: bf16 on A100, H100 and later; fp16, with a gradient

@@ -23,7 +23,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_name, check_writable
-from pretrain.data.folders import list_images
+from pretrain.data.folders.images import list_images
 from transfer.keys import describe_keys
 from transfer.predict import load_detector, predict_files
 

@@ -1,24 +1,30 @@
-"""Named data sets, image folders and tars -> decodable images, with labels where they exist.
+"""Named data sets, image folders and tars, or several of them -> decodable images, with labels where they exist.
 
 Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
 """
 
 import contextlib
+import logging
 import os
+import re
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import UserError, suggest_name
+from ..common.errors import UserError, shorten_list, suggest_name
 from ..common.files import expand
 from ..common.images import CorruptImage
-from . import archives, folders
 from .contract import describe
-from .image_data import ImageData, MissingSplit, open_images
+from .folders import images as folders
+from .image_data import ImageData, MissingSplit, merge, open_images
+from .named import archives, imagenet
+from .names import FOLDER, LIST_FORM, TAR, check_local, list_names
 from .tars import images as tars
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
 
+log = logging.getLogger(__name__)
 FOLDERS = {  # data set -> its folder in DATA.ROOT
     "imagenet": "imagenet",
     "imagenet100": "imagenet100",
@@ -34,7 +40,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
         name: one of FOLDERS or LOADERS, or ``folder:/path`` with images (no labels) or one folder per class. Folders
             in it that are named like splits (train, training, val, valid, validation, test, with or without a year)
             are splits, never classes; test is the val split where there is no other. ``tar:/data/*.tar`` or
-            ``tar:/data/{000..146}.tar`` names uncompressed tars, which are every split.
+            ``tar:/data/{000..146}.tar`` names uncompressed tars, which are every split. A list of several,
+            ``['folder:/a', 'folder:/b']``, is one data set; classes of the same name are one class.
         split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
             labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -46,9 +53,12 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
-    load_split = _find(name, root, download)[1]
-    data = open_images(load_split(split), name, split)
-    if name in LOADERS:  # a mistake in a user's source is found before a run starts
+    names = list_names(name)
+    if len(names) > 1:
+        return _load_several(names, name, split, root, download)
+    load_split = _find(names[0], root, download)[1]
+    data = open_images(load_split(split), names[0], split)
+    if names[0] in LOADERS:  # a mistake in a user's source is found before a run starts
         with contextlib.suppress(CorruptImage):  # DATALOADER.ON_CORRUPT decides whether training fails
             data.read(0)
     return data
@@ -56,9 +66,48 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
     """Raise UserError for an unknown name or a missing folder, without listing the images, which would take long."""
-    is_there, load_split = _find(name, root, download)
-    if not is_there:
-        load_split("train")  # raises the error that shows the layout expected
+    names = list_names(name)
+    for member in names:
+        is_there, load_split = _find(member, root, download)
+        if not is_there:
+            load_split("train")  # raises the error that shows the layout expected
+    _check_no_overlap(names)
+
+
+def _load_several(names: list[str], name: str, split: str, root: str | Path, download: bool) -> ImageData:
+    """Load a split of several data sets as one; those without splits belong to train where others have a val split."""
+    _check_no_overlap(names)
+    with_splits = [member for member in names if _has_splits(member)]
+    if split == "val" and 0 < len(with_splits) < len(names):
+        log.info(f"the val split is that of {shorten_list(with_splits)}; the others of {name} have none")
+        names = with_splits
+    parts: list[ImageData] = []
+    for member in names:
+        try:
+            parts.append(load(member, split, root, download))
+        except MissingSplit as reason:
+            if split == "train":
+                raise
+            log.info(f"without {member}, which has no val split: {reason}")
+    if not parts:
+        raise MissingSplit(f"none of {name} has a val split; set DATA.VAL to labeled images")
+    return merge(parts, name)
+
+
+def _has_splits(name: str) -> bool:
+    """Return False for a data set whose images are every split: tars, and folders without folders of splits."""
+    if name.startswith(FOLDER):
+        return folders.has_splits(_parse_path(name))
+    return not name.startswith(TAR)
+
+
+def _check_no_overlap(names: list[str]) -> None:
+    """Raise UserError if one of several folders is in another one: its images would be read twice."""
+    paths = {name: _parse_path(name).resolve() for name in names if name.startswith(FOLDER)}
+    for name, path in paths.items():
+        for other, other_path in paths.items():
+            if name != other and path.is_relative_to(other_path):
+                raise UserError(f"{name} is in {other}, so that its images would be read twice; remove one of them")
 
 
 def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[str], ImageData]]:
@@ -66,16 +115,19 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     folder = Path(expand(root))
     if name in LOADERS:  # registered loaders locate their own images
         return True, lambda split: _call_loader(name, split, folder)
-    if name.startswith("folder:"):
+    check_local(name)
+    if name.startswith(FOLDER):
         path = _parse_path(name)
+        _check_no_pattern(name, path)
         return os.path.isdir(path), lambda split: folders.load_folder(path, split)
-    if name.startswith(tars.PREFIX):
-        pattern = name.removeprefix(tars.PREFIX)
+    if name.startswith(TAR):
+        pattern = name.removeprefix(TAR)
         return tars.find_tars(pattern), lambda _split: tars.load_tars(pattern)
+    check_local(str(root))
     if name in ("imagenet", "imagenet100"):
-        unpacked = folders.find_imagenet(name, folder)
-        tar = tars.find_imagenet_tar("train", folder)
-        load_split = tars.load_imagenet_tars if tar and not unpacked else folders.load_imagenet_folders
+        unpacked = imagenet.find_folder(name, folder)
+        tar = imagenet.find_tar("train", folder)
+        load_split = imagenet.load_tars if tar and not unpacked else imagenet.load_folders
         return unpacked or tar, lambda split: load_split(name, split, folder)
     if name in FOLDERS:
         is_there = download or os.path.isdir(folder / FOLDERS[name])
@@ -83,8 +135,17 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
     known = (*FOLDERS, *LOADERS)
-    known_text = f"{', '.join(known)}, folder:/path or tar:/path/*.tar"
+    known_text = f"{', '.join(known)}, folder:/path, tar:/path/*.tar or a list of them"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")
+
+
+def _check_no_pattern(name: str, path: Path) -> None:
+    """Raise UserError for a folder with * or braces, which are read in the names of tars alone."""
+    if os.path.isdir(path) or not re.search(r"[*?{\[]", str(path)):
+        return
+    matches = [match for form in tars.expand_braces(str(path)) for match in sorted(glob(form)) if os.path.isdir(match)]
+    form = f'"{[FOLDER + match for match in matches]}"' if 1 < len(matches) <= 5 else LIST_FORM
+    raise UserError(f"{name!r} is a pattern, not a folder; write the folder above, or a list of folders: {form}")
 
 
 def _call_loader(name: str, split: str, root: Path) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import UserError
+from ..common.errors import UserError, shorten_list
 from .contract import check_image, check_name, check_source, convert_classes, convert_labels, describe
-from .sources import Source, Subset
+from .sources import Concatenation, Source, Subset
 
 
 class MissingSplit(UserError):
@@ -89,6 +89,35 @@ class ImageData:
         """Return the images at ``positions``, in that order."""
         labels = None if self.labels is None else self.labels[positions]
         return ImageData(Subset(self.source, positions), labels, self.classes, self.name)
+
+    def relabel(self, classes: list[str]) -> ImageData:
+        """Return the same images with labels that are positions in ``classes``, found by the names of classes.
+
+        Raises:
+            UserError: ``classes`` lack one of them, or two have the same name.
+        """
+        if self.labels is None or self.classes == classes[: len(self.classes)]:
+            return dataclasses.replace(self, classes=classes)
+        repeated = [name for names in (classes, self.classes) for name in names if names.count(name) > 1]
+        if repeated:
+            raise UserError(f"{self._where()}: several classes are named {repeated[0]!r}; give each its own name")
+        missing = sorted(set(self.classes) - set(classes))
+        if missing:
+            raise UserError(f"{self._where()}: its classes {shorten_list(missing)} are not in the other data set")
+        positions = np.array([*map(classes.index, self.classes), -1], np.int64)  # the last: no label
+        return dataclasses.replace(self, labels=positions[self.labels], classes=classes)
+
+
+def merge(parts: list[ImageData], name: str) -> ImageData:
+    """Return several data sets as one; classes of the same name are one class, and all of them are sorted by name."""
+    source = Concatenation([part.source for part in parts])
+    if all(part.labels is None for part in parts):
+        return ImageData(source, None, [], name)
+    classes = sorted({class_name for part in parts for class_name in part.classes})
+    relabeled = [part.relabel(classes).labels for part in parts]
+    none = [np.full(len(part), -1, np.int64) for part in parts]
+    labels = [n if given is None else given for given, n in zip(relabeled, none, strict=True)]
+    return ImageData(source, np.concatenate(labels), classes, name)
 
 
 def open_images(loaded: Any, name: str, split: str) -> ImageData:

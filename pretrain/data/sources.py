@@ -1,10 +1,11 @@
-"""Sources of images by number: files, arrays, and subsets of other sources."""
+"""Sources of images by number: files, arrays, and subsets and sequences of other sources."""
 
 from __future__ import annotations
 
+import bisect
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -126,3 +127,26 @@ class Subset:
 
     def name(self, index: int) -> str:
         return self.source.name(int(self.positions[index]))
+
+
+class Concatenation:
+    """The images of several sources, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self.ends = np.cumsum([len(source) for source in sources]).tolist()
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        part = bisect.bisect_right(self.ends, index)
+        return self.sources[part], index - (self.ends[part - 1] if part else 0)
+
+    def read(self, index: int) -> np.ndarray:
+        source, position = self._locate(index)
+        return source.read(position)
+
+    def name(self, index: int) -> str:
+        source, position = self._locate(index)
+        return source.name(position)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fvcore.common.config import CfgNode
 
-from ..common.errors import UserError
+from ..common.errors import UserError, shorten_list
 from ..data import datasets
 
 
@@ -48,9 +48,11 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
             raise UserError(f"DATA.VAL {val_name} has the training images of {train_name}; set it to other images")
         remedy = "set DATA.VAL to labeled images, or make train/ and val/ folders"
         raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
-    if train.classes[: len(val.classes)] != val.classes:  # val may lack the last ones
-        raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
-    return ProbeData(train.select_labeled(), val.select_labeled())
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if unknown:
+        problem = f"{train_name} has no class {shorten_list(unknown)} of {val_name}"
+        raise UserError(f"{problem}; probes need the same classes in both")
+    return ProbeData(train.select_labeled(), val.relabel(train.classes).select_labeled())
 
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:

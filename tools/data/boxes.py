@@ -18,7 +18,8 @@ import yaml
 from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import read_image
-from pretrain.data.folders import NO_DATA, find_mixed_splits, list_images
+from pretrain.data.folders.images import NO_DATA, list_images
+from pretrain.data.folders.layout import find_mixed_splits
 from transfer.coco.image_sizes import read_upright_size
 
 log = logging.getLogger(__name__)

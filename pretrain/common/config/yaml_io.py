@@ -141,6 +141,8 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
     if key not in keys:
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
         raise UserError(f"unknown config key {key}{where}{hint}{suggest_key(key, keys)}")
+    if key.startswith("DATA.") and isinstance(default, str) and isinstance(value, (list, tuple)):
+        value = str(list(value))  # several data sets, which are one text (see `pretrain.data.names.list_names`)
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:

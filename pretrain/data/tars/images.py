@@ -1,4 +1,4 @@
-"""Images in uncompressed tar files, read in place: ImageNet as it is downloaded, and shards in WebDataset's layout.
+"""Images in uncompressed tar files, such as shards in WebDataset's layout, read in place.
 
 Each image is one read at its offset; nothing is unpacked.
 """
@@ -7,8 +7,6 @@ import functools
 import io
 import os
 import re
-import tarfile
-import tempfile
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
@@ -18,12 +16,11 @@ import numpy as np
 from ...common.errors import UserError, shorten_list
 from ...common.files import expand
 from ...common.images import SUFFIXES, CorruptImage, decode, retry
-from .. import folders
-from ..image_data import ImageData, MissingSplit
+from ..folders.layout import find_masks, find_mixed_splits
+from ..image_data import ImageData
+from ..names import TAR
 from ..sources import PackedNames
 from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
-
-PREFIX = "tar:"
 
 
 class TarImages:
@@ -57,20 +54,20 @@ def find_tars(pattern: str) -> list[str]:
     Raises:
         UserError: no tar matches, or a tar that the braces name is missing.
     """
-    paths = _expand_braces(expand(pattern.strip()))
+    paths = expand_braces(expand(pattern.strip()))
     # glob also lists links whose target is missing.
     matches = {path: [path] if os.path.isfile(path) else list(filter(os.path.isfile, glob(path))) for path in paths}
     tars = [tar for names in matches.values() for tar in sorted(names) if not tar.endswith(INDEX_SUFFIX)]
     missing = [path for path, names in matches.items() if not names]
     if missing and len(paths) > 1:
         problem = f"{len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}"
-        raise UserError(f"{PREFIX}{pattern}: {problem}; copy them there, or correct the pattern")
+        raise UserError(f"{TAR}{pattern}: {problem}; copy them there, or correct the pattern")
     if not tars:
-        raise UserError(f"no file matches {PREFIX}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
+        raise UserError(f"no file matches {TAR}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
     return list(dict.fromkeys(tars))
 
 
-def _expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Return the patterns that a shell would make of ``{first..last}`` and ``{one,other}``."""
     braces = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
     if not braces:
@@ -78,101 +75,57 @@ def _expand_braces(pattern: str) -> list[str]:
     first, last, words = braces.groups()
     parts = words.split(",") if words else [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
     start, end = braces.span()
-    return [path for part in parts for path in _expand_braces(pattern[:start] + part + pattern[end:])]
+    return [path for part in parts for path in expand_braces(pattern[:start] + part + pattern[end:])]
 
 
 def load_tars(pattern: str) -> ImageData:
     """Load all images of the tars that ``pattern`` names.
 
-    Labels are those of .cls members, or else the first folder in the names, as in a folder of class folders.
+    Classes are the numbers in .cls members, in their order, or else the first folder in the names, as in a folder of
+    class folders.
 
     Raises:
-        UserError: no tar matches, a tar is compressed or damaged, or no tar contains images.
+        UserError: no tar matches, a tar is compressed or damaged, no tar contains images, or images lie next to masks.
     """
     tars = find_tars(pattern)
     tar_N, entries = _join([open_index(tar) for tar in tars])
     names = list(entries.names)
     if not names:
-        raise UserError(f"{PREFIX}{pattern}: no images; expected members ending in {' '.join(SUFFIXES)}")
+        raise UserError(f"{TAR}{pattern}: no images; expected members ending in {' '.join(SUFFIXES)}")
     name_folders = {os.path.dirname(name) for name in names}
-    for paths in ({Path(tar).stem for tar in tars}, name_folders):
-        mixed = folders.find_mixed_splits(paths)
+    stems = [Path(tar).stem for tar in tars]
+    for paths in (stems, name_folders):
+        mixed = find_mixed_splits(paths)
         if mixed:
             remedy = "keep each split in its own tars, and list the tars of one split only"
             splits = " and ".join(sorted(mixed[1]))
-            raise UserError(f"{PREFIX}{pattern} contains {splits}: splits, not classes; {remedy}")
+            raise UserError(f"{TAR}{pattern} contains {splits}: splits, not classes; {remedy}")
+    tar_names = [re.sub("[-_.]?[0-9]+$", "", stem) for stem in stems]  # images-000 and masks-000
+    masks = find_masks([f"{tar_names[tar]}/{name}" for tar, name in zip(tar_N.tolist(), names, strict=True)])
+    if masks:
+        remedy = "write the images alone to tars"
+        raise UserError(f"{TAR}{pattern}: {masks.images} {masks.describe()}; {remedy}")
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None
     classes: list[str] = []
-    if (entries.members["labels"] >= 0).any():
-        labels = entries.members["labels"]
-        classes = [str(label) for label in range(int(labels.max()) + 1)]
+    has_label = entries.members["labels"] >= 0
+    if has_label.any():
+        numbers, positions = np.unique(entries.members["labels"][has_label], return_inverse=True)
+        classes = [str(number) for number in numbers]
+        labels = np.full(len(names), -1, np.int64)
+        labels[has_label] = positions
     elif common not in name_folders:
         prefix_length = len(common) + 1 if common else 0
         name_classes = [name[prefix_length : name.index("/", prefix_length)] for name in names]
         classes = sorted(set(name_classes))
-        labels = _number(name_classes, classes)
+        labels = number_names(name_classes, classes)
     order = np.array(sorted(range(len(names)), key=[sort_key(name) for name in names].__getitem__))
     source = TarImages(tars, tar_N[order], entries.take(order))
     return ImageData(source, None if labels is None else labels[order], classes)
 
 
-def find_imagenet_tar(split: str, root: Path) -> str:
-    """Return the path of ImageNet's tar of a split in one of the usual folders in ``root``; empty if there is none."""
-    for subfolder in folders.IMAGENET_FOLDERS:
-        tar = root / subfolder / f"ILSVRC2012_img_{split}.tar"
-        if tar.is_file():
-            return str(tar)
-    return ""
-
-
-def load_imagenet_tars(name: str, split: str, root: Path) -> ImageData:
-    """Load ImageNet-1K, or the classes of ImageNet-100, from the tars as they are downloaded.
-
-    Raises:
-        UserError: the tar of the split, the devkit's tar (val's labels are in it) or one of the classes is missing.
-    """
-    tar = find_imagenet_tar(split, root)
-    if not tar:
-        raise MissingSplit(f"{name}: no ILSVRC2012_img_{split}.tar next to {find_imagenet_tar('train', root)}")
-    entries = open_index(tar)
-    names = list(entries.names)
-    if split == "train":
-        image_classes = [os.path.basename(os.path.dirname(name)) for name in names]
-        is_known = all(re.fullmatch(r"n\d{8}", class_name) for class_name in set(image_classes))
-    else:
-        numbers = [re.fullmatch(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG", name) for name in names]
-        val_classes = _read_val_classes(Path(tar).with_name("ILSVRC2012_devkit_t12.tar.gz"))
-        is_known = all(number and 0 < int(number[1]) <= len(val_classes) for number in numbers)
-        image_classes = [val_classes[int(number[1]) - 1] for number in numbers if number] if is_known else []
-    if not names or not is_known:
-        raise UserError(f"{tar} is not ImageNet's {split} tar, or was modified; get it again from image-net.org")
-    classes = folders.list_imagenet100() if name == "imagenet100" else sorted(set(image_classes))
-    missing = sorted(set(classes) - set(image_classes))
-    if missing:
-        raise UserError(f"{name}: {tar} lacks the classes {shorten_list(missing)}; get it again from image-net.org")
-    included = set(classes)
-    positions = [index for index, class_name in enumerate(image_classes) if class_name in included]
-    order = np.array(sorted(positions, key=lambda index: (image_classes[index], names[index])))
-    labels = _number([image_classes[index] for index in order], classes)
-    return ImageData(TarImages([tar], np.zeros(len(order), np.int32), entries.take(order)), labels, list(classes))
-
-
-def _read_val_classes(devkit: Path) -> list[str]:
-    """Return the class of each validation image in the order of image numbers, as torchvision parses the devkit."""
-    from torchvision.datasets import imagenet  # slow to import
-
-    if not devkit.is_file():
-        raise MissingSplit(f"{devkit}, which has the labels of val, is missing; download it from image-net.org")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            imagenet.parse_devkit_archive(folder, str(devkit.absolute()))
-            return imagenet.load_meta_file(folder)[1]
-    except (RuntimeError, OSError, ValueError, LookupError, tarfile.TarError) as error:
-        raise UserError(f"{devkit} is damaged; download it again from image-net.org") from error
-
-
-def _number(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+def number_names(names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """Return the position of each of ``names`` in ``classes``, as labels."""
     numbers = {name: number for number, name in enumerate(classes)}
     return np.array([numbers[name] for name in names], np.int64)
 

@@ -22,19 +22,20 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from ...common.errors import UserError
+from ...common.errors import UserError, shorten_list
 from ...common.files import atomic_write, hold_lock
 from ...common.images import SUFFIXES
-from ..folders import COMPANION, NO_DATA, warn_of_unread
+from ..folders.images import COMPANION, NO_DATA, warn_of_unread
 from ..sources import PackedNames
 
 log = logging.getLogger(__name__)
 INDEX_SUFFIX = ".index.npz"
-# Byte offset of an image in its tar, its size in bytes, and the class in the sample's .cls member (-1: there is none).
+# Byte offset of an image in its tar, its size in bytes, and the number in the sample's .cls member (-1: there is none).
 _FIELDS = ("offsets", "sizes", "labels")
 _MEMBER = np.dtype([(field, np.int64) for field in _FIELDS])
-_FORMAT = 1  # version of the index files; an index of another version is rebuilt
+_FORMAT = 2  # version of the index files; an index of another version is rebuilt
 _LOG_PERIOD_S = 60.0  # where there is no terminal
+_MAX_LABEL = (1 << 63) - 1
 _MAX_PADDING = 1 << 20  # bytes after the end mark
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # starts of gzip, bzip2, xz and zstd
 
@@ -138,14 +139,15 @@ def _build_index(tar: str, size: int) -> Entries:
             if not member.isreg() or member.sparse:
                 unread.append("links or sparse files")
             elif suffix == ".cls":
-                labels[_get_sample_key(name)] = _read_label(file, member, f"{tar}/{name}")
+                labels[name] = _read_label(file, member, f"{tar}/{name}")
             elif suffix in SUFFIXES:
                 positions[name] = (member.offset_data, member.size)
             elif not COMPANION.fullmatch(suffix):
                 unread.append(suffix or "without a suffix")
     warn_of_unread(unread, Path(tar))
     names = sorted(positions, key=sort_key)
-    members = [(*positions[name], labels.get(_get_sample_key(name), -1)) for name in names]
+    sample_labels = _find_sample_labels(names, labels, tar)
+    members = [(*positions[name], sample_labels.get(_get_sample_key(name), -1)) for name in names]
     return Entries(PackedNames.pack(names), np.array(members, _MEMBER))
 
 
@@ -193,6 +195,45 @@ def _check_end(file: BinaryIO, tar: str, start: int, end: int) -> None:
         raise UserError(f"{tar} has data after its end mark at byte {start}; {remedy}")
 
 
+def _find_sample_labels(images: list[str], labels: dict[str, int], tar: str) -> dict[str, int]:
+    """Return the label of each sample that has one, by its key.
+
+    Several images of a sample share its label, such as KEY.left.jpg and KEY.right.jpg with KEY.cls.
+
+    Raises:
+        UserError: a sample has several labels, several images of one name, or the label of one of its images, as if
+            names had dots before the suffix.
+    """
+    names_of_labels: dict[str, list[str]] = {}
+    for name in labels:
+        names_of_labels.setdefault(_get_sample_key(name), []).append(name)
+    for key, names in names_of_labels.items():
+        if len(names) > 1:
+            raise _build_sample_error(tar, key, f"{len(names)} labels", names)
+    images_of_stem: dict[str, str] = {}
+    labeled_images: dict[str, list[str]] = {}
+    for name in images:
+        stem = os.path.splitext(name)[0]
+        key = _get_sample_key(name)
+        if stem in images_of_stem:
+            raise _build_sample_error(tar, key, "several images of one name", [images_of_stem[stem], name])
+        images_of_stem[stem] = name
+        if key in names_of_labels:
+            labeled_images.setdefault(key, []).append(name)
+    for key, names in labeled_images.items():
+        (label,) = names_of_labels[key]
+        stem = os.path.splitext(label)[0]
+        if len(names) > 1 and "." in os.path.basename(stem) and stem in images_of_stem:
+            raise _build_sample_error(tar, key, "several images, but the label of one", [label, *names])
+    return {key: labels[name] for key, (name,) in names_of_labels.items()}
+
+
+def _build_sample_error(tar: str, key: str, problem: str, names: list[str]) -> UserError:
+    rule = "the name of a sample ends at the first dot, and it has one image and one .cls"
+    remedy = "write other dots as _, and other images to other tars"
+    return UserError(f"{tar}: sample {key.lstrip('/')} has {problem}: {shorten_list(names)}; {rule}; {remedy}")
+
+
 def _get_sample_key(name: str) -> str:
     """Return the key of a member's sample: its name up to the first dot of the file name (WebDataset's rule)."""
     folder, _, file = name.rpartition("/")
@@ -202,10 +243,15 @@ def _get_sample_key(name: str) -> str:
 def _read_label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> int:
     position = file.tell()
     file.seek(member.offset_data)
-    text = file.read(min(member.size, 32)).decode(errors="replace").strip()
+    text = file.read(min(member.size, 64)).decode("utf-8-sig", errors="replace").strip()
     file.seek(position)
+    if text == "-1":  # no label
+        return -1
     if not text.isdecimal():
-        raise UserError(f"{name} contains {text!r}; a .cls member must contain the number of a class, from 0")
+        remedy = "a .cls member must contain the number of a class, from 0 (or -1 for none)"
+        raise UserError(f"{name} contains {text!r}; {remedy}")
+    if int(text) > _MAX_LABEL:
+        raise UserError(f"{name} contains {text}; a .cls member may contain at most {_MAX_LABEL}; number the classes")
     return int(text)
 
 

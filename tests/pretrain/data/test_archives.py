@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torchvision.datasets as tv
 
-from pretrain.data import archives
 from pretrain.data.datasets import load
+from pretrain.data.named import archives
 from tests.errors import refused
 from tests.pretrain.data.test_folders import labels
 from tests.pretrain.images import picture, write_folder

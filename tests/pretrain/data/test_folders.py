@@ -11,8 +11,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from pretrain.data import folders
 from pretrain.data.datasets import ImageData, MissingSplit, check_exists, load
+from pretrain.data.folders import images as folders
+from pretrain.data.named.imagenet import list_imagenet100
 from tests.errors import refused
 from tests.pretrain.images import picture, write_folder
 
@@ -58,8 +59,8 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
     """It is read in another process, by a replacement of pillow-heif that reads PNG under that suffix."""
     write_folder(tmp_path / "photos", ["IMG_1.HEIC"])
     (tmp_path / "pillow_heif.py").write_text("def register_heif_opener(): print('registered')\n")
-    code = "import pathlib, pretrain.data.folders as f; print(f.list_images(pathlib.Path('photos')))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(folders.__file__).parents[2])])}
+    code = "import pathlib, pretrain.data.folders.images as f; print(f.list_images(pathlib.Path('photos')))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(folders.__file__).parents[3])])}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == "registered\n['IMG_1.HEIC']\n", done.stderr
 
@@ -67,7 +68,7 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(logging.getLogger("pretrain.data.folders"), "warning", lines.append)
+    monkeypatch.setattr(logging.getLogger("pretrain.data.folders.images"), "warning", lines.append)
     return lines
 
 
@@ -119,11 +120,12 @@ def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
-def test_imagenet(tmp_path: Path, place: str):
+def test_imagenet(tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture):
     root = tmp_path / place
     write_folder(root, ["train/n02/b.JPEG", "train/n01/a.JPEG"])
     check_exists("imagenet", tmp_path)
     train = load("imagenet", "train", tmp_path)
+    assert "train has 2 of ImageNet's 1,000 classes" in caplog.text
     assert names(train, root) == ["train/n01/a.JPEG", "train/n02/b.JPEG"]
     with pytest.raises(MissingSplit):  # pretraining works without kNN
         load("imagenet", "val", tmp_path)
@@ -136,12 +138,13 @@ def test_imagenet(tmp_path: Path, place: str):
 
 
 @pytest.mark.parametrize("folder", ["imagenet", "imagenet100"])
-def test_imagenet100_takes_its_classes_only(tmp_path: Path, folder: str):
-    classes = sorted((Path(folders.__file__).parent / "imagenet100.txt").read_text().split())
+def test_imagenet100_takes_its_classes_only(tmp_path: Path, folder: str, caplog: pytest.LogCaptureFixture):
+    classes = list_imagenet100()
     assert len(set(classes)) == 100
     write_folder(tmp_path / folder, [f"train/{c}/1.JPEG" for c in classes] + ["train/n00000000/2.JPEG"], 4, 4)
     data = load("imagenet100", "train", tmp_path)
     assert data.classes == classes and labels(data) == list(range(100))
+    assert "1,000 classes" not in caplog.text
     (tmp_path / folder / "train" / classes[3] / "1.JPEG").unlink()
     (tmp_path / folder / "train" / classes[3]).rmdir()
     refused(lambda: load("imagenet100", "train", tmp_path), "1 of 100", classes[3])
@@ -167,6 +170,16 @@ def test_classes_named_as_masks_or_splits_are_classes(tmp_path: Path):
     classes = ["Dev Team", "Test Team", "image", "labels", "mask", "no_mask", "with_mask"]
     write_folder(tmp_path, [f"{name}/{number}.png" for number, name in enumerate(classes)], 4, 4)  # no mask of an image
     assert load(f"folder:{tmp_path}", "train").classes == classes
+
+
+def test_classes_named_as_splits_are_read_where_the_error_says(tmp_path: Path):
+    write_folder(tmp_path, ["train_a/1.png", "test_a/2.png", "zebra/3.png"], 4, 4)
+    text = refused(lambda: load(f"folder:{tmp_path}", "train"), "splits", f"into {tmp_path}/train/")
+    assert "zebra" not in text
+    (tmp_path / "train").mkdir()
+    for name in ("train_a", "test_a", "zebra"):
+        (tmp_path / name).rename(tmp_path / "train" / name)
+    assert load(f"folder:{tmp_path}", "train").classes == ["test_a", "train_a", "zebra"]
 
 
 def test_folders_next_to_splits_are_named(tmp_path: Path, warnings: list[str]):
@@ -199,7 +212,7 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: 
     if expected:
         assert names(data, tmp_path / expected) == ["a/1.png", "b/1.png"] and data.classes == ["a", "b"]
     else:
-        assert data.classes == sorted(folder.split("/")[0] for folder in folders) and len(data) == 4
+        assert data.classes == sorted(folder.split("/")[0] for folder in folders) and len(data) == 2 * len(folders)
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

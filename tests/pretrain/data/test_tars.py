@@ -73,9 +73,94 @@ def test_flat_images_have_no_labels_and_cls_members_give_them(tmp_path: Path):
     assert [os.path.basename(flat.image_name(i)) for i in range(3)] == ["a.png", "b.png", "c.jpg"]
     numbers = {"b.cls": b"2\n", "a.cls": b"0", "c.json": b"{}"}
     labeled = load(f"tar:{pack(tmp_path / 'labeled.tar', folder, images, **numbers)}", "val")
-    assert labels(labeled) == [0, 2, -1] and labeled.classes == ["0", "1", "2"]
-    pack(tmp_path / "words.tar", folder, ["a.png"], **{"a.cls": b"cat"})
-    refused(lambda: load(f"tar:{tmp_path}/words.tar", "train"), "a.cls", "cat", "number of a class")
+    assert labels(labeled) == [0, 1, -1] and labeled.classes == ["0", "2"]
+
+
+NUMBERS = {  # contents of .cls members, and the labels and classes that they are
+    "0 1 3": ([0, 1, 2], ["0", "1", "3"]),
+    "1005 1000 1000": ([1, 0, 0], ["1000", "1005"]),
+    "10 9 9": ([1, 0, 0], ["9", "10"]),
+    "-1 7 -1": ([-1, 0, -1], ["7"]),
+    f"0 {2**63 - 1} 0": ([0, 1, 0], ["0", str(2**63 - 1)]),
+    "007 \ufeff7 8": ([0, 0, 1], ["7", "8"]),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_numbers_of_any_size_are_classes(tmp_path: Path, numbers: str):
+    folder = write_folder(tmp_path, ["a.png", "b.png", "c.png"], 4, 4)
+    members = {f"{key}.cls": f"{text}\r\n".encode() for key, text in zip("abc", numbers.split(), strict=True)}
+    data = load(f"tar:{pack(tmp_path / 'x.tar', folder, ['a.png', 'b.png', 'c.png'], **members)}", "train")
+    assert (labels(data), data.classes) == NUMBERS[numbers]
+
+
+@pytest.mark.parametrize("text", ["cat", "1.0", "-2", "3 4", "3\n# note", "", "0x1", str(2**63), "9" * 40])
+def test_other_labels_are_refused(tmp_path: Path, text: str):
+    tar = pack(tmp_path / "x.tar", write_folder(tmp_path, ["a.png"], 4, 4), ["a.png"], **{"a.cls": text.encode()})
+    refused(lambda: load(f"tar:{tar}", "train"), "a.cls", text.split("\n")[0], "number")
+
+
+def test_tars_whose_numbers_differ_have_the_classes_of_both(tmp_path: Path):
+    folder = write_folder(tmp_path, ["a.png", "b.png"], 4, 4)
+    pack(tmp_path / "x-0.tar", folder, ["a.png", "b.png"], **{"a.cls": b"5", "b.cls": b"3"})
+    pack(tmp_path / "x-1.tar", folder, ["a.png", "b.png"], **{"a.cls": b"4"})
+    data = load(f"tar:{tmp_path}/x-*.tar", "train")
+    assert sorted(labels(data)) == [-1, 0, 1, 2] and data.classes == ["3", "4", "5"]
+
+
+SAMPLES = {  # members, and the words of the error, or the labels
+    "2021.03.0.png 2021.03.0.cls 2021.03.1.png 2021.03.1.cls": ["sample 2021", "2021.03.0.cls", "2021.03.1.cls"],
+    "2021.03.0.png 2021.03.0.cls 2021.03.1.png": ["sample 2021", "2021.03.0.cls", "2021.03.1.png"],
+    "a/1.jpg a/1.cls a/1.CLS": ["sample a/1", "a/1.cls", "a/1.CLS"],
+    "1.jpg 1.png": ["sample 1 ", "1.jpg", "1.png"],
+    "1.JPG 1.jpg 1.cls": ["sample 1 ", "1.JPG", "1.jpg"],
+    "2021.03.0.png 2021.03.1.png": None,
+    "v1.0/1.jpg v1.0/1.cls": [0],
+    "a/1.jpg a/1.cls b/1.jpg b/1.cls": [0, 1],
+    "1.image.jpg 1.target.cls": [0],
+    "1.left.jpg 1.right.jpg 1.cls": [0, 0],
+    "1.left.jpg 1.right.jpg 1.target.cls": [0, 0],
+    "1.JPG 1.CLS 2.jpg 2.json": [0, -1],
+    "1.jpg 1.json 1.txt": None,
+    "1.jpg .1.cls ._1.jpg": None,
+}
+
+
+@pytest.mark.parametrize("members", SAMPLES)
+def test_a_sample_has_one_label(tmp_path: Path, members: str):
+    names = members.split()
+    pictures = [name for name in names if name.lower().endswith(("jpg", "png")) and "._" not in name]
+    others = [name for name in names if name not in pictures]
+    tar = tmp_path / "x.tar"
+    extra = {name: str(number).encode() for number, name in enumerate(others)}
+    pack(tar, write_folder(tmp_path / "files", pictures, 4, 4), pictures, **extra)
+    expected = SAMPLES[members]
+    if expected and isinstance(expected[0], str):
+        for _ in range(2):  # no index of it is written
+            refused(lambda: load(f"tar:{tar}", "train"), tar, *expected)
+        return
+    data = load(f"tar:{tar}", "train")
+    assert len(data) == len(pictures) and (None if data.labels is None else labels(data)) == expected
+
+
+@pytest.mark.parametrize("shards", [["images-0", "masks-0"], ["images-000", "images-001", "masks-000"]])
+def test_shards_of_masks_are_not_trained_on(tmp_path: Path, shards: list[str]):
+    folder = write_folder(tmp_path, ["1.png", "2.png"], 4, 4)
+    for number, shard in enumerate(shards):
+        pack(tmp_path / f"{shard}.tar", folder, ["1.png", "2.png"] if "masks" in shard else [f"{number + 1}.png"])
+    refused(lambda: load(f"tar:{tmp_path}/*.tar", "train"), "images lies next to masks/", "masks, not images")
+    assert len(load(f"tar:{tmp_path}/images-*.tar", "train")) == len(shards) - 1
+
+
+def test_tars_of_classes_named_as_splits(tmp_path: Path):
+    folder = write_folder(tmp_path, ["train_station/1.png", "test_tube/2.png"], 4, 4)
+    for name in ("train_station", "test_tube"):
+        pack(
+            tmp_path / f"{name}-0.tar",
+            folder,
+            [path for path in ("train_station/1.png", "test_tube/2.png") if name in path],
+        )
+    assert load(f"tar:{tmp_path}/*.tar", "train").classes == ["test_tube", "train_station"]
 
 
 def test_the_index_is_built_once_per_version_of_the_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import UserError, one_line
-from ..common.files import hold_lock
-from .folders import load_classes
-from .image_data import ImageData
-from .sources import Array, Files
+from ...common.errors import UserError, one_line
+from ...common.files import hold_lock
+from ..folders.images import load_classes
+from ..image_data import ImageData
+from ..sources import Array, Files
 
 _TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"

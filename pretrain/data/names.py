@@ -1,0 +1,43 @@
+"""The names of data sets in DATA.TRAIN, DATA.PROBE_TRAIN and DATA.VAL: one, or several in a list."""
+
+import ast
+import re
+
+from ..common.errors import UserError
+
+FOLDER = "folder:"
+TAR = "tar:"
+LIST_FORM = "\"['folder:/a', 'folder:/b']\""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(pipe|hf|s3|gs|https?):")
+
+
+def list_names(value: str) -> list[str]:
+    """List the data sets that the value of a key names: a single one, ``['folder:/a', 'tar:/b.tar']``, or with commas.
+
+    Raises:
+        UserError: the list is empty, contains something else than text, or names a data set twice.
+    """
+    text = value.strip()
+    if not text.startswith(("[", "(")):
+        return re.split(rf",\s*(?={FOLDER}|{TAR})", value)
+    try:
+        names = list(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):  # without quotes, which a shell removes
+        names = [name.strip(" '\"") for name in text.strip("[]()").split(",")]
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"{value!r} is not a list of data sets; write {LIST_FORM}")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise UserError(f"{value} names {repeated[0]} twice; remove one")
+    return names
+
+
+def check_local(name: str) -> None:
+    """Raise UserError if ``name`` or its path is an address: images are read from this machine's file systems."""
+    path = name.removeprefix(FOLDER).removeprefix(TAR).strip()
+    if path.lower().startswith("file://"):
+        raise UserError(f"{name!r} is an address; write folder:{path[7:]}, or tar:{path[7:]} for tars")
+    if _ADDRESS.match(path):
+        remedy = "copy or mount the images here, and write folder:/path or tar:/path/*.tar"
+        raise UserError(f"{name!r} is an address, but images are read from a disk or a file server; {remedy}")

@@ -19,8 +19,9 @@ for _path in ROOT.glob("studies/*/README.md"):
     _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
-_CELL = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
+_CELL = re.compile(r"(?<!<tr>\n)<t[hd][ >].*?</t[hd]>", re.DOTALL)  # except the first of a row
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _WIDE = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---\n\n"
@@ -47,8 +48,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let names in tables break after dots and underscores, not within words."""
-    return _CELL.sub(lambda cell: _CODE.sub(lambda code: re.sub(r"(?<=\w[._])(?=\w)", "<wbr>", code[0]), cell[0]), html)
+    """Let names in tables break after dots and underscores, and keep a difference in parentheses on one line."""
+    return _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_breakable, cell[0])), html)
+
+
+def _breakable(name: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w[._])(?=\w)", "<wbr>", name[0])
 
 
 def _in_repository(page: str, link: str) -> str:

@@ -28,7 +28,7 @@ def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    with mock.patch("tools.launch.start_graph", run):
+    with mock.patch("tools.launcher.graphs.start.start_graph", run):
         return launch.main(argv)
 
 

@@ -71,6 +71,14 @@ ANSWERS = {
     (*TRANSFER, "OUTPUT_DIR", "box"): DONE,
 }
 
+# Commands, and modules that they have no use for: a command imports what it needs.
+NOT_NEEDED = {
+    ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.options",
+    ("pretrain", "--method", "jcl", "--help"): "cv2 tools.report tools.launcher.doctor tools.launcher.graphs.start",
+    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.train_net tools.launcher.stages",
+    ("report", "tests/golden/run"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",
+}
+
 
 def finish(spec: StageSpec, config: str = "") -> None:
     """Write what the launcher and a complete stage leave."""
@@ -118,3 +126,14 @@ def test_help_and_complete_runs_are_answered_without_torch(
 ) -> None:
     status, out, err, imported = answers[words]
     assert (status, imported) == (0, []) and ANSWERS[words] in out, err
+
+
+@pytest.mark.parametrize("words", NOT_NEEDED, ids=" ".join)
+def test_a_command_imports_only_what_it_needs(words: tuple[str, ...]) -> None:
+    code = "import runpy, sys; sys.argv[0] = sys.argv[1]; del sys.argv[1]\n"
+    code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    code += "finally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, LAUNCH, *words], cwd=ROOT, capture_output=True, text=True)
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert done.returncode == 0 and "tools.launcher.commands" in imported, done.stderr
+    assert imported & set(NOT_NEEDED[words].split()) == set()

@@ -33,6 +33,8 @@ from pretrain.keys import list_keys
 from transfer import config as fine_tuning
 from transfer.keys import KEYS
 
+from . import MOVED
+
 # The function that each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",
@@ -44,8 +46,6 @@ ENTRIES = {
     "data": "tools.make_data:main",
     "report": "tools.report:main",
 }
-# What replaces the stages of earlier versions.
-MOVED = {"distributions": "python -m studies.jcl_multikey.similarity RUN ..."}
 # Effects of keys that may change when a stage is resumed; for pretraining, all: `check_same_run` compares its keys.
 _MAY_CHANGE = {"pretrain": frozenset(Effect), "transfer": fine_tuning.SAME_STEPS}
 

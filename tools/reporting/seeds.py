@@ -1,11 +1,10 @@
 """Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from pretrain.common.run.state import read_record
@@ -26,9 +25,7 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float | None]:
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
-    from scipy.stats import sem, t  # slow to import
-
-    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
+    return mean, _compute_half(variance(values) / len(values), len(values) - 1)
 
 
 def format_mean(values: Sequence[float], digits: int = 1) -> str:
@@ -122,8 +119,6 @@ def compare_means(scores: _BySeed, baseline: _BySeed, paired: bool = False) -> D
         paired: compare the scores of each seed (one backbone, two detectors), with Student's t-test of their
             differences; None is returned if no seed has both scores.
     """
-    from scipy.stats import ttest_ind, ttest_rel  # slow to import
-
     if paired:
         seeds = [seed for seed in scores if seed in baseline]
         scores = {seed: scores[seed] for seed in seeds}
@@ -135,12 +130,27 @@ def compare_means(scores: _BySeed, baseline: _BySeed, paired: bool = False) -> D
     mean = fmean(x - y for x, y in zip(a, b, strict=True)) if paired else fmean(a) - fmean(b)
     if min(len(a), len(b)) == 1:
         return Difference(mean)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal scores, such as those of fixed weights: no variance
-        test: Any = ttest_rel(a, b) if paired else ttest_ind(a, b, equal_var=False)
-    interval = test.confidence_interval()
-    p = float(test.pvalue)
-    return Difference(mean, float(interval.high - interval.low) / 2, 1.0 if math.isnan(p) else p)
+    if paired:
+        squared_error = variance(x - y for x, y in zip(a, b, strict=True)) / len(a)
+        freedom = len(a) - 1.0
+    else:
+        parts = [(variance(values) / len(values), len(values) - 1) for values in (a, b)]
+        squared_error = sum(part for part, _ in parts)
+        # Equal scores, such as those of fixed weights, have no variance.
+        freedom = squared_error**2 / sum(part**2 / n for part, n in parts) if squared_error else 1.0
+    if not squared_error:
+        return Difference(mean, 0.0, 0.0 if mean else 1.0)
+    from scipy.special import stdtr  # scipy.stats takes a second to import
+
+    p = 2.0 * float(stdtr(freedom, -abs(mean) / math.sqrt(squared_error)))
+    return Difference(mean, _compute_half(squared_error, freedom), p)
+
+
+def _compute_half(squared_error: float, freedom: float) -> float:
+    """Return half the width of the 95% interval of Student's t with this squared standard error of the mean."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(squared_error)
 
 
 def build_table(study: Study, columns: Iterable[str] = ()) -> Table:

@@ -39,8 +39,8 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError, one_line, suggest_name
 from pretrain.common.files import check_file
 
-from .. import stages
-from ..spec import MOVED, StageSpec
+from .. import MOVED, stages
+from ..spec import StageSpec
 from .graph import Graph, Node, build_graph
 
 _TYPE_NAMES = {str: "text", list: "a list", dict: "KEY: value lines"}

@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         calls.append((graph, options))
         return 0
 
-    monkeypatch.setattr("tools.launch.start_graph", run)
+    monkeypatch.setattr("tools.launcher.graphs.start.start_graph", run)
     return calls
 
 

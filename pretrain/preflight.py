@@ -12,9 +12,10 @@ from .common.errors import UserError
 from .common.files import check_file
 from .config import SAME_STEPS, from_yaml_text
 from .data import datasets
+from .data.count import count_images
 from .keys import list_keys
 from .methods import METHODS
-from .model.batch_split import check_multiple, count_bn_groups
+from .model.batch_split import check_batch_fits, check_multiple, count_bn_groups
 
 
 def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
@@ -26,6 +27,20 @@ def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
         check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
+
+
+def check_batch_size(cfg: CfgNode, stage: str) -> None:
+    """Raise UserError if a stage's batch is larger than its data set, if that is small enough to be counted."""
+    sections = {"pretrain": "SOLVER", "linear": "LINEAR"}  # which contain the batch of a stage that trains
+    if stage not in sections:
+        return
+    batch_size = cfg[sections[stage]].IMS_PER_BATCH
+    name = cfg.DATA.TRAIN if stage == "pretrain" else cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    images = count_images(name, cfg.DATA.ROOT, batch_size)
+    if images and stage == "linear" and len(cfg.LINEAR.LRS) > 1:
+        images -= max(1, images // 10)  # on which the learning rate is selected
+    if images is not None:
+        check_batch_fits(f"{sections[stage]}.IMS_PER_BATCH", batch_size, images)
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:

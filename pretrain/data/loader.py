@@ -23,6 +23,7 @@ from ..common import distributed, interrupt
 from ..common.errors import UserError
 from ..common.images import CorruptImage
 from ..common.run.workers import SignalSafeDataLoader
+from ..model.batch_split import check_batch_fits
 from .augmentations import Augmentation
 from .datasets import ImageData
 from .views import make_center_view, make_views
@@ -52,6 +53,7 @@ class Loader:
     size: int  # S
     _: KW_ONLY
     batch_size: int  # global; the last incomplete batch of an epoch is dropped
+    batch_key: str = "SOLVER.IMS_PER_BATCH"  # which contains it
     seed: int
     rank: int = 0
     world_size: int = 1
@@ -60,9 +62,7 @@ class Loader:
     pin_memory: bool = False  # for copies to a GPU without a host-device synchronization
 
     def __post_init__(self) -> None:
-        if len(self.data) < self.batch_size:
-            remedy = f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(self.data)}"
-            raise UserError(f"the batch is {self.batch_size} images but the data set has {len(self.data)}; {remedy}")
+        check_batch_fits(self.batch_key, self.batch_size, len(self.data))
         self._corrupt_images: set[int] = set()
 
     def __len__(self) -> int:
@@ -131,12 +131,18 @@ class Loader:
 
 
 def build_loader(
-    cfg: CfgNode, data: ImageData, augmentations: list[Augmentation], device: torch.device, size: int, batch_size: int
+    cfg: CfgNode,
+    data: ImageData,
+    augmentations: list[Augmentation],
+    device: torch.device,
+    size: int,
+    batch_size: int,
+    batch_key: str = "SOLVER.IMS_PER_BATCH",
 ) -> Loader:
-    """Build the `Loader` of this rank for ``device``."""
+    """Build the `Loader` of this rank for ``device``; errors name the key that contains the batch size."""
     ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
     workers = {"num_workers": cfg.DATALOADER.NUM_WORKERS, "pin_memory": device.type == "cuda"}
-    options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT}
+    options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "batch_key": batch_key}
     return Loader(data, augmentations, size, batch_size=batch_size, seed=cfg.SEED, **options)
 
 

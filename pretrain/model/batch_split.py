@@ -39,6 +39,13 @@ def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate:
     return groups
 
 
+def check_batch_fits(key: str, batch_size: int, images: int) -> None:
+    """Raise UserError if the batch size in ``key`` is larger than the number of images."""
+    if batch_size > images:
+        problem = f"{key} is {batch_size}, but the data set has {images} images to learn from"
+        raise UserError(f"{problem}; set {key} to at most {images}")
+
+
 def check_multiple(key: str, batch_size: int, divisor: int, description: str) -> None:
     """Raise UserError unless the batch size in ``key`` is a multiple of ``divisor``; name the nearest ones that are."""
     if batch_size % divisor:

@@ -14,7 +14,6 @@ from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
 from ..common.distributed import AgreedStop, on_first_rank
-from ..common.errors import UserError
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import read_record
@@ -22,6 +21,7 @@ from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
+from ..model.batch_split import check_batch_fits
 from ..model.encoder import count_channels
 from ..preflight import check_divisible
 from .data import ProbeData
@@ -154,7 +154,8 @@ class _Augmented:
         self._backbone = backbone
         size, _ = choose_evaluation_size(cfg)
         augment = [augmentations.AUGMENTATIONS[cfg.LINEAR.AUGMENT]]
-        self._loader = build_loader(cfg, data, augment, run.device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
+        batch = {"batch_size": cfg.LINEAR.IMS_PER_BATCH, "batch_key": "LINEAR.IMS_PER_BATCH"}
+        self._loader = build_loader(cfg, data, augment, run.device, size=size, **batch)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -176,9 +177,7 @@ class _Cached:
         self._batch_size = run.cfg.LINEAR.IMS_PER_BATCH
         self._seed = run.cfg.SEED
         self._features = extract(backbone, data, run.cfg, run.device)
-        count = len(self._features.labels_N)
-        if count < self._batch_size:
-            raise UserError(f"LINEAR.IMS_PER_BATCH is {self._batch_size}, above the {count} labeled images; lower it")
+        check_batch_fits("LINEAR.IMS_PER_BATCH", self._batch_size, len(self._features.labels_N))
 
     def __len__(self) -> int:
         return len(self._features.labels_N) // self._batch_size

@@ -1,11 +1,17 @@
-"""Checked before a device is used: a batch divides evenly among processes, micro-batches and BN groups."""
+"""Checked before a device is used: a batch divides evenly among processes and is no larger than the data set."""
+
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from pretrain import preflight
 from pretrain.config import load_config
+from pretrain.data import count
 from pretrain.model.batch_split import count_bn_groups, micro_batches
 from tests.errors import refused
+from tests.pretrain.images import write_folder
+from tools import launch
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,44 @@ def test_a_single_process_has_several_bn_groups_in_place_of_processes():
 
 def test_micro_batches_are_equal():
     assert list(micro_batches(6, 3)) == [(slice(0, 2), False), (slice(2, 4), False), (slice(4, 6), True)]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Six training images and three others, as a folder and as a tar."""
+    names = [f"{split}/a/{i}.png" for split, number in (("train", 6), ("val", 3)) for i in range(number)]
+    folder = write_folder(tmp_path / "few", names, height=8, width=8)
+    with tarfile.open(tmp_path / "few.tar", "w") as archive:
+        archive.add(folder / "train", "images")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["folder:{}", "folder:{}/train", "tar:{}.tar"])
+@pytest.mark.parametrize(("stage", "section"), [("pretrain", "SOLVER"), ("linear", "LINEAR")])
+def test_a_batch_larger_than_the_data_set_is_named_by_its_key(few: Path, name: str, stage: str, section: str) -> None:
+    key = f"{section}.IMS_PER_BATCH"
+    words = ["DATA.TRAIN", name.format(few), "OUTPUT_DIR", f"{few}_run"]
+    preflight.check_batch_size(load_config(None, [*words, key, "6"]), stage)
+    cfg = load_config(None, [*words, key, "8"])
+    refused(lambda: preflight.check_batch_size(cfg, stage), f"{key} is 8", "6 images", f"set {key} to at most 6")
+    preflight.check_batch_size(cfg, "knn")
+
+
+def test_a_probe_that_selects_its_learning_rate_learns_from_the_rest(few: Path) -> None:
+    words = ["DATA.TRAIN", f"folder:{few}", "LINEAR.LRS", "[1, 2]", "LINEAR.IMS_PER_BATCH", "6"]
+    refused(lambda: preflight.check_batch_size(load_config(None, words), "linear"), "LINEAR.IMS_PER_BATCH is 6", "5")
+
+
+def test_a_large_data_set_is_not_counted(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count, "_QUICK", 8)
+    assert count.count_images(f"folder:{few}", "", 99) is None
+    assert count.count_images(f"folder:{few}/train", "", 99) == 6
+    assert (count.count_images(f"tar:{few}.tar", "", 99), count.count_images(f"tar:{few}.tar", "", 6)) == (6, None)
+    assert count.count_images("imagenet", "", 99) is None
+
+
+def test_a_dry_run_finds_a_batch_that_is_too_large(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pretrain", "--method", "simclr", "--dry-run", "DATA.TRAIN", f"folder:{few}", "OUTPUT_DIR", f"{few}_run"]
+    assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "64", "MODEL.BN_GROUPS", "1"]) == 2
+    assert "SOLVER.IMS_PER_BATCH is 64, but the data set has 6 images" in capsys.readouterr().out
+    assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "4", "MODEL.BN_GROUPS", "1"]) == 0

@@ -111,7 +111,7 @@ def test_seed_and_epoch_change_order_and_views(data: ImageData):
 
 
 def test_a_batch_larger_than_the_data(data: ImageData):
-    refused(lambda: Loader(data, AUGMENTATIONS, 16, batch_size=24, seed=0), "24 images", "at most 23")
+    refused(lambda: Loader(data, AUGMENTATIONS, 16, batch_size=24, seed=0), "SOLVER.IMS_PER_BATCH is 24", "at most 23")
 
 
 @pytest.fixture

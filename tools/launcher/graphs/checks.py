@@ -14,7 +14,7 @@ from pretrain.common.files import check_file
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
-from pretrain.preflight import check_data_exists, check_divisible, check_same_run
+from pretrain.preflight import check_batch_size, check_data_exists, check_divisible, check_same_run
 from transfer import train_net
 from transfer.preflight import check_inputs
 from transfer.weights.locate import find_weights
@@ -143,7 +143,10 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
         check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
     if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
         return warnings
-    return [*warnings, *_check_data(check, names, is_slurm, check_data)]
+    unchecked = _check_data(check, names, is_slurm, check_data)
+    if spec.stage != "transfer" and not unchecked:  # the data are on this machine
+        check_batch_size(cfg, spec.stage)
+    return [*warnings, *unchecked]
 
 
 def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:

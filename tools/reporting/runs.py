@@ -183,7 +183,9 @@ def _read_probe(run: Run) -> Score:
     stage = run.results["stage"]
     source = Provenance.from_json(run.results["source"]) or Provenance()
     metrics = {name: float(run.results["metrics"][name]) for name in ("top1", "top5") if name in run.results["metrics"]}
-    test, protocol = normalize_protocol(KINDS[stage], run.results["protocol"], source.encoder or "query")
+    test, protocol = normalize_protocol(
+        KINDS[stage], run.results["protocol"], "key" if source.encoder == "key" else "query"
+    )
     return Score(run.folder, stage, read_origin(source), test, metrics, protocol)
 
 

@@ -47,12 +47,13 @@ _FORMAT_HINT = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion: the file, its provenance, the largest relative difference per stage, and the modules not read."""
+    """A conversion: file, provenance, largest relative difference per stage, modules not read, choice of a pair."""
 
     output: Path
     provenance: Provenance
     differences: dict[str, float]
     unread: str
+    choice: str
 
     def summary(self) -> str:
         """Describe source, output and verification in a few lines."""
@@ -63,6 +64,7 @@ class Conversion:
         trained_with = p.input or InputFormat()
         lines = [
             f"{p.source} ({origin}{epoch}) -> {self.output}",
+            self.choice,
             f"not read: {self.unread}" if self.unread else "",
             "" if trained_with.format else _FORMAT_HINT,
             "" if trained_with.mean else _STATISTICS_HINT,
@@ -128,7 +130,7 @@ def convert(
         if os.path.exists(output) and not overwrite and output.read_bytes() != encoded:
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
         differences = _write(output, encoded, record, check)
-    return Conversion(output, provenance, differences, backbone.unread)
+    return Conversion(output, provenance, differences, backbone.unread, backbone.choice)
 
 
 def _check_output(output: Path, source: Path) -> None:

@@ -5,6 +5,7 @@ The file may be a checkpoint, a state dict or a detector of any project, with an
 """
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from .checkpoint import list_checkpoints, load_first_undamaged
 from .file import COUNTER, FOR_PRETRAINING, WeightsFile, check_values, read_weights_file
 from .provenance import Provenance
 from .resnet_names import DEPTHS, infer_arch, is_bottleneck, list_shapes
-from .resnet_search import Network, describe_kind, find_networks, select_by_prefix, summarize_unread
+from .resnet_search import Network, describe_kind, find_networks, find_teachers, select_by_prefix, summarize_unread
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class BackboneFile:
         state_dict: every tensor of the backbone as float32, under torchvision's names, without the classifier.
         provenance: where it comes from.
         unread: a short list of the other tensors in the file.
+        choice: which network of a pair it is, and what reads the other one; empty for other files.
     """
 
     arch: str
@@ -41,6 +45,7 @@ class BackboneFile:
     state_dict: dict[str, Tensor]
     provenance: Provenance
     unread: str
+    choice: str
 
 
 def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
@@ -51,6 +56,8 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     """
     file = _read_newest(Path(path)) if os.path.isdir(path) else read_weights_file(path)
     backbone = extract_backbone(file, encoder)
+    if backbone.provenance.encoder == "teacher":
+        log.info(f"{path}: {backbone.choice.partition(';')[0]}")
     trained_with = backbone.provenance.input
     assert trained_with is not None
     if trained_with.format == "BGR" or (is_bottleneck(backbone.arch) and trained_with.stride_in_1x1):
@@ -83,7 +90,8 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     if not networks:
         kind = describe_kind(file.tensors) or f" ({shorten_list(list(file.tensors))}); pass one, such as a checkpoint"
         raise UserError(f"{path} contains no ResNet{kind}")
-    network = _choose_network(networks, encoder, prefix, path)
+    teachers = find_teachers(networks, [*file.tensors, *map(str, file.content)])
+    network = _choose_network(networks, teachers, encoder, prefix, path)
     arch, stem, shapes = check_structure(network.state, path)
     recorded_arch = file.content.get("arch")
     if isinstance(recorded_arch, str) and recorded_arch in DEPTHS and recorded_arch != arch and not prefix:
@@ -96,9 +104,11 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     # A copy, because a file that is written from tensors with a common storage contains all of that storage.
     state = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in values.items()}
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
+    side = "teacher" if network in teachers else side
     names = {"arch": arch, "stem": stem, "prefix": network.prefix, "encoder": side}
     provenance = Provenance.from_checkpoint(path.name, file.sha256, file.content, file.provenance, **names)
-    return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
+    unread = summarize_unread(file.tensors, networks, network)
+    return BackboneFile(arch, stem, state, provenance, unread, _describe_choice(network, networks, side, prefix))
 
 
 def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
@@ -126,13 +136,20 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     return arch, stem, shapes
 
 
-def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
-    """Return the requested network; by default, a key encoder is read only if there is no other network."""
+def _choose_network(
+    networks: Sequence[Network], teachers: Sequence[Network], encoder: str, prefix: str, path: Path
+) -> Network:
+    """Return the requested network.
+
+    By default, it is the teacher of self-distillation. Any other key encoder is read only if there is no other network.
+    """
     if encoder not in ("query", "key"):
         raise UserError(f"encoder is {encoder!r}; choose query or key")
     candidates = select_by_prefix(networks, prefix)
     keys = [network for network in candidates if network.side == "key"]
-    if encoder == "key":
+    if any(network in teachers for network in candidates):
+        matching = [network for network in candidates if network in teachers]
+    elif encoder == "key":
         matching = keys or [network for network in candidates if network.is_average]
     else:
         matching = [network for network in candidates if network not in keys] or keys
@@ -153,6 +170,19 @@ def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path
         command = f"python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX"
         raise UserError(f"{path} contains several ResNets{averages}: {names}; choose one: {command}{FOR_PRETRAINING}")
     return distinct[0]
+
+
+def _describe_choice(network: Network, networks: Sequence[Network], side: str, prefix: str) -> str:
+    others = [other for other in networks if other is not network]
+    name = network.prefix[:-1] or "."
+    if side == "teacher":
+        student = next(other for other in others if other.is_student).prefix[:-1]
+        return f"{name} is the teacher, which the method's authors evaluate; --prefix {student} reads the student"
+    if prefix or side not in ("query", "key"):
+        return ""
+    wanted = "key" if side == "query" else "query"
+    other = next((other for other in others if (other.side or "query") == wanted), None)
+    return f"{name} is the {side} encoder; --encoder {wanted} reads {other.prefix[:-1] or '.'}" if other else ""
 
 
 def _find_arch(network: Network, path: Path) -> str:

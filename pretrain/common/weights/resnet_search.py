@@ -21,6 +21,8 @@ _SIDES = {
     **dict.fromkeys(("query", "q", "online", "student"), "query"),
 }
 _AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
+# Names in a file of self-distillation (DINO, iBOT, EsViT), whose loss centers the teacher's outputs.
+_SELF_DISTILLATION = re.compile(r"(dino|ibot)\w*loss|(loss|criterion)\w*\.(.+\.)?center")
 # Modules that change the features, if they stand next to the ResNet's own; any other is a head.
 _BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt")
 # Names of tensors that no supported ResNet has -> what the file contains, and what to do.
@@ -61,6 +63,11 @@ class Network:
     def is_average(self) -> bool:
         """Return whether its prefix says that its weights are an average over steps."""
         return not _AVERAGES.isdisjoint(self._words())
+
+    @property
+    def is_student(self) -> bool:
+        """Return whether its prefix says that it is the student of a method with a teacher."""
+        return "student" in self._words()
 
     def equals(self, other: Network) -> bool:
         """Return whether both have bitwise equal tensors."""
@@ -107,6 +114,22 @@ def select_by_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Netwo
             if matching:
                 return matching
     return []
+
+
+def find_teachers(networks: Sequence[Network], names: Iterable[str]) -> list[Network]:
+    """Return the networks other than the student in a file of self-distillation; its authors evaluate the teacher.
+
+    A student next to its teacher does not suffice: other methods distill a teacher into the student that they evaluate.
+
+    Args:
+        names: the names of all tensors and entries of the file.
+
+    Returns:
+        An empty list for a file of any other method.
+    """
+    if not any(network.is_student for network in networks) or not any(map(_SELF_DISTILLATION.search, names)):
+        return []
+    return [network for network in networks if not network.is_student]
 
 
 def describe_kind(tensors: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files in the layouts of public projects, from layouts.yaml; a ResNet is filled with 1, a key encoder's with 2.
+"""Files in the layouts of public projects, from layouts.yaml; the ResNet to read is filled with 1, another with 2.
 
 A tensor has one value in memory, so that a file is small. `docs/reference/layouts.md` lists how each is read.
 """
@@ -34,9 +34,9 @@ def build(content: Any) -> Any:
 
 
 def network(*forms: str) -> State:
-    """Build a ResNet-18, changed by each of the forms: an architecture, `key` for the value 2, or a name in FORMS."""
+    """Build a ResNet-18, changed by the forms: an architecture, `key` or `student` (value 2), a name in FORMS."""
     arch = next((form for form in forms if hasattr(torchvision.models, form)), "resnet18")
-    state = resnet(2 if "key" in forms else 1, arch)
+    state = resnet(2 if {"key", "student"} & {*forms} else 1, arch)
     for form in forms:
         state = FORMS[form](state) if form in FORMS else state
     return state

@@ -223,7 +223,7 @@ KEYS = (
         "DATALOADER.ON_CORRUPT", "error", _ON_CORRUPT, "skip: replace unreadable images; fails above 1 in 1,000", LENGTH
     ),
     *_SOLVER,
-    Key("PROBE.KNN_PERIOD", 0, _COUNT, "epochs between kNN evaluations while training; 0: only at the end", PROBE),
+    Key("PROBE.KNN_PERIOD", 0, _COUNT, "epochs between RankMe and kNN evaluations; 0: only at the end", PROBE),
     Key("PROBE.KNN_K", 200, _AT_LEAST_1, "neighbors that vote", PROBE),
     Key("PROBE.KNN_TEMPERATURE", 0.07, ABOVE_0, "temperature T of the vote weights exp(similarity / T)", PROBE),
     Key("PROBE.KNN_MAX_IMAGES", 0, _COUNT, "use at most this many training images, evenly spaced; 0 means all", PROBE),

@@ -34,7 +34,7 @@ from .methods import METHODS
 from .monitor import TrainingMonitor
 from .optim import set_learning_rate
 from .preflight import check_modules_unchanged
-from .probe import knn
+from .probe import knn, rankme
 from .probe.data import ProbeData
 from .probe.protocol import build_protocol
 from .state import TrainState, build_train_state, load_checkpoint_to_resume
@@ -215,14 +215,19 @@ def _save(run: PretrainRun, steps_done: int) -> None:
 
 
 def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
-    """Evaluate the encoder by kNN if there are labeled data; write and return the metrics."""
+    """Evaluate the encoder by RankMe, and by kNN if there are labeled data; write and return the metrics."""
+    network = run.state.objective.encoder.network
     with run.progress.pause():
-        score = knn.evaluate(run.state.objective.encoder.network, run.probe_data, run.cfg, run.device)
-    metrics = {f"knn_{name}": value for name, value in score.items()}
-    if score and run.metrics is not None:
+        score = knn.evaluate(network, run.probe_data, run.cfg, run.device)
+        rank = rankme.evaluate(network, run.loader.data, run.cfg, run.device)
+    metrics = {**{f"knn_{name}": value for name, value in score.items()}, **rank}
+    if metrics and run.metrics is not None:
         run.metrics.write(steps_done - 1, metrics)
-        epoch = steps_done / run.state.steps_per_epoch
-        log.info(f"epoch {epoch:g}: kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})")
+        texts = [f"kNN top-1 {score['top1']:.2f} ({knn.describe(run.cfg, score)})"] if score else []
+        if rank:
+            most = min(run.cfg.MODEL.EMBEDDING_DIM, rank["rankme_images"])
+            texts.append(f"RankMe {rank['rankme']:.1f} of at most {most} ({rank['rankme_images']} training images)")
+        log.info(f"epoch {steps_done / run.state.steps_per_epoch:g}: {', '.join(texts)}")
     return metrics
 
 

@@ -71,7 +71,30 @@ def extract(
         max_images: use at most this many images, evenly spaced; 0 means all.
         gather: Return the features of all images, not only of this rank's.
     """
-    positions = _select_positions(data, max_images)
+    assert data.labels is not None
+    positions = select_evenly(np.flatnonzero(data.labels >= 0), max_images)
+    features_NF, index_N = extract_features(backbone, data, positions, cfg, device)
+    labels_N = torch.from_numpy(data.labels).to(device)[index_N.to(device)]
+    if gather:
+        labels_N = distributed.gather_uneven(labels_N)
+        features_NF = distributed.gather_uneven(features_NF)
+    return Features(features_NF, labels_N, len(data.classes))
+
+
+@torch.no_grad()
+def extract_features(
+    backbone: ResNet, data: ImageData, positions: np.ndarray, cfg: CfgNode, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Compute the features of this rank's slice of the images at ``positions``.
+
+    Args:
+        backbone: in eval mode.
+
+    Returns:
+        (N, F) float32 on the device, and the images' positions (N,) int64 on the host, without unreadable images that
+        DATALOADER.ON_CORRUPT skips.
+    """
+    positions = positions[distributed.rank_slice(len(positions))]
     index_N = [torch.empty(0, dtype=torch.long)]
     features_NF = torch.empty(len(positions), count_channels(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
@@ -87,18 +110,11 @@ def extract(
             features_NF[start : start + len(images)] = features_nF
             start += len(images)
         stop.raise_if_requested()
-    labels_N = torch.from_numpy(data.labels).to(device)[torch.cat(index_N).to(device)]
-    features_NF = features_NF[:start]
-    if gather:
-        labels_N = distributed.gather_uneven(labels_N)
-        features_NF = distributed.gather_uneven(features_NF)
-    return Features(features_NF, labels_N, len(data.classes))
+    return features_NF[:start], torch.cat(index_N)
 
 
-def _select_positions(data: ImageData, max_images: int) -> np.ndarray:
-    """Return the positions of this rank's labeled images, of at most ``max_images`` on all ranks (0 means all)."""
-    assert data.labels is not None
-    labeled = np.flatnonzero(data.labels >= 0)
-    if max_images and len(labeled) > max_images:
-        labeled = labeled[np.linspace(0, len(labeled) - 1, max_images).round().astype(int)]
-    return labeled[distributed.rank_slice(len(labeled))]
+def select_evenly(positions: np.ndarray, most: int) -> np.ndarray:
+    """Return at most ``most`` of the positions, evenly spaced; 0 means all."""
+    if not most or len(positions) <= most:
+        return positions
+    return positions[np.linspace(0, len(positions) - 1, most).round().astype(int)]

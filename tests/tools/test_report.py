@@ -71,9 +71,9 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
 
 
 def test_the_heading_names_what_was_scored(tmp_path: Path):
-    config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
+    config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None, rankme=36.44)
     text = render([tmp_path])
-    assert "## Pretraining without scores" in text and cells(text, "photos") == ["photos", "jcl"]
+    assert "## Pretraining without accuracy" in text and cells(text, "photos") == ["photos", "jcl", "36.4"]
     assert "- Every pretraining run: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
     probe(tmp_path / "photos/knn_100", config, 40.0, "DATA.PROBE_TRAIN", "cifar100")
@@ -82,6 +82,14 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     assert second.startswith("Accuracy on the validation images of cifar100, in percent")
     assert "train cifar10," in first and "pretrained on folder:/photos, " in first
     assert cells(first, "photos")[-1] == "60.0" and cells(second, "photos")[-1] == "40.0"
+
+
+def test_rankme_is_a_column_of_the_runs_that_have_it(tmp_path: Path):
+    pretrain(tmp_path / "new", *DIGITS, rankme=36.44)
+    pretrain(tmp_path / "old", *DIGITS, "SEED", "1")
+    text = render([tmp_path])
+    assert column(text, "new", "RankMe") == "36.4" and column(text, "old", "RankMe") == "-"
+    assert column(text, "new", "kNN top-1") == "50.0" and "RankMe: effective rank" in text
 
 
 def test_initial_weights_of_a_pretraining_are_shown(tmp_path: Path):

@@ -56,7 +56,8 @@ class Score:
         origin: origin of the backbone, as the run recorded it.
         test: the data set that was scored; for probes, the one whose validation images were classified.
         metrics: values from 0 to 100: ``top1`` and ``top5``, or for each task ``bbox/AP`` and so on. A value is None if
-            the data have no such objects. A pretraining has none if its data have no labels, or no val split.
+            the data have no such objects. A pretraining has no ``top1`` if its data have no labels or no val split,
+            which ``rankme`` (from 1 to the dimensions of an embedding) does not need.
         protocol: settings that change what is measured.
         detector: faster | mask | keypoint; empty for probes, like what follows.
         engine: name of the detector's engine.
@@ -173,10 +174,12 @@ def _read_pretraining(run: Run) -> Score:
     weights = {name: results[name] for name in ("method", "arch")}
     record = Provenance(sha256=results["checkpoint_sha256"], epoch=results["epochs"], **weights)
     origin = _build_origin(record, run.config)
-    if "knn_top1" not in results["metrics"]:
-        return Score(run.folder, "pretrain", origin)
+    metrics = results["metrics"]
+    rankme = {} if metrics.get("rankme") is None else {"rankme": float(metrics["rankme"])}
+    if "knn_top1" not in metrics:
+        return Score(run.folder, "pretrain", origin, metrics=rankme)
     test, protocol = normalize_protocol("kNN", results["knn_protocol"])
-    return Score(run.folder, "pretrain", origin, test, {"top1": float(results["metrics"]["knn_top1"])}, protocol)
+    return Score(run.folder, "pretrain", origin, test, {"top1": float(metrics["knn_top1"]), **rankme}, protocol)
 
 
 def _read_probe(run: Run) -> Score:

@@ -58,10 +58,24 @@ def build_probe_tables(rows: Sequence[BackboneRow], names: dict[Path, str]) -> I
     for test in dict.fromkeys(score.test for row in rows for score in row.scores if score.test):
         scored = [replace(row, scores=[score for score in row.scores if score.test == test]) for row in rows]
         yield _build_probe_table(test, [row for row in scored if row.scores], names)
-    unscored = [_describe_origin(row, names) for row in rows if not any(score.test for score in row.scores)]
+    unscored = [row for row in rows if not any(score.test for score in row.scores)]
     if unscored:
+        head = list(_ORIGIN_COLUMNS)
+        lines = [_describe_origin(row, names) for row in unscored]
         note = "Their data have no labels or no val split; set DATA.PROBE_TRAIN and DATA.VAL to other data."
-        yield _build_table("Pretraining without scores", [note], _ORIGIN_COLUMNS, unscored)
+        notes = [note, *_add_rankme(head, lines, unscored)]
+        yield _build_table("Pretraining without accuracy", notes, head, lines)
+
+
+def _add_rankme(head: list[str], lines: Sequence[list[str]], rows: Sequence[BackboneRow]) -> list[str]:
+    """Add a column of RankMe if a pretraining run has it; return the note that explains it."""
+    values = [[score.metrics.get("rankme") for score in row.scores] for row in rows]
+    if not any(value is not None for row in values for value in row):
+        return []
+    head.append("RankMe")
+    for line, row in zip(lines, values, strict=True):
+        line.append(_format_values(row))
+    return ["RankMe: effective rank of the embeddings of training images; comparable on the same images only."]
 
 
 def _describe_origin(row: BackboneRow, names: dict[Path, str]) -> list[str]:
@@ -87,6 +101,7 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
                 for line, row in zip(lines, rows, strict=True):
                     scores = [score for score in row.scores if (score.kind, score.protocol) == (kind, protocol)]
                     line.append(_format_values([score.metrics.get(metric) for score in scores]))
+    notes += _add_rankme(head, lines, rows)
     verdicts = [(names[row.folder], find_published(score)) for row in rows for score in row.scores]
     title = f"Accuracy on the validation images of {test}, in percent"
     return _build_table(title, [*notes, *_explain_refusals(verdicts)], head, lines)

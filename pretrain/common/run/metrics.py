@@ -13,15 +13,16 @@ from . import wandb
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Remove the lines of `metrics.json` that a resumed run writes again: those at or after ``start_iteration``.
 
-    It also removes the kNN line of the step before, which the resumed run writes again. A run that starts at 0 is a new
-    run for every logger.
+    It also removes the line of the evaluations (kNN, RankMe) after the step before, which the resumed run writes again.
+    A run that starts at 0 is a new run for every logger.
     """
     if start_iteration == 0:
         remove(Path(output_dir) / wandb.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         lines = read_metrics(output_dir)
-        earlier = [line for line in lines if line["iteration"] + ("knn_top1" in line) < start_iteration]
+        evaluations = {"knn_top1", "rankme"}
+        earlier = [line for line in lines if line["iteration"] + bool(line.keys() & evaluations) < start_iteration]
         atomic_write(path, "".join(json_text(line) + "\n" for line in earlier))
 
 

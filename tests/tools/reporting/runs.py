@@ -30,7 +30,13 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
         (folder / "config.yaml").write_text(config)
 
 
-def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
+def pretrain(
+    folder: Path,
+    *overrides: str,
+    recipe: str = "jcl_R50_IN1k_200ep",
+    knn: float | None = 50.0,
+    rankme: float | None = None,
+) -> str:
     """Write a complete pretraining to ``folder``; return its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
     content = {
@@ -43,6 +49,8 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
     }
     if knn is not None:
         content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
+    if rankme is not None:
+        content["metrics"] |= {"rankme": rankme, "rankme_images": 300}
     write(folder, content, cfg.dump())
     return cfg.dump()
 

@@ -16,6 +16,7 @@ _TITLES = {  # metric -> title of its panel; panels have this order
     "total_loss": "loss",
     "lr": "learning rate",
     "knn_top1": "kNN top-1 (%)",
+    "rankme": "RankMe (effective rank)",
     "queue_accuracy": "queue accuracy (%)",
     "feature_spread": "feature spread (0: collapsed)",
     "positive_similarity": "similarity of positives",

@@ -36,8 +36,11 @@ from tools.launcher.graphs import pipeline
 from transfer.config import load_config as load_detector_config
 
 pytestmark = pytest.mark.docs
-# What a shell runs beside this project's programs, and where else a program's command is run.
-OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
+# What a shell runs beside our programs (studies have their own tests), and where else the command of a program is run.
+OTHERS = (
+    r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
+    r"|python -m studies\.\w+\.\w+ .+"
+)
 RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",

@@ -1,14 +1,17 @@
 """A config key as one row, the tree of a config that is built from rows, and the comparison of two configs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
-
-from fvcore.common.config import CfgNode
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError, suggest_name
 from .limits import Choice, Range
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
 
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -118,6 +121,8 @@ def index_keys(rows: Iterable[Key]) -> dict[str, Key]:
 
 def build_config(keys: Keys) -> CfgNode:
     """Return a config with the default of every key."""
+    from fvcore.common.config import CfgNode  # slow to import
+
     cfg = CfgNode()
     for name, row in keys.items():
         *sections, leaf = name.split(".")

@@ -15,6 +15,7 @@ from .stage import open_probe
 
 log = logging.getLogger(__name__)
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a figure
+_EQUAL = 1e-6  # differences of unit features up to here are rounding errors of float32
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
@@ -31,15 +32,25 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         features = extract(backbone, data.val, cfg, run.device, max_images=_MAX_POINTS)
         labels = features.labels_N.cpu().numpy()
         classes = data.val.classes
-        if len(labels) < 4:
-            raise UserError(f"a map needs at least 4 labeled validation images; there are {len(labels)}")
         unit = F.normalize(features.features_NF, dim=1).cpu().numpy()
+        _check_features(unit)
         perplexity = min(30.0, (len(unit) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
         results = {"source": source, "images": len(points), "protocol": build_protocol(cfg, data=data)}
         log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
         rows = [[f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True)]
         return run.finish(results, [["x", "y", "label"], *rows], draw(points, labels, classes))
+
+
+def _check_features(unit_NF: np.ndarray) -> None:
+    """Raise UserError for unit features of which t-SNE can draw no map; scikit-learn may crash on equal ones."""
+    if len(unit_NF) < 4:
+        raise UserError(f"a map needs at least 4 labeled validation images, not {len(unit_NF)}; add images")
+    if not np.isfinite(unit_NF).all():
+        raise UserError("the features of some images are not finite, so there is no map; use an earlier checkpoint")
+    if np.ptp(unit_NF, axis=0).max() < _EQUAL:
+        causes = "the encoder has collapsed (see feature_spread in metrics.json), or the images are all alike"
+        raise UserError(f"the features of all {len(unit_NF)} images are equal, so there is no map: {causes}")
 
 
 def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any:

@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from pretrain.common.run.state import update_state
 from pretrain.probe import embedding, features
+from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
 from tests.pretrain.runs import stopped
 
@@ -34,6 +36,38 @@ def test_any_names_of_classes_are_drawn_as_they_are():
     figure.savefig(io.BytesIO())
     shown = [text.get_text().replace("\\$", "$") for text in figure.axes[0].get_legend().get_texts()]
     assert shown == ["$x$", "$\\frac", "a\\udcff", "\u7ea2"]
+
+
+_DIFFERENT = np.eye(4, 6, dtype=np.float32)
+_CONSTANT = np.full((30, 6), 3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("features_NF", "named"),
+    [
+        (_CONSTANT, "all 30 images are equal"),
+        (np.zeros((30, 6)), "all 30 images are equal"),
+        (_CONSTANT + 1e-7 * np.random.default_rng(0).normal(size=(30, 6)), "all 30 images are equal"),
+        (_DIFFERENT[:1], "not 1"),
+        (_DIFFERENT[:2], "not 2"),
+        (np.where(_DIFFERENT, np.nan, 1.0), "not finite"),
+        (_DIFFERENT, ""),  # fewer images than the default perplexity, and dimensions without any difference
+        (np.concatenate([np.repeat(_DIFFERENT[:1], 29, axis=0), _DIFFERENT[1:2]]), ""),
+        (np.repeat(_DIFFERENT[:2], 15, axis=0), ""),
+        (np.concatenate([np.zeros((29, 6)), _DIFFERENT[:1]]), ""),
+    ],
+)
+def test_equal_features_have_no_map(images, tmp_path, monkeypatch, features_NF, named):
+    content = features.Features(torch.tensor(features_NF), torch.zeros(len(features_NF), dtype=torch.int64), 1)
+    monkeypatch.setattr(embedding, "extract", lambda *args, **options: content)
+    cfg = probe_config(images, tmp_path)
+    if named:
+        refused(lambda: embedding.main(cfg, "random"), named)
+        assert not (tmp_path / "results.json").exists()
+    else:
+        assert embedding.main(cfg, "random")["images"] == len(features_NF)
+        rows = list(csv.DictReader((tmp_path / "embedding.csv").open()))
+        assert np.isfinite([[float(row["x"]), float(row["y"])] for row in rows]).all()
 
 
 def test_two_colors_are_apart_on_the_map(images, tmp_path):

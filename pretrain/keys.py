@@ -81,7 +81,7 @@ _SOLVER = (
         _AT_LEAST_1,
         "global batch size N, a multiple of processes x ACCUMULATE",
         RESULT,
-        aliases="BATCH_SIZE",
+        aliases="BATCH_SIZE BATCH BS",
     ),
     Key(
         "SOLVER.ACCUMULATE",
@@ -104,7 +104,7 @@ _SOLVER = (
     Key("SOLVER.GAMMA", 0.1, AT_LEAST_0, "factor of step decay", RESULT, **_STEP),
     Key("SOLVER.WARMUP_EPOCHS", 0.0, AT_LEAST_0, "epochs of linear warm-up from 0", RECIPE, aliases="WARMUP"),
     Key("SOLVER.PER_STEP_LR", True, None, "False: the rate changes between epochs only (MoCo's scripts)", RESULT),
-    Key("SOLVER.AMP", "none", _PRECISIONS, _AMP_MEANING, RECIPE, aliases="PRECISION MIXED_PRECISION"),
+    Key("SOLVER.AMP", "none", _PRECISIONS, _AMP_MEANING, RECIPE, aliases="PRECISION FP16 BF16"),
     Key("SOLVER.CHANGE_RECIPE", False, None, _CHANGE_MEANING, LENGTH),
     Key("SOLVER.COMPILE", False, None, "torch.compile the encoders", SPEED),
     Key(
@@ -143,7 +143,7 @@ def _twin(name: str, default: Any, meaning: str) -> Key:
 
 
 KEYS = (
-    Key("METHOD.NAME", "mocov2", _METHODS, "training objective (see pretrain/methods)", RESULT, aliases="ALGORITHM"),
+    Key("METHOD.NAME", "mocov2", _METHODS, "training objective (see pretrain/methods)", RESULT, aliases="METHOD"),
     Key(
         "METHOD.DENSE_WEIGHT",
         0.0,
@@ -195,7 +195,7 @@ KEYS = (
         aliases="AUGMENT AUGMENTATION",
     ),
     Key("VIEWS.KEY", "moco_v2", _AUGMENTATIONS, "augmentation of the keys' views", RESULT),
-    Key("VIEWS.IMAGE_SIZE", 224, Range(8, 4096), "pixels per side", RESULT, aliases="IMG_SIZE INPUT_SIZE"),
+    Key("VIEWS.IMAGE_SIZE", 224, Range(8, 4096), "pixels per side", RESULT, aliases="IMG_SIZE IMGSZ"),
     Key("VIEWS.MEAN", IMAGENET_MEAN, FRACTION, "mean of the RGB channels, from 0 to 1", RESULT),
     Key("VIEWS.STD", IMAGENET_STD, Range(0.001, 1), "standard deviation of the RGB channels", RESULT),
     Key("DATA.ROOT", "datasets", None, "folder of the named data sets", PLACE),

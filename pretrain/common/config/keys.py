@@ -37,7 +37,8 @@ class Effect(StrEnum):
     RESULT = "result"
 
 
-_PROCESSES = {"gpus", "numgpus", "ngpus", "devices", "worldsize", "nproc", "nprocpernode", "numprocesses", "nodes"}
+# Names of a number of processes, as `_squash` returns them.
+_PROCESSES = {"gpu", "numgpu", "ngpu", "worldsize", "nproc", "nprocpernode", "numprocesse", "node", "numnode"}
 SAME_RESULT = frozenset({Effect.PLACE, Effect.SPEED})  # the result of no stage depends on keys with these effects
 
 
@@ -172,7 +173,7 @@ def compare(
 def find_similar(name: str, keys: Keys) -> list[Key]:
     """Return the keys that other projects call ``name``, or that have its last word; those of its section first.
 
-    Upper and lower case, underscores and dashes do not matter.
+    Upper and lower case, underscores, dashes and a plural do not matter.
     """
     section, _, leaf = name.rpartition(".")
     word = _squash(leaf)
@@ -193,7 +194,7 @@ def suggest_key(name: str, keys: Keys) -> str:
 
 
 def _squash(word: str) -> str:
-    return word.replace("_", "").replace("-", "").casefold()
+    return word.replace("_", "").replace("-", "").casefold().rstrip("s")
 
 
 def expected_type(default: Any) -> str:

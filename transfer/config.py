@@ -68,7 +68,7 @@ def dump(cfg: CfgNode) -> str:
         section, _, name = row.name.rpartition(".")
         if row.is_own and cfg[section].get(name) == row.default:
             del cfg[section][name]
-    return cfg.dump()
+    return yaml_io.dump(cfg)
 
 
 def classes_key(cfg: CfgNode) -> str:

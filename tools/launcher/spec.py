@@ -19,11 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pretrain import config as pretraining
 from pretrain.common.config.keys import SAME_RESULT, Effect, Keys, compare
-from pretrain.common.config.yaml_io import FAST_LOADER, flatten
+from pretrain.common.config.yaml_io import flatten, load_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import read_stage
@@ -256,4 +254,4 @@ def _list_keys(stage: str) -> Keys:
 @functools.lru_cache(maxsize=32)
 def _parse(text: str) -> dict[str, Any]:
     """Parse a config. The result is cached, because a pipeline parses the same configs repeatedly."""
-    return yaml.load(text, Loader=FAST_LOADER)
+    return load_yaml(text)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pretrain import config as pretraining
 from pretrain.common.command_line import Parser
+from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import read_stage
 from tools import ROOT, convert_to_d2
@@ -193,7 +194,7 @@ def _list_weights(cfg: Any) -> dict[str, str]:
 
 def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: Any) -> StageSpec:
     cfg.OUTPUT_DIR = _make_absolute(cfg.OUTPUT_DIR or output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **fields)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args, **fields)
 
 
 @functools.cache  # print the note once for all detectors of a pipeline

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from fvcore.common.config import CfgNode
 
 from ..errors import UserError, one_line
 from ..files import check_file, check_name, expand
-from .keys import Keys, expected_type, suggest_key
+from .keys import Keys, copy_value, expected_type, suggest_key
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -20,7 +20,9 @@ _REASONS = {
     UnicodeDecodeError: "save it as UTF-8",
     **dict.fromkeys((AttributeError, TypeError), "it is empty or a list, or _BASE_ is not a file's name"),
 }
-FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+# libyaml's, where PyYAML was built with it.
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FAST_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -32,7 +34,7 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def load_yaml(text: str | IO[str], loader: Any = FAST_LOADER, where: str = "") -> Any:
+def load_yaml(text: str, loader: Any = _FAST_LOADER, where: str = "") -> Any:
     """Parse YAML text.
 
     Args:
@@ -42,7 +44,17 @@ def load_yaml(text: str | IO[str], loader: Any = FAST_LOADER, where: str = "") -
         UserError: a key occurs twice: PyYAML would silently use the last one.
         yaml.YAMLError: it is not YAML.
     """
-    reader = loader(text)
+    try:
+        return _load(loader(text), where)
+    except yaml.YAMLError:
+        if loader is not _FAST_LOADER:
+            raise
+    reader = yaml.SafeLoader(text)  # its errors say more, and it reads names of files that are not UTF-8
+    reader.name = where.removeprefix(" in ") or reader.name
+    return _load(reader, where)
+
+
+def _load(reader: Any, where: str) -> Any:
     try:
         tree = reader.get_single_node()
         _check_repeated_keys(tree, where)
@@ -60,6 +72,19 @@ def parse_yaml(text: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ValueError(f"contains a {type(loaded).__name__}, not KEY: value lines")
     return loaded
+
+
+def dump(cfg: CfgNode) -> str:
+    """Return the YAML text that ``cfg.dump()`` returns, in a fifth of the time."""
+    tree = _copy_tree(cfg)
+    try:
+        return yaml.dump(tree, Dumper=_FAST_DUMPER)
+    except UnicodeEncodeError:  # a path that is not UTF-8, which libyaml cannot write
+        return yaml.safe_dump(tree)
+
+
+def _copy_tree(cfg: CfgNode) -> dict[str, Any]:
+    return {key: _copy_tree(value) if isinstance(value, CfgNode) else copy_value(value) for key, value in cfg.items()}
 
 
 def get(cfg: CfgNode, key: str) -> Any:
@@ -125,8 +150,7 @@ def read_leaves(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(os.path.abspath(path))
     if path in referring:
         raise ValueError(_REASONS[RecursionError])
-    with path.open(encoding="utf-8") as file:  # which names itself in PyYAML's errors
-        content = load_yaml(file, where=f" in {path}")
+    content = load_yaml(path.read_text(encoding="utf-8"), where=f" in {path}")
     bases = content.pop("_BASE_", [])
     leaves: dict[str, Any] = {}
     for base in bases if isinstance(bases, list) else [bases]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pretrain.common.config.limits import Range
-from pretrain.common.config.yaml_io import get, load_yaml
+from pretrain.common.config.yaml_io import dump, get, load_yaml
 from pretrain.config import default_config, from_yaml_text, merge
 from tests.errors import refused
 from transfer import config as fine_tuning
@@ -148,3 +148,14 @@ def test_values_that_only_look_different_are_read(tmp_path: Path, key: str, text
 def test_names_in_a_list_stay_text_and_sizes_of_a_detector_are_whole() -> None:
     cfg = fine_tuning.load_config(None, ["DATASETS.TRAIN", "('2024', 'b')", "INPUT.MIN_SIZE_TRAIN", "(640.0, 8e2)"])
     assert (cfg.DATASETS.TRAIN, cfg.INPUT.MIN_SIZE_TRAIN) == (["2024", "b"], [640, 800])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: b", "yes", "1e-2", " x ", "é 日本", f"folder:/{200 * 'x'} y", os.fsdecode(b"odd\xff")]
+)
+def test_a_dump_is_that_of_yacs(text: str) -> None:
+    cfg = default_config()
+    cfg.DATA.TRAIN = text
+    cfg.LINEAR.LRS = (0.1, 1e-5)
+    assert dump(cfg) == cfg.dump()
+    assert text == from_yaml_text(dump(cfg)).DATA.TRAIN

@@ -7,6 +7,7 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 import contextlib
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from .data import datasets, view_grid
 from .data.augmentations import AUGMENTATIONS
 from .data.loader import Loader, build_loader
 from .methods import METHODS
+from .model.batch_split import log_left_out
 from .monitor import TrainingMonitor
 from .optim import set_learning_rate
 from .preflight import check_modules_unchanged
@@ -164,6 +166,9 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     queue_size = cfg.MODEL.QUEUE_SIZE
     if distributed.is_main():
         log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
+        parts = distributed.world_size() * cfg.SOLVER.ACCUMULATE
+        divisor = math.lcm(parts, cfg.MODEL.BN_GROUPS or 2 - batch_size % 2)  # an even batch has two BN groups or more
+        log_left_out("SOLVER.IMS_PER_BATCH", len(data), batch_size, divisor)
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
             problem = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"
             reason = "so the negatives of many queries contain a key of the same image"

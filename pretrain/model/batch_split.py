@@ -1,8 +1,11 @@
 """Divides the global batch into equal parts for processes, micro-batches and batch-norm groups. It imports no torch."""
 
+import logging
 from collections.abc import Iterator
 
 from ..common.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate: int, has_keys: bool) -> int:
@@ -52,6 +55,24 @@ def check_multiple(key: str, batch_size: int, divisor: int, description: str) ->
         below = batch_size // divisor * divisor
         sizes = f"{below} or {below + divisor}" if below else str(divisor)
         raise UserError(f"{key} is {batch_size}; it must be a multiple of {description}; set {sizes}")
+
+
+def log_left_out(key: str, images: int, batch_size: int, divisor: int) -> None:
+    """Log how many of ``images`` no batch of an epoch contains, if it is 1% or more; warn if it is 10% or more.
+
+    Args:
+        key: the key of the batch size.
+        divisor: The batch size that the log suggests is a multiple of it.
+    """
+    left_out = images % batch_size
+    if 100 * left_out < images:
+        return
+    candidates = range(divisor, min(2 * batch_size, images) + 1, divisor)
+    near = [size for size in candidates if 2 * size >= batch_size]
+    best = min(near, key=lambda size: (images % size if 100 * (images % size) >= images else 0, abs(size - batch_size)))
+    problem = f"{key} {batch_size} leaves out {left_out:,} of {images:,} images in each epoch, other ones each time"
+    remedy = f"; {best} leaves out {images % best or 'none'}" if images % best < left_out else ""
+    log.log(logging.WARNING if 10 * left_out >= images else logging.INFO, f"{problem}{remedy}")
 
 
 def micro_batches(images: int, count: int) -> Iterator[tuple[slice, bool]]:

@@ -21,7 +21,7 @@ from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
-from ..model.batch_split import check_batch_fits
+from ..model.batch_split import check_batch_fits, log_left_out
 from ..model.encoder import count_channels
 from ..preflight import check_divisible
 from .data import ProbeData
@@ -92,6 +92,8 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         batch_source = _Cached(run, backbone, train_split)
     else:
         batch_source = _Augmented(run, backbone, train_split)
+    if distributed.is_main():
+        log_left_out("LINEAR.IMS_PER_BATCH", len(train_split), settings.IMS_PER_BATCH, distributed.world_size())
     steps_per_epoch = len(batch_source)
     total_steps = settings.EPOCHS * steps_per_epoch
     step = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..common.files import expand
 from ..common.images import SUFFIXES
 from . import datasets
+from .names import FOLDER, TAR, list_names
 from .tars import images as tars
 
 _QUICK = 20_000  # files whose names are listed in less than a second
@@ -23,12 +24,17 @@ def count_images(name: str, root: str | Path, enough: int) -> int | None:
     Raises:
         UserError: as `datasets.load`.
     """
-    if name.startswith(tars.PREFIX):
-        files = tars.find_tars(name.removeprefix(tars.PREFIX))
+    names = list_names(name)
+    if len(names) > 1:
+        counts = [count_images(member, root, enough) for member in names]
+        return None if None in counts else sum(filter(None, counts))
+    (name,) = names
+    if name.startswith(TAR):
+        files = tars.find_tars(name.removeprefix(TAR))
         count = sum(1 for _ in itertools.islice(_list_tar_images(files), enough))
         return None if count == enough else count
-    if name.startswith("folder:"):
-        files = _list_files(expand(name.removeprefix("folder:").strip()))
+    if name.startswith(FOLDER):
+        files = _list_files(expand(name.removeprefix(FOLDER).strip()))
         is_small = sum(1 for _ in itertools.islice(files, _QUICK + 1)) <= _QUICK
         return len(datasets.load(name, "train", root)) if is_small else None
     return None

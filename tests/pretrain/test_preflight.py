@@ -88,6 +88,9 @@ def test_a_large_data_set_is_not_counted(few: Path, monkeypatch: pytest.MonkeyPa
     assert count.count_images(f"folder:{few}/train", "", 99) == 6
     assert (count.count_images(f"tar:{few}.tar", "", 99), count.count_images(f"tar:{few}.tar", "", 6)) == (6, None)
     assert count.count_images("imagenet", "", 99) is None
+    assert count.count_images(f"['folder:{few}/train', 'folder:{few}']", "", 99) is None
+    several = f"['folder:{few}/train', 'folder:{few}/val', 'tar:{few}.tar']"
+    assert (count.count_images(several, "", 99), count.count_images(several, "", 6)) == (15, None)
 
 
 def test_a_dry_run_finds_a_batch_that_is_too_large(few: Path, capsys: pytest.CaptureFixture[str]) -> None:

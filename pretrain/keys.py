@@ -36,6 +36,8 @@ process and micro-batch, or up to 8 for a single process with keys"""
 _TRAIN_MEANING = """a named data set (its train split), folder:/path or tar:/path/*.tar, or a list of several,
 "['folder:/a', 'folder:/b']"; MODEL.STEM, VIEWS.IMAGE_SIZE, MEAN and STD follow from a named data set unless they are
 set"""
+_REDUCED_MEANING = """decode large JPEGs of training at 1/2, 1/4 or 1/8 of their size, where every crop still has
+VIEWS.IMAGE_SIZE pixels per side: faster, with slightly different pixels"""
 _ACCUMULATE_MEANING = """number of micro-batches per process, to save memory; loss and gradients stay the same up
 to rounding if the BN groups do"""
 _AMP_MEANING = """half precision, on GPUs in channels_last layout: bf16 on A100, H100 and later; fp16, with a gradient
@@ -222,6 +224,7 @@ KEYS = (
     Key(
         "DATALOADER.ON_CORRUPT", "error", _ON_CORRUPT, "skip: replace unreadable images; fails above 1 in 1,000", LENGTH
     ),
+    Key("DATALOADER.REDUCED_DECODING", False, None, _REDUCED_MEANING, RESULT),
     *_SOLVER,
     Key("PROBE.KNN_PERIOD", 0, _COUNT, "epochs between RankMe and kNN evaluations; 0: only at the end", PROBE),
     Key("PROBE.KNN_K", 200, _AT_LEAST_1, "neighbors that vote", PROBE),

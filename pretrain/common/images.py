@@ -31,12 +31,16 @@ with contextlib.suppress(ImportError):
     SUFFIXES += (".heic", ".heif", ".hif")
 _logging: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # before OpenCV 5, and from it on
 _logging.setLogLevel(0)  # silent: CorruptImage names the file instead
+ReductionChooser = Callable[[int, int], int]  # (height, width) of a JPEG -> 1, 2, 4 or 8
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 _planes_lock = threading.Lock()
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # other errors are the disk's
 # Where a PNG may state its orientation, and the color profile, about which libpng prints warnings of its own:
 _PNG_METADATA = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif", b"iCCP")
+_REDUCED_2 = cv2.IMREAD_REDUCED_GRAYSCALE_2  # the bit of the size alone, to which the flags add RGB
+_REDUCED_4 = cv2.IMREAD_REDUCED_GRAYSCALE_4
+_REDUCED_8 = cv2.IMREAD_REDUCED_GRAYSCALE_8
 _TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF orientation -> how to make an image upright
     2: lambda pixels: cv2.flip(pixels, 1),
     3: lambda pixels: cv2.flip(pixels, -1),
@@ -76,12 +80,12 @@ def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
     return retry(read, name, attempts - 1)
 
 
-def read_image(path: str) -> np.ndarray:
+def read_image(path: str, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
     """Read an image file and decode it (see `decode`)."""
-    return decode(read_file(path), path)
+    return decode(read_file(path), path, choose_reduction)
 
 
-def decode(encoded: bytes, name: str) -> np.ndarray:
+def decode(encoded: bytes, name: str, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
     """Decode a file in one of the formats of SUFFIXES.
 
     Gray, palette, CMYK, YCbCr and Lab become RGB, 16 bits become 8, and the EXIF rotation is applied. Alpha is dropped:
@@ -91,6 +95,8 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
     Args:
         encoded: the file's bytes.
         name: its name, for errors.
+        choose_reduction: returns by how much to divide the sides of a JPEG (rounded up) while it is decoded, which is
+            faster. Other formats, and JPEGs of CMYK, are decoded at full size.
 
     Returns:
         (H, W, 3) uint8, RGB.
@@ -103,7 +109,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
         bands = read_bands(encoded)
         header = _open(encoded, bands)
         has_16_bits = ";16" in f"{header.mode} {header.tile}"  # 16-bit RGB has the mode RGB
-        pixels = _decode_by_opencv(header, encoded, bands)
+        pixels = _decode_by_opencv(header, encoded, bands, choose_reduction)
         if pixels is None:
             pixels = _decode_by_pillow(header)
     if bands and bands.surplus:
@@ -170,12 +176,17 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return _TURNS[orientation](pixels) if orientation in _TURNS else pixels
 
 
-def _decode_by_opencv(header: ImageFile.ImageFile, encoded: bytes, bands: Bands | None) -> np.ndarray | None:
+def _decode_by_opencv(
+    header: ImageFile.ImageFile, encoded: bytes, bands: Bands | None, choose_reduction: ReductionChooser | None
+) -> np.ndarray | None:
     """Decode a format for which OpenCV's pixels are Pillow's; return None for others, and if OpenCV cannot."""
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     orientation = 1
     if header.format in ("JPEG", "MPO"):
         is_equal = header.mode in ("L", "RGB")  # CMYK is rounded differently
         orientation = read_orientation(header)
+        reduction = choose_reduction(header.height, header.width) if choose_reduction else 1
+        flags |= {1: 0, 2: _REDUCED_2, 4: _REDUCED_4, 8: _REDUCED_8}[reduction]
     elif header.format == "PNG":  # which Pillow would decode to look for an orientation after the pixels
         is_equal = not any(word in encoded for word in _PNG_METADATA)
     elif header.format == "WEBP":
@@ -187,7 +198,6 @@ def _decode_by_opencv(header: ImageFile.ImageFile, encoded: bytes, bands: Bands 
         return None
     pixels = None
     with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
-        flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return None if pixels is None else _turn(pixels, orientation)
 

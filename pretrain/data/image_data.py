@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError, shorten_list
+from ..common.images import ReductionChooser
 from .contract import check_image, check_name, check_source, convert_classes, convert_labels, describe
 from .sources import Concatenation, Source, Subset
 
@@ -39,14 +40,18 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.source)
 
-    def read(self, index: int) -> np.ndarray:
+    def read(self, index: int, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
         """Read an image as (H, W, 3) uint8 RGB, upright.
+
+        Args:
+            choose_reduction: see `images.decode`; sources other than image files ignore it.
 
         Raises:
             CorruptImage: it cannot be decoded; the message names the file.
             UserError: the source returned anything else; the message says what a source must return.
         """
-        image = self._call("read", index)
+        can_reduce = choose_reduction and getattr(self.source, "can_reduce", False)
+        image = self._call("read", index, choose_reduction) if can_reduce else self._call("read", index)
         return check_image(image, lambda: f"image {index} ({self.image_name(index)}) of the {self._where()}")
 
     def image_name(self, index: int) -> str:
@@ -56,10 +61,10 @@ class ImageData:
     def _where(self) -> str:
         return f"data set {self.name!r}"
 
-    def _call(self, method: str, index: int) -> Any:
+    def _call(self, method: str, index: int, *options: Any) -> Any:
         """Call a method of the source; an error of a user's source keeps its traceback, and names the image."""
         try:
-            return getattr(self.source, method)(index)
+            return getattr(self.source, method)(index, *options)
         except UserError:
             raise
         except Exception as error:

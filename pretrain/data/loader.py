@@ -26,7 +26,7 @@ from ..common.run.workers import SignalSafeDataLoader
 from ..model.batch_split import check_batch_fits
 from .augmentations import Augmentation
 from .datasets import ImageData
-from .views import make_center_view, make_views
+from .views import choose_reduction, make_center_view, make_views
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +59,14 @@ class Loader:
     world_size: int = 1
     num_workers: int = 4  # 0 means that this process decodes
     on_corrupt: str = "error"  # or skip, which takes the next readable image instead
+    reduced_decoding: bool = False  # decode JPEGs at the smallest size of which every crop has S pixels per side
     pin_memory: bool = False  # for copies to a GPU without a host-device synchronization
 
     def __post_init__(self) -> None:
         check_batch_fits(self.batch_key, self.batch_size, len(self.data))
         self._corrupt_images: set[int] = set()
+        chooser = functools.partial(choose_reduction, self.augmentations, self.size)
+        self._choose_reduction = chooser if self.reduced_decoding else None
 
     def __len__(self) -> int:
         """Return the steps per epoch."""
@@ -113,7 +116,7 @@ class Loader:
         for shift in range(len(self.data)):
             candidate = (position + shift) % len(self.data)
             try:
-                return self.data.read(candidate), candidate
+                return self.data.read(candidate, self._choose_reduction), candidate
             except CorruptImage as error:
                 if self.on_corrupt != "skip":
                     raise
@@ -143,6 +146,7 @@ def build_loader(
     ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
     workers = {"num_workers": cfg.DATALOADER.NUM_WORKERS, "pin_memory": device.type == "cuda"}
     options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "batch_key": batch_key}
+    options["reduced_decoding"] = cfg.DATALOADER.REDUCED_DECODING
     return Loader(data, augmentations, size, batch_size=batch_size, seed=cfg.SEED, **options)
 
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from ..common import images
 
 
 class Source(Protocol):
-    """The pixels of a data set: `read` returns them as `images.decode` does, `name` is for messages."""
+    """The pixels of a data set: `read` returns them as `images.decode` does, `name` is for messages.
+
+    A source whose attribute ``can_reduce`` is true also has `images.decode`'s argument ``choose_reduction``.
+    """
 
     def __len__(self) -> int: ...
     def read(self, index: int) -> np.ndarray: ...
@@ -62,6 +65,8 @@ class PackedNames:
 class Files:
     """Image files in a folder."""
 
+    can_reduce = True
+
     def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
         self.folder = str(folder)
         self.names = PackedNames.pack(names)
@@ -72,8 +77,8 @@ class Files:
     def name(self, index: int) -> str:
         return os.path.join(self.folder, self.names[index])
 
-    def read(self, index: int) -> np.ndarray:
-        return images.read_image(self.name(index))
+    def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
+        return images.read_image(self.name(index), choose_reduction)
 
 
 class Array:
@@ -112,8 +117,16 @@ class Array:
         return np.ascontiguousarray(image)
 
 
+def _read(source: Any, index: int, choose_reduction: images.ReductionChooser | None) -> np.ndarray:
+    if choose_reduction and getattr(source, "can_reduce", False):
+        return source.read(index, choose_reduction)
+    return source.read(index)
+
+
 class Subset:
     """Some of another source's images, by their positions in it."""
+
+    can_reduce = True
 
     def __init__(self, source: Source, positions: np.ndarray) -> None:
         self.source = source
@@ -122,8 +135,8 @@ class Subset:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def read(self, index: int) -> np.ndarray:
-        return self.source.read(int(self.positions[index]))
+    def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
+        return _read(self.source, int(self.positions[index]), choose_reduction)
 
     def name(self, index: int) -> str:
         return self.source.name(int(self.positions[index]))
@@ -131,6 +144,8 @@ class Subset:
 
 class Concatenation:
     """The images of several sources, one after the other."""
+
+    can_reduce = True
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
@@ -143,9 +158,9 @@ class Concatenation:
         part = bisect.bisect_right(self.ends, index)
         return self.sources[part], index - (self.ends[part - 1] if part else 0)
 
-    def read(self, index: int) -> np.ndarray:
+    def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
         source, position = self._locate(index)
-        return source.read(position)
+        return _read(source, position, choose_reduction)
 
     def name(self, index: int) -> str:
         source, position = self._locate(index)

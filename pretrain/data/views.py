@@ -94,6 +94,33 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return resized.permute(0, 2, 3, 1).contiguous()[0].numpy()
 
 
+def choose_reduction(augmentations: Sequence[Augmentation], size: int, height: int, width: int) -> int:
+    """Return the largest of 1, 2, 4 and 8 by which an image can be reduced so that no crop is enlarged to a view.
+
+    Args:
+        augmentations: one per view.
+        size: S, pixels per side of a view.
+        height: of the image, as ``width``.
+    """
+    for reduction in (8, 4, 2):
+        reduced_height = math.ceil(height / reduction)
+        reduced_width = math.ceil(width / reduction)
+        sides = [_compute_smallest_side(a.crop, reduced_height, reduced_width) for a in augmentations]
+        if min(sides) >= size:
+            return reduction
+    return 1
+
+
+def _compute_smallest_side(crop: RandomResizedCrop | PadCrop | CenterCrop, height: int, width: int) -> float:
+    """Return the shorter side of the smallest crop of an image: `_sample_box` returns a random or the central box."""
+    shorter = min(height, width)
+    if not isinstance(crop, RandomResizedCrop):
+        return shorter  # of the whole image
+    low, high = crop.ratio
+    smallest_area = height * width * crop.scale[0]
+    return min(math.sqrt(smallest_area * min(low, 1 / high)), shorter * min(1, high, 1 / low))
+
+
 def make_center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
     """Return the evaluation view (S, S, 3): shorter side resized to ``shorter_side`` >= S pixels, then the middle.
 

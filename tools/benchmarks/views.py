@@ -46,9 +46,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"views": args.views, "size": args.size, "milliseconds": milliseconds}
 
 
-def encode_photo() -> bytes:
-    """Return a photograph of 500 x 375 pixels as JPEG."""
-    photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
+def encode_photo(width: int = 500, height: int = 375) -> bytes:
+    """Return a photograph as JPEG; where it is enlarged from 640 x 427 pixels, with a camera's noise."""
+    photo = Image.fromarray(load_sample_image("china.jpg")).resize((width, height), Image.Resampling.LANCZOS)
+    if width > 640:
+        noise = np.random.default_rng(0).normal(0, 6, (height, width, 3))
+        photo = Image.fromarray(np.clip(np.asarray(photo) + noise, 0, 255).astype(np.uint8))
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", quality=90)
     return buffer.getvalue()

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...common.errors import UserError, shorten_list
 from ...common.files import expand
-from ...common.images import SUFFIXES, CorruptImage, decode, retry
+from ...common.images import SUFFIXES, CorruptImage, ReductionChooser, decode, retry
 from ..folders.layout import find_masks, find_mixed_splits
 from ..image_data import ImageData
 from ..names import TAR
@@ -25,6 +25,8 @@ from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
 
 class TarImages:
     """A `sources.Source` of images in tars; forked workers share its arrays."""
+
+    can_reduce = True
 
     def __init__(self, tars: Sequence[str], tar_N: np.ndarray, entries: Entries) -> None:
         self.tars = list(tars)
@@ -38,14 +40,14 @@ class TarImages:
     def name(self, index: int) -> str:
         return os.path.join(self.tars[self.tar_N[index]], self.entries.names[index])
 
-    def read(self, index: int) -> np.ndarray:
+    def read(self, index: int, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
         name = self.name(index)
         number = self.tar_N[index]
         offset, size, _ = self.entries.members[index].item()
         encoded = retry(lambda: _read_bytes(self.tars[number], self.versions[number], offset, size), name)
         if len(encoded) < size:
             raise CorruptImage(f"cannot read image {name}: the tar ends before it; copy the tar again")
-        return decode(encoded, name)
+        return decode(encoded, name, choose_reduction)
 
 
 def find_tars(pattern: str) -> list[str]:

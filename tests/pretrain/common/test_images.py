@@ -20,8 +20,9 @@ from pretrain.common.logs import setup_logging
 from pretrain.data.sources import Files
 from tests.pretrain import image_formats
 from tests.pretrain.image_formats import DEEP, RGB, RGBA, Kind, gray, png, tiff
-from tests.pretrain.images import encoded
+from tests.pretrain.images import encoded, picture
 
+LARGE = picture(0, 152, 200)
 PICTURE = Image.fromarray(RGB)
 
 
@@ -215,6 +216,40 @@ def test_an_orientation_is_found_wherever_pillow_finds_it(data: bytes):
 def test_damaged_exif_data_is_ignored():
     data = encoded(PICTURE, "JPEG", exif=b"Exif\0\0damaged")
     assert decode(data, "x").shape == RGB.shape
+
+
+@pytest.mark.parametrize("reduction", [1, 2, 4, 8])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_jpeg_is_reduced_while_it_is_decoded(reduction: int, mode: str):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(Image.fromarray(LARGE).convert(mode), "JPEG", quality=95, exif=exif)
+    sizes: list[tuple[int, int]] = []
+
+    def choose(height: int, width: int) -> int:
+        sizes.append((height, width))
+        return reduction
+
+    got = decode(data, "x", choose)
+    full = decode(data, "x")
+    assert sizes == [LARGE.shape[:2]]
+    height, width = (-(-side // reduction) for side in full.shape[:2])
+    assert got.shape == (height, width, 3)
+    area_mean = cv2.resize(full, (width, height), interpolation=cv2.INTER_AREA)
+    assert np.abs(got.astype(int) - area_mean).mean() < 4
+
+
+def test_other_formats_are_not_reduced():
+    chooser = mock.Mock(return_value=2)
+    for form in ("PNG", "WEBP", "TIFF"):
+        assert decode(encoded(PICTURE, form), "x", chooser).shape == RGB.shape
+    assert not chooser.called
+
+
+def test_a_truncated_jpeg_is_corrupt_at_any_size():
+    data = encoded(Image.fromarray(LARGE), "JPEG")
+    with pytest.raises(CorruptImage):
+        decode(data[: len(data) // 2], "x", lambda *_: 4)
 
 
 def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """The loader's batches depend only on seed, epoch and step; corrupt images are replaced or end the run."""
 
+import dataclasses
 import logging
 import multiprocessing
 import signal
@@ -11,18 +12,20 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pretrain.common import distributed, images
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.run import workers
-from pretrain.data import augmentations, views
+from pretrain.data import augmentations, loader, views
 from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, load_eval_batches
+from pretrain.data.sources import Array
 from tests.errors import refused
 from tests.pretrain import ranks
 from tests.pretrain.data.test_folders import labels
-from tests.pretrain.images import write_folder
+from tests.pretrain.images import picture, write_folder
 
 IMAGES, BATCH = 23, 5
 AUGMENTATIONS = [augmentations.AUGMENTATIONS["moco_v2"], augmentations.AUGMENTATIONS["autoaugment"]]
@@ -70,6 +73,30 @@ def test_each_view_is_of_its_image_and_recipe(data: ImageData):
     for n, index in enumerate(plain.index_n.tolist()):
         expected = views.make_center_view(data.read(index), 16, 16)
         np.testing.assert_array_equal(plain.views_VnCHW[0, n].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("form", ["folder", "tar", "subset", "array"])
+def test_reduced_decoding_reads_jpegs_alone_at_a_smaller_size(tmp_path: Path, monkeypatch, form: str):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for seed in range(BATCH):
+        Image.fromarray(picture(seed, 150, 200)).save(folder / f"{seed}.jpg", quality=95)
+    data = load(f"folder:{folder}", "train")
+    if form == "array":  # a source that does not know of it
+        data = dataclasses.replace(data, source=Array({"photos": np.stack([data.read(i) for i in range(BATCH)])}))
+    if form == "subset":
+        data = data.subset(np.arange(BATCH)[::-1])
+    if form == "tar":
+        subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", tmp_path, "photos"], check=True)
+        data = load(f"tar:{tmp_path}/a.tar", "train")
+    full = next(epoch(make(data), 0)).views_VnCHW
+    sizes: list[int] = []
+    monkeypatch.setattr(loader, "make_views", lambda image, *a: sizes.append(len(image)) or views.make_views(image, *a))
+    reduced = next(epoch(make(data, reduced_decoding=True), 0)).views_VnCHW
+    assert sizes == BATCH * [150 if form == "array" else 38]  # crops have 0.39 x 43 pixels of 16
+    is_equal = torch.equal(full, reduced)
+    assert is_equal == (form == "array")
+    assert (full[0].float() - reduced[0].float()).abs().mean() < 15  # the same crops and colors
 
 
 @pytest.mark.core

@@ -15,7 +15,8 @@ from scipy.stats import ks_2samp
 from pretrain.data import views
 from pretrain.data.augmentations import AUGMENTATIONS, Augmentation, CenterCrop, PadCrop, RandomResizedCrop
 from pretrain.data.color import blur, brightness, contrast, gray, hue, saturation
-from pretrain.data.views import make_views, normalize, sample_params
+from pretrain.data.loader import make_random_stream
+from pretrain.data.views import choose_reduction, make_views, normalize, sample_params
 from tests.errors import refused
 from tests.pretrain.images import picture
 
@@ -220,3 +221,31 @@ def test_an_own_color_operation_is_applied_and_another_object_is_refused():
     assert (make_views(PICTURE, [augmentation], 16, lambda _: rng(0)) == 7).all()
     refused(lambda: Augmentation(CenterCrop(), colors=(object(),)), "not a color operation", "sample(rng)")  # pyright: ignore
     refused(lambda: Augmentation("center"), "'center' is not a crop")  # pyright: ignore
+
+
+SIZES = [(3000, 4000), (1080, 1920), (375, 500), (900, 2000), (224, 9000), (1800, 1800)]
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("name", ["moco_v2", "simclr", "digits", "autoaugment"])
+def test_no_crop_of_a_reduced_image_is_smaller_than_a_view(name: str, height: int, width: int):
+    """Twice the reduction would have such a crop."""
+    augmentation = AUGMENTATIONS[name]
+    reduction = choose_reduction([augmentation], 224, height, width)
+
+    def draw_smallest_side(factor: int) -> int:
+        streams = (make_random_stream(0, 0, 0, i) for i in range(1000))
+        sizes = [sample_params(augmentation, -(-height // factor), -(-width // factor), s).box[2:] for s in streams]
+        return min(map(min, sizes))
+
+    assert reduction == 1 or draw_smallest_side(reduction) >= 224
+    assert reduction == 8 or draw_smallest_side(2 * reduction) < 224 * 1.1
+
+
+def test_the_smallest_crop_decides_the_reduction():
+    """A MoCo v2 crop has at least a fifth of the area and sides in the ratio 3:4: 0.39 of the geometric mean side."""
+    moco = [AUGMENTATIONS["moco_v2"]]
+    reductions = {(3000, 4000): 4, (1080, 1920): 2, (375, 500): 1, (6000, 8000): 8}
+    assert {size: choose_reduction(moco, 224, *size) for size in reductions} == reductions
+    assert choose_reduction(moco, 96, 3000, 4000) == 8
+    assert choose_reduction([*moco, AUGMENTATIONS["simclr"]], 224, 3000, 4000) == 2

@@ -20,8 +20,8 @@ from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import Batch, Loader
-from pretrain.state import build_train_state
-from pretrain.steps import TrainState, training_step
+from pretrain.state import TrainState, build_train_state
+from pretrain.steps import training_step
 from tools import ROOT
 from tools.benchmarks import detection, objectives
 from tools.benchmarks.measure import count_convolution_flops, count_synchronizations, find_peak

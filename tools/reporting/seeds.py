@@ -16,6 +16,7 @@ from .runs import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
+_RANKME = "RankMe"
 _COLUMNS = 4  # panels side by side
 _BySeed = Mapping[str, float]  # seed -> score
 
@@ -75,7 +76,7 @@ def read_study(folder: Path) -> Study | None:
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
     if "kNN top-1" in study.scores:
         study.scores.pop(_PRETRAINING_KNN, None)
-    kinds = [*_PROBES.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
+    kinds = [*_PROBES.values(), _RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
     for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
         study.scores[column] = study.scores.pop(column)
     return study
@@ -85,8 +86,11 @@ def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str,
     """Yield the scores in a results.json with their names in a table."""
     stage = results.get("stage")
     metrics = results.get("metrics", {})
-    if stage == "pretrain" and "knn_top1" in metrics:
-        yield _PRETRAINING_KNN, float(metrics["knn_top1"])
+    if stage == "pretrain":
+        if "knn_top1" in metrics:
+            yield _PRETRAINING_KNN, float(metrics["knn_top1"])
+        if metrics.get("rankme") is not None:
+            yield _RANKME, float(metrics["rankme"])
     elif stage in _PROBES and "top1" in metrics:
         yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
     elif stage == "transfer":

@@ -44,11 +44,13 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
 
     interface.check_path(config_file, "config_file", is_optional=True)
     key_values = interface.list_words(overrides or {})
+    from .common.run.state import Job
     from .train import main  # imports torch; a mistake should not wait for that
 
-    with interrupt.handle_signals(), interface.set_torch_modes():
+    job = Job()
+    with job.stop.handle_signals(), interface.set_torch_modes():
         try:
-            return main(load_config(config_file, key_values))
+            return main(load_config(config_file, key_values), job=job)
         except interrupt.Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows no more than the exception
             raise

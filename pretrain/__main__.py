@@ -9,15 +9,21 @@ import os
 from collections.abc import Sequence
 
 from . import preflight
-from .common import interrupt
 from .common.command_line import Parser, run_command_line
 from .common.config import overrides
 from .common.run import wandb
+from .common.run.state import Job
 from .config import load_config, output_dir
 from .keys import describe_keys
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    job = Job()
+    with job.stop.handle_signals():
+        _run(argv, job)
+
+
+def _run(argv: Sequence[str] | None, job: Job) -> None:
     parser = Parser("python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="set SOLVER.CHANGE_RECIPE True")
@@ -33,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         preflight.check_divisible(cfg, "pretrain", int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that
 
-    train.main(cfg)
+    train.main(cfg, job=job)
 
 
 if __name__ == "__main__":
-    interrupt.install_handlers()
     run_command_line(main)

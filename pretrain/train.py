@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.distributed import on_every_rank, on_first_rank
+from .common.distributed import AgreedStop, on_every_rank, on_first_rank
 from .common.errors import UserError
 from .common.files import atomic_write, remove, sha256, write_json
 from .common.run.folder import write_environment
@@ -24,7 +24,7 @@ from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import describe_skipped_steps
 from .common.run.stage import open_run
-from .common.run.state import read_record
+from .common.run.state import Job, read_record
 from .common.weights import checkpoint
 from .common.weights.file import compute_tensor_digest
 from .config import output_dir
@@ -56,6 +56,7 @@ class PretrainRun:
     device: torch.device
     loader: Loader
     total_steps: int
+    stop: AgreedStop
     state: TrainState
     monitor: TrainingMonitor
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
@@ -68,17 +69,20 @@ class PretrainRun:
         return bool(period) and 0 < step < self.total_steps and step % period == 0
 
 
-def main(cfg: CfgNode) -> dict[str, Any]:
+def main(cfg: CfgNode, *, job: Job | None = None) -> dict[str, Any]:
     """Pretrain according to ``cfg`` and return the content of results.json.
 
     A folder that contains checkpoints of the same config is resumed; a complete run is returned unchanged.
+
+    Args:
+        job: what this process was started for, with the request to stop it.
 
     Raises:
         UserError: bad input, non-finite loss, full disk, a run folder in use, or created by another stage.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with open_run("pretrain", folder, cfg.DEVICE, cfg.FLOAT32_PRECISION) as device:
+    with open_run("pretrain", folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION) as (device, stop):
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
@@ -106,6 +110,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             device=device,
             loader=loader,
             total_steps=total_steps,
+            stop=stop,
             state=state,
             monitor=TrainingMonitor(device, state.scaler, data.image_name, state.skipped),
             metrics=on_every_rank(_open_metrics, folder, step),
@@ -122,10 +127,9 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 def _train(run: PretrainRun, first_step: int) -> None:
     """Train to the last step; `steps` names everything that a step changes."""
     solver = run.cfg.SOLVER
-    stop = distributed.AgreedStop(run.device)
     steps_per_epoch = run.state.steps_per_epoch
     checkpoint_period = solver.CHECKPOINT_PERIOD or steps_per_epoch
-    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps)):
+    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps, run.stop.request)):
         lr = set_learning_rate(run.state.optimizer, solver, step, steps_per_epoch)
         views_VnCHW = batch.views_VnCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
@@ -137,7 +141,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         is_last = steps_done == run.total_steps
         if steps_done % solver.LOG_PERIOD == 0 or is_last:
             _log(run, steps_done, lr, {"loss": loss, **metrics})
-        stop_reason = stop.poll()
+        stop_reason = run.stop.poll()
         is_probe_due = run.is_probe_due(steps_done)
         if stop_reason or is_probe_due or is_last or steps_done % checkpoint_period == 0:
             run.monitor.check()
@@ -223,8 +227,8 @@ def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
     """Evaluate the encoder by RankMe, and by kNN if there are labeled data; write and return the metrics."""
     network = run.state.objective.encoder.network
     with run.progress.pause():
-        score = knn.evaluate(network, run.probe_data, run.cfg, run.device)
-        rank = rankme.evaluate(network, run.loader.data, run.cfg, run.device)
+        score = knn.evaluate(network, run.probe_data, run.cfg, run.stop, run.device)
+        rank = rankme.evaluate(network, run.loader.data, run.cfg, run.stop, run.device)
     metrics = {**{f"knn_{name}": value for name, value in score.items()}, **rank}
     if metrics and run.metrics is not None:
         run.metrics.write(steps_done - 1, metrics)

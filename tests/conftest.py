@@ -14,7 +14,6 @@ import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from pretrain.common import interrupt  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
 
@@ -49,8 +48,7 @@ def tiny_resnet18() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_of_an_earlier_test() -> None:
-    """Withdraw a request to stop, and remove log files from the loggers, which hide their messages from pytest."""
-    interrupt.clear()
+    """Remove log files from the loggers, which hide their messages from pytest."""
     for name in ("pretrain", "transfer", "tools", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.NOTSET)

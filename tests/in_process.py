@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from unittest import mock
 
-from pretrain.common import interrupt
+from pretrain.common.interrupt import StopRequest
+from pretrain.common.run.state import Job
 from tools import launch
 from tools.launcher.execution.rank_main import run_stage
 from tools.launcher.graphs import checks
@@ -19,11 +20,12 @@ def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
     plan = checks.check_graph(graph, options, check_data=check_data)
     plan.check(graph)
     write_graph(graph, options)
-    with interrupt.handle_signals():
+    stop = StopRequest()
+    with stop.handle_signals():
         for node in plan.missing.values():
-            run_stage(node.spec)
+            run_stage(node.spec, stop=stop)
     if graph.report:
-        graph.report.run()
+        graph.report.run(Job())
     return 0
 
 

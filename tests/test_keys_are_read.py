@@ -8,6 +8,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain import train
 from pretrain.common.config.yaml_io import flatten
+from pretrain.common.run.state import Job
 from pretrain.config import default_config
 from pretrain.config import load_config as load_pretraining
 from pretrain.probe import embedding, knn, linear
@@ -84,7 +85,7 @@ def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str
         command = [*tiny_coco.command(tmp_path / schedule, name, "torchvision"), *keys]
         args = train_net.parse(command)
         engine, cfg = train_net.resolve_config(args)
-        train_net.run_rank(args, engine, config.scale_to_world(record_reads(cfg), 1))
+        train_net.run_rank(args, engine, config.scale_to_world(record_reads(cfg), 1), Job())
     # Checks of the config read keys with a single possible value; test_own_modules.py uses a mapper.
     honored = {row.name for row in KEYS.values() if "torchvision" not in row.engines}
     assert honored - {"MODEL.RESNETS.RES2_OUT_CHANNELS"} - reads == set()

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from pretrain.common.distributed import mean_
 
-from .distributed import log_progress, raise_if_stopped
+from .distributed import log_progress
 from .samplers import ModelInput, derive_seed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _load_batches(trainer: Trainer, seed: int, count: int, activity: str) -> Ite
     """Yield the first training batches under ``seed``; before each, all ranks raise Stopped if one was asked to."""
     batches = islice(trainer.data.batches(seed=seed, start=0, workers=0), count)
     for batch in log_progress(batches, count, activity):
-        raise_if_stopped()
+        trainer.engine.stop.raise_now()
         yield batch
 
 

@@ -13,7 +13,8 @@ import torch.multiprocessing as mp
 
 from pretrain.common import distributed, interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run.state import Job
 
 _POLL_S = 1.0  # between two checks for a rank that has failed but does not exit
 _GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
@@ -22,7 +23,9 @@ T = TypeVar("T")
 
 
 def launch(count: int, run: Callable[..., object], *arguments: Any) -> None:
-    """Call ``run(*arguments)`` in ``count`` ranks, as Detectron2's `launch` does; raise a rank's mistake in one line.
+    """Call ``run(*arguments, job)`` in ``count`` ranks, as Detectron2's `launch` does.
+
+    A rank's mistake is raised in one line.
 
     A signal reaches every rank as a request to stop. torchrun also sends Ctrl-C on to ranks that have received it from
     the terminal already, which makes them stop immediately, without a checkpoint.
@@ -53,10 +56,12 @@ def _rank_main(rank: int, count: int, port: int, messages: Any, run: Callable[..
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    interrupt.install_handlers()
+    job = Job()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, job.stop.handle)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # see launch
     try:
-        run(*arguments)
+        run(*arguments, job)
     except (UserError, Stopped, KeyboardInterrupt) as error:
         messages.put((rank, error))
         raise SystemExit(1) from error
@@ -80,14 +85,6 @@ def join(device_name: str) -> torch.device:
     device = distributed.init_process_group("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
     torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for training
     return device
-
-
-def raise_if_stopped() -> None:
-    """Raise Stopped on all ranks if any of them was asked to stop; every rank must call this."""
-    reasons = distributed.gather_objects(stop_requested())
-    reason = next(filter(None, reasons), "")
-    if reason:
-        raise Stopped(reason)
 
 
 def log_progress(batches: Iterable[T], total: int, activity: str) -> Iterator[T]:

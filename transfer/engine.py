@@ -12,12 +12,13 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common import distributed
+from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError
-from pretrain.common.interrupt import stop_requested
+from pretrain.common.interrupt import StopRequest
 
 from .coco.data import CocoSet
 from .coco.results import Detection, Metrics, score
-from .distributed import log_progress, raise_if_stopped
+from .distributed import log_progress
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
 
 
@@ -53,15 +54,17 @@ class Engine(ABC):
         pin_memory: batches are loaded into pinned memory.
         cfg: the engine's own config.
         data_sets: the files of DATASETS.TRAIN and DATASETS.TEST, by name.
+        stop: the ranks' agreement on a stop of the run.
     """
 
     name: ClassVar[str]
     frozen_norm: ClassVar[type[nn.Module]]
     pin_memory: bool = False
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
         self.cfg = cfg
         self.data_sets = data_sets
+        self.stop = stop or AgreedStop(StopRequest(), torch.device("cpu"))  # of one that nothing stops
 
     @abstractmethod
     def build_model(self, device: torch.device) -> nn.Module:
@@ -131,16 +134,17 @@ class Engine(ABC):
         """
         items = [[(index, index)] for index in range(len(records))[distributed.rank_slice(len(records))]]
         workers = self.cfg.DATALOADER.NUM_WORKERS
-        batches = load_batches(self.test_images(records), items, workers, pin_memory=self.pin_memory)
+        options: dict[str, Any] = {"pin_memory": self.pin_memory, "stop": self.stop.request}
+        batches = load_batches(self.test_images(records), items, workers, **options)
         results: list[Any] = []
         was_training = model.training
         model.eval()
         for batch in log_progress(batches, len(items), "evaluation"):
-            if stop_requested():
+            if self.stop.request.reason:
                 break
             results += detect(batch)
         model.train(was_training)
-        raise_if_stopped()
+        self.stop.raise_now()
         if distributed.world_size() == 1:
             return results
         gathered: list[Any] | None = [None] * distributed.world_size() if distributed.is_main() else None

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import StopRequest
 from pretrain.common.run.workers import SignalSafeDataLoader
 
 
@@ -122,20 +123,27 @@ class TrainingData:
     def _is_wide(self) -> list[bool] | None:
         return [record["width"] > record["height"] for record in self.records] if self.group_by_shape else None
 
-    def batches(self, *, seed: int, start: int, workers: int) -> Iterator[list[ModelInput]]:
+    def batches(
+        self, *, seed: int, start: int, workers: int, stop: StopRequest | None = None
+    ) -> Iterator[list[ModelInput]]:
         """Yield batches from number ``start`` on; raise the UserError of a bad record."""
         rank = distributed.rank()
         world_size = distributed.world_size()
         items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world_size, start)
         images = MappedRecords(self.records, self.mapper, seed)
-        return load_batches(images, items, workers, pin_memory=self.pin_memory)
+        return load_batches(images, items, workers, pin_memory=self.pin_memory, stop=stop)
 
 
 def load_batches(
-    images: MappedRecords, batches: Iterable[list[Item]], workers: int, *, pin_memory: bool = False
+    images: MappedRecords,
+    batches: Iterable[list[Item]],
+    workers: int,
+    *,
+    pin_memory: bool = False,
+    stop: StopRequest | None = None,
 ) -> Iterator[list[ModelInput]]:
     """Yield the batches; raise the UserError of a bad record."""
-    options: dict[str, Any] = {"collate_fn": list, "pin_memory": pin_memory}
+    options: dict[str, Any] = {"collate_fn": list, "pin_memory": pin_memory, "stop": stop}
     for batch in SignalSafeDataLoader(images, batches, workers, describe=images.image_name, **options):
         for image in batch:
             if isinstance(image, UserError):

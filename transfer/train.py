@@ -18,7 +18,7 @@ from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, remove
-from pretrain.common.interrupt import Stopped
+from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.logs import setup_logging
 from pretrain.common.run.folder import write_environment
 from pretrain.common.run.skipped_steps import describe_skipped_steps
@@ -54,6 +54,7 @@ def run(
     cfg: CfgNode,
     device: torch.device,
     data_sets: Mapping[str, CocoSet],
+    request: StopRequest | None = None,
     *,
     weights: Weights | None,
     resume: bool = False,
@@ -65,6 +66,7 @@ def run(
     Args:
         cfg: the config as `train_net.resolve_config` returns it; its SEED is set to the one that is used.
         data_sets: those of DATASETS.TRAIN (which an evaluation does not need) and DATASETS.TEST, by name.
+        request: a request to stop (default: none comes).
         weights: initial weights; cleared once loaded; not needed where the run resumes from a checkpoint.
         resume: continue from OUTPUT_DIR's newest undamaged checkpoint, or start with ``weights`` if there is none.
         visualize: number of test images per data set on which to draw the predictions.
@@ -94,7 +96,7 @@ def run(
     else:
         assert weights
         check_weights_fit(weights, cfg)
-    engine = engine_class(cfg, data_sets)
+    engine = engine_class(cfg, data_sets, AgreedStop(request or StopRequest(), device))
     model = build_model(engine, device, weights, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = compute_tensor_digest(*model.state_dict().values())
@@ -181,9 +183,9 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
     if trainer.rank == 0:
         remove(Path(cfg.OUTPUT_DIR) / "results.json")  # stale: the run is being extended
     results: dict[str, Metrics] = {}
-    stop = AgreedStop(trainer.device)
+    stop = trainer.engine.stop
     ddp_model = data_parallel(trainer.model, trainer.device)
-    batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
+    batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS, stop=stop.request)
     trainer.call_hooks("before_train")
     try:
         for iteration in range(start, end):

@@ -31,7 +31,7 @@ from fvcore.common.config import CfgNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common import interface, interrupt
+from pretrain.common import interface
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
@@ -40,6 +40,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import read_stage
+from pretrain.common.run.state import Job
 from transfer import preflight
 from transfer.coco import data
 from transfer.coco.classes import CLASSES
@@ -89,6 +90,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a mistake in the arguments, the config, the data or the weights.
         Stopped: a stop was requested; the checkpoint is written.
     """
+    job = Job()
+    with job.stop.handle_signals():
+        run(argv, job)
+
+
+def run(argv: Sequence[str] | None, job: Job) -> None:
+    """Run the command line for a job whose entry point handles signals; see `main`."""
     args = parse(argv)
     extensions.add(args.extensions)
     wandb.check_logger()
@@ -99,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         launch(args.num_gpus, run_rank, args, engine, cfg)
     else:
-        run_rank(args, engine, cfg)
+        run_rank(args, engine, cfg, job)
     if "RANK" not in os.environ and not args.eval_only:  # the launcher prints its own last line
         print(f"next: python tools/launch.py report {shlex.quote(cfg.OUTPUT_DIR)}")
 
@@ -132,11 +140,12 @@ def fine_tune(
     )
     interface.check_path(config_file, "config_file")
     args.opts = interface.list_words(overrides or {})
-    with interrupt.handle_signals(), interface.set_torch_modes():
+    job = Job()
+    with job.stop.handle_signals(), interface.set_torch_modes():
         try:
             name, cfg = resolve_config(args)
             _check_inputs(args, cfg)
-            return run_rank(args, name, cfg)
+            return run_rank(args, name, cfg, job)
         except Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows only the exception
             raise
@@ -189,11 +198,12 @@ def _check_inputs(args: argparse.Namespace, cfg: CfgNode) -> None:
     preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # a resumed run does not need them
 
 
-def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, Any]:
+def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode, job: Job) -> dict[str, Any]:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:
         engine, cfg: what `resolve_config` returns.
+        job: what this process was started for, with the request to stop it.
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank, rank
     from pretrain.common.run.stage import process_group, stage
@@ -207,14 +217,14 @@ def run_rank(args: argparse.Namespace, engine: str, cfg: CfgNode) -> dict[str, A
             cfg = on_first_rank(_resolve_evaluation, cfg, args.resume)
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if args.eval_only else partial(preflight.check_output_dir, cfg, args.resume)
-        with stage("evaluation" if args.eval_only else "transfer", output_dir, check):
+        with stage("evaluation" if args.eval_only else "transfer", output_dir, job, check):
             setup_logging(output_dir, rank())
             on_first_rank(_prepare_data, cfg, args.eval_only)
             names = preflight.data_names(cfg, args.eval_only)
             data_sets = {name: on_every_rank(data.resolve_data_set, name, output_dir) for name in names}
             weights, weights_record = _read_initial_weights(cfg, args)
             options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
-            metrics = train.run(train.load_engine(engine), cfg, device, data_sets, weights=weights, **options)
+            metrics = train.run(train.load_engine(engine), cfg, device, data_sets, job.stop, weights=weights, **options)
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
             return on_first_rank(write_results, cfg, metrics, engine, weights_record, iteration)
 
@@ -283,5 +293,4 @@ def _read_weights_record(cfg: CfgNode) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    interrupt.install_handlers()  # not in main: a job of the launcher has its own
     run_command_line(main)

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import interrupt
 from .async_copy import AsyncHostCopy
 from .config import extensions
 from .device import can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
+from .interrupt import Stopped, StopRequest
 
 RENDEZVOUS_S = 300.0  # for the processes of a run to find each other
 TIMEOUT_S = 1800.0  # for one collective: rank 0 may evaluate, download or write while the others wait
@@ -248,17 +248,21 @@ def check_agreement(value: Any, description: str) -> None:
 class AgreedStop:
     """A request to stop that any rank received, reported to all ranks alike.
 
-    Every rank must poll at the same points of its work. With several ranks, a poll returns the answer of the previous
-    one, which has already reached the host: waiting for the current one would leave the device idle.
+    Every rank must call the same methods at the same points of its work. With several ranks, a poll returns the answer
+    of the previous one, which has already reached the host: waiting for the current one would leave the device idle.
+
+    Attributes:
+        request: the request of this rank.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, request: StopRequest, device: torch.device) -> None:
+        self.request = request
         self._device = device
         self._previous: AsyncHostCopy | None = None
 
     def poll(self) -> str:
         """Return the reason to stop, or an empty string."""
-        reason = interrupt.stop_requested()
+        reason = self.request.reason
         if world_size() == 1:
             return reason
         requests = torch.full((1,), float(bool(reason)), device=self._device)
@@ -273,4 +277,10 @@ class AgreedStop:
         """Raise Stopped on all ranks if `poll` returns a reason."""
         reason = self.poll()
         if reason:
-            raise interrupt.Stopped(reason)
+            raise Stopped(reason)
+
+    def raise_now(self) -> None:
+        """Raise Stopped on all ranks if any of them was asked to stop; this waits for the ranks' answers."""
+        reason = next(filter(None, gather_objects(self.request.reason)), "")
+        if reason:
+            raise Stopped(reason)

@@ -1,4 +1,4 @@
-"""Requests to stop (preemption, time-out, Ctrl-C) set a flag that a stage reads between two steps.
+"""Requests to stop (preemption, time-out, Ctrl-C), which a stage reads between two steps.
 
 The stage finishes the current step, writes its checkpoint and raises `Stopped`. A signal handler writes nothing.
 """
@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-_reason: str = ""
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 
 
@@ -33,53 +33,48 @@ def describe_resume(folder: Path, step: int) -> str:
     return f"{folder} contains the checkpoint of step {step}; run the same command again to resume"
 
 
-def request_stop(reason: str) -> None:
-    """Ask the running stage to stop after the current step."""
-    global _reason
-    _reason = _reason or reason
+class StopRequest:
+    """A request to stop a run, which its entry point makes and passes down.
 
+    Attributes:
+        reason: why to stop; empty unless a stop was requested.
+    """
 
-def stop_requested() -> str:
-    """Return the reason of a pending request to stop, or an empty string."""
-    return _reason
+    def __init__(self) -> None:
+        self.reason = ""
 
+    def make(self, reason: str) -> None:
+        """Ask the run to stop after the current step; the first reason counts."""
+        self.reason = self.reason or reason
 
-def clear() -> None:
-    """Clear a request, at the start of a stage that shares its process with an earlier one."""
-    global _reason
-    _reason = ""
+    def handle(self, number: int, _frame: FrameType | None = None) -> None:
+        """Make a request of a signal; a second SIGINT interrupts immediately."""
+        if number == signal.SIGINT and self.reason:
+            raise KeyboardInterrupt
+        self.make(signal.Signals(number).name)
 
+    @contextlib.contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into this request until the block ends.
 
-def install_handlers() -> None:
-    """Turn SIGINT and SIGTERM into a request to stop; a second SIGINT interrupts immediately."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _handle)
-
-
-def _handle(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGINT and _reason:
-        raise KeyboardInterrupt
-    request_stop(signal.Signals(number).name)
+        Python handles signals in the main thread only; in another one this changes nothing.
+        """
+        with handle_signals(self.handle, signal.SIGINT, signal.SIGTERM):
+            yield
 
 
 @contextlib.contextmanager
-def handle_signals() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into requests to stop until the block ends; clear earlier requests.
-
-    Python handles signals in the main thread only; in another one this changes nothing.
-    """
-    clear()
+def handle_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for these signals until the block ends, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    install_handlers()
+    earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-        clear()
+        for number, former in earlier.items():
+            signal.signal(number, former)
 
 
 def ignore_in_worker(_worker_id: int = 0) -> None:

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from ..common import distributed, interrupt
 from ..common.errors import UserError
 from ..common.images import CorruptImage
+from ..common.interrupt import StopRequest
 from ..common.run.workers import SignalSafeDataLoader
 from ..model.batch_split import check_batch_fits
 from .augmentations import Augmentation
@@ -72,14 +73,19 @@ class Loader:
         """Return the steps per epoch."""
         return len(self.data) // self.batch_size
 
-    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[int, Batch]]:
+    def batches(
+        self, first_step: int, total_steps: int, stop: StopRequest | None = None
+    ) -> Iterator[tuple[int, Batch]]:
         """Yield each step from ``first_step`` to before ``total_steps`` with its batch.
+
+        Args:
+            stop: a request that is obeyed even while a worker hangs.
 
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
         items = self._items(first_step, total_steps)
-        loaded = _load(self._read_batch, items, self._name_item, self.num_workers, self.pin_memory)
+        loaded = _load(self._read_batch, items, self._name_item, self.num_workers, self.pin_memory, stop)
         for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
@@ -159,6 +165,7 @@ def load_eval_batches(
     num_workers: int,
     on_corrupt: str = "error",
     pin_memory: bool = False,
+    stop: StopRequest | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield evaluation views of the images at ``positions_N``: shorter side ``resize``, middle ``size`` x ``size``.
 
@@ -166,13 +173,14 @@ def load_eval_batches(
         resize: 0 means that the image is resized straight to ``size`` x ``size``.
         on_corrupt: ``error``, or ``skip`` to drop unreadable images (their positions are not yielded).
         pin_memory: copy batches to a GPU without a host-device synchronization.
+        stop: a request that is obeyed even while a worker hangs.
 
     Yields:
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
     """
     batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
     read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_n in _load(read, batches, data.image_name, num_workers, pin_memory):
+    for images_NHWC, index_n in _load(read, batches, data.image_name, num_workers, pin_memory, stop):
         yield images_NHWC.permute(0, 3, 1, 2), index_n
 
 
@@ -222,6 +230,7 @@ def _load(
     describe: Callable[[Any], str],
     num_workers: int,
     pin_memory: bool,
+    stop: StopRequest | None,
 ) -> Iterator[Any]:
     """Yield ``read(batch)`` for each of ``batches`` in order; a UserError of a worker is raised here.
 
@@ -229,7 +238,7 @@ def _load(
         describe: returns the name of an item's image.
     """
     options: dict[str, Any] = {"collate_fn": _identity, "worker_init_fn": _start_worker, "pin_memory": pin_memory}
-    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, describe=describe, **options)
+    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, describe=describe, stop=stop, **options)
     for item in loader:
         if isinstance(item, CorruptImage):
             remedy = "do not delete it, because a run resumes only with the same images"

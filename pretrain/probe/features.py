@@ -62,7 +62,13 @@ def compute_features(backbone: ResNet, images: Tensor, cfg: CfgNode, amp: str, d
 
 @torch.no_grad()
 def extract(
-    backbone: ResNet, data: ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0, gather: bool = True
+    backbone: ResNet,
+    data: ImageData,
+    cfg: CfgNode,
+    stop: AgreedStop,
+    device: torch.device,
+    max_images: int = 0,
+    gather: bool = True,
 ) -> Features:
     """Compute the features of all labeled images, divided among the ranks.
 
@@ -70,10 +76,13 @@ def extract(
         backbone: in eval mode.
         max_images: use at most this many images, evenly spaced; 0 means all.
         gather: Return the features of all images, not only of this rank's.
+
+    Raises:
+        Stopped: a rank was asked to stop.
     """
     assert data.labels is not None
     positions = select_evenly(np.flatnonzero(data.labels >= 0), max_images)
-    features_NF, index_N = extract_features(backbone, data, positions, cfg, device)
+    features_NF, index_N = extract_features(backbone, data, positions, cfg, stop, device)
     labels_N = torch.from_numpy(data.labels).to(device)[index_N.to(device)]
     if gather:
         labels_N = distributed.gather_uneven(labels_N)
@@ -83,7 +92,7 @@ def extract(
 
 @torch.no_grad()
 def extract_features(
-    backbone: ResNet, data: ImageData, positions: np.ndarray, cfg: CfgNode, device: torch.device
+    backbone: ResNet, data: ImageData, positions: np.ndarray, cfg: CfgNode, stop: AgreedStop, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Compute the features of this rank's slice of the images at ``positions``.
 
@@ -98,9 +107,8 @@ def extract_features(
     index_N = [torch.empty(0, dtype=torch.long)]
     features_NF = torch.empty(len(positions), count_channels(backbone), device=device)  # ImageNet's take 10 GB
     start = 0
-    options = (cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT, device.type == "cuda")
+    options = (cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT, device.type == "cuda", stop.request)
     batches = loader.load_eval_batches(data, positions, *choose_evaluation_size(cfg), _BATCH, *options)
-    stop = AgreedStop(device)
     for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:

@@ -13,6 +13,7 @@ from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop, check_agreement, gather, gather_objects, is_main, on_every_rank, world_size
 from ..common.run.stage import translate_torch_errors
+from ..common.run.state import Job
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
@@ -25,14 +26,14 @@ _MAX_CHUNK = 1024  # validation images at once
 _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 
-def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
+def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
     """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
-    with open_probe(cfg, "knn") as run:
+    with open_probe(cfg, "knn", job) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         _warn_if_all_vote(cfg, data)
         run.start()
-        score = _score(backbone, data, cfg, run.device)
+        score = _score(backbone, data, cfg, run.stop, run.device)
         results = {"source": source, "protocol": build_protocol(cfg, "knn", data), "metrics": score}
         log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
         return run.finish(results)
@@ -74,7 +75,9 @@ def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
         log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 
-def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:
+def evaluate(
+    encoder: ResNet, data: ProbeData | None, cfg: CfgNode, stop: AgreedStop, device: torch.device
+) -> dict[str, float]:
     """Evaluate an encoder in training and restore its mode; return {} if `open_data` returned None."""
     if data is None:
         return {}
@@ -82,15 +85,15 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
     encoder.eval()
     try:
         with translate_torch_errors("knn"):
-            return _score(encoder, data, cfg, device)
+            return _score(encoder, data, cfg, stop, device)
     finally:
         encoder.train(is_training)
 
 
-def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device) -> dict[str, float]:
-    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES, gather=False)
-    val = extract(encoder, data.val, cfg, device)
-    return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
+def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, stop: AgreedStop, device: torch.device) -> dict[str, float]:
+    train = extract(encoder, data.train, cfg, stop, device, cfg.PROBE.KNN_MAX_IMAGES, gather=False)
+    val = extract(encoder, data.val, cfg, stop, device)
+    return classify(train, val, stop, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
@@ -102,7 +105,9 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
 
 
 @torch.no_grad()
-def classify(train: Features, val: Features, *, k: int, temperature: float, chunk: int = 0) -> dict[str, float]:
+def classify(
+    train: Features, val: Features, stop: AgreedStop, *, k: int, temperature: float, chunk: int = 0
+) -> dict[str, float]:
     """Return top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for each of _REPORTED_K up to the images.
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
@@ -117,7 +122,6 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     Raises:
         Stopped: a rank was asked to stop.
     """
-    stop = AgreedStop(val.features_NF.device)
     bank_TF = F.normalize(train.features_NF, dim=1, out=train.features_NF)
     sizes = gather_objects(len(bank_TF))
     train_images = sum(sizes)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
-from ..common.distributed import AgreedStop, on_first_rank
+from ..common.distributed import on_first_rank
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
-from ..common.run.state import read_record
+from ..common.run.state import Job, read_record
 from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 
 
-def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
+def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
     """Train LINEAR.* heads on frozen features of the labeled images; return the content of results.json.
 
     With LINEAR.LRS several heads learn in parallel from one pass over the data, one per learning rate; one that
@@ -48,7 +48,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     Raises:
         interrupt.Stopped: a stop was requested; a checkpoint of the current step is written.
     """
-    with open_probe(cfg, "linear") as run:
+    with open_probe(cfg, "linear", job) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
         results, saved = on_first_rank(_load_earlier, run.folder, settings)
@@ -82,12 +82,12 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     check_divisible(run.cfg, "linear", distributed.world_size())
     settings = run.cfg.LINEAR
     heads = Heads(count_channels(backbone), len(data.train.classes), settings).to(run.device)
-    val = extract(backbone, data.val, run.cfg, run.device)
+    val = extract(backbone, data.val, run.cfg, run.stop, run.device)
     train_split = data.train
     held_out = None
     if len(heads.learning_rates) > 1:
         train_split, held_out_split = _split(data.train)
-        held_out = extract(backbone, held_out_split, run.cfg, run.device)
+        held_out = extract(backbone, held_out_split, run.cfg, run.stop, run.device)
     if settings.AUGMENT == "none":
         batch_source = _Cached(run, backbone, train_split)
     else:
@@ -104,7 +104,6 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         if distributed.is_main():  # the run may have been killed before it removed the previous checkpoint
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
-    stop = AgreedStop(run.device)
     scores = heads.score(val, held_out)
     with contextlib.closing(Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)) as progress:
         for batch in progress.measure_waits(batch_source.batches(step, total_steps)):
@@ -113,7 +112,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
             losses_H += heads.step(*batch_source.features(batch))
             step += 1
             progress.advance()
-            stop_reason = stop.poll()
+            stop_reason = run.stop.poll()
             is_epoch_end = step % steps_per_epoch == 0
             if is_epoch_end:
                 scores = heads.score(val, held_out)
@@ -163,7 +162,7 @@ class _Augmented:
         return len(self._loader)
 
     def batches(self, first_step: int, total_steps: int) -> Iterator[Batch]:
-        return (batch for _, batch in self._loader.batches(first_step, total_steps))
+        return (batch for _, batch in self._loader.batches(first_step, total_steps, self._run.stop.request))
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
         cfg = self._run.cfg
@@ -178,7 +177,7 @@ class _Cached:
     def __init__(self, run: ProbeRun, backbone: ResNet, data: ImageData) -> None:
         self._batch_size = run.cfg.LINEAR.IMS_PER_BATCH
         self._seed = run.cfg.SEED
-        self._features = extract(backbone, data, run.cfg, run.device)
+        self._features = extract(backbone, data, run.cfg, run.stop, run.device)
         check_batch_fits("LINEAR.IMS_PER_BATCH", self._batch_size, len(self._features.labels_N))
 
     def __len__(self) -> int:

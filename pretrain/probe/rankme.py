@@ -6,7 +6,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..common.distributed import gather_objects, mean_
+from ..common.distributed import AgreedStop, gather_objects, mean_
 from ..common.run.stage import translate_torch_errors
 from ..data.image_data import ImageData
 from .features import extract_features, select_evenly
@@ -15,7 +15,9 @@ MOST_IMAGES = 2048  # 16 for each of the usual 128 dimensions; the rank is at mo
 _EPSILON = 1e-7  # the paper's, for float32
 
 
-def evaluate(network: ResNet, data: ImageData, cfg: CfgNode, device: torch.device) -> dict[str, float]:
+def evaluate(
+    network: ResNet, data: ImageData, cfg: CfgNode, stop: AgreedStop, device: torch.device
+) -> dict[str, float]:
     """Return RankMe of a network in training and the number of images it was computed from; restore its mode.
 
     The embeddings are the projection head's, before their normalization, as in the paper's experiments. The images are
@@ -33,7 +35,7 @@ def evaluate(network: ResNet, data: ImageData, cfg: CfgNode, device: torch.devic
     try:
         with translate_torch_errors("knn"), torch.no_grad():
             positions = select_evenly(np.arange(len(data)), MOST_IMAGES)
-            features_NF, _ = extract_features(network, data, positions, cfg, device)
+            features_NF, _ = extract_features(network, data, positions, cfg, stop, device)
             images = sum(gather_objects(len(features_NF)))
             return {"rankme": compute_rankme(network.fc(features_NF)), "rankme_images": images} if images else {}
     finally:

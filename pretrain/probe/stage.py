@@ -11,22 +11,24 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from ..common.distributed import check_agreement, on_every_rank, on_first_rank
+from ..common.distributed import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
 from ..common.run.folder import write_environment
 from ..common.run.stage import open_run
+from ..common.run.state import Job
 from .data import ProbeData, load_probe_data
 from .protocol import build_protocol
 
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """A probe's run folder while the probe owns it, and this rank's device."""
+    """A probe's run folder while the probe owns it, this rank's device, and the ranks' agreement on a stop."""
 
     name: str
     cfg: CfgNode
     folder: Path
     device: torch.device
+    stop: AgreedStop
 
     def load_data(self) -> ProbeData:
         """Load the labeled images that the config names; raise UserError if ranks see different ones."""
@@ -68,8 +70,8 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def open_probe(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
-    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``)."""
+def open_probe(cfg: CfgNode, name: str, job: Job | None) -> Iterator[ProbeRun]:
+    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``) for ``job`` (default: one that nothing stops)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
-    with open_run(name, folder, cfg.DEVICE, cfg.FLOAT32_PRECISION) as device:
-        yield ProbeRun(name, cfg, folder, device)
+    with open_run(name, folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION) as (device, stop):
+        yield ProbeRun(name, cfg, folder, device, stop)

@@ -29,6 +29,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import check_file, read_json, write_json
+from pretrain.common.run.state import Job
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -81,7 +82,9 @@ def load_run_config(run: str, overrides: Sequence[str]) -> CfgNode:
     return load_config(file if file.is_file() else None, overrides)
 
 
-def measure(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
+def measure(
+    cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32, *, job: Job | None = None
+) -> dict[str, Any]:
     """Write similarity and variance of every run's features, as histograms in one figure and numbers in CSV.
 
     Args:
@@ -95,12 +98,12 @@ def measure(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmenta
     """
     if augmentations < 2:
         raise UserError(f"the variance needs at least 2 augmentations per image, not {augmentations} (JCL uses 32)")
-    with open_probe(cfg, "similarity") as run:
+    with open_probe(cfg, "similarity", job) as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
         run.start()
-        options = (data, cfg, run.device, count, augmentations)
+        options = (data, cfg, run.stop, run.device, count, augmentations)
         points = {name: _compute_points(backbone, *options) for name, (backbone, _) in frozen.items()}
         protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE, "seed": cfg.SEED}
         results = {
@@ -118,15 +121,20 @@ def measure(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmenta
 
 @torch.no_grad()
 def _compute_points(
-    backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, count: int, augmentations: int
+    backbone: ResNet,
+    data: datasets.ImageData,
+    cfg: CfgNode,
+    stop: AgreedStop,
+    device: torch.device,
+    count: int,
+    augmentations: int,
 ) -> np.ndarray:
     """Return similarity and variance of each image's views, (count, 2) float64."""
     batch_size = min(16, count)
     key_views = [AUGMENTATIONS[cfg.VIEWS.KEY]] * augmentations
     loader = build_loader(cfg, data, key_views, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     rows: list[Tensor] = []
-    stop = AgreedStop(device)
-    for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
+    for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size)), stop.request):
         stop.raise_if_requested()
         features = compute_features(backbone, batch.views_VnCHW.flatten(0, 1), cfg, "none", device)
         features_BAF = features.unflatten(0, (augmentations, -1)).transpose(0, 1)

@@ -64,12 +64,9 @@ def _run_main(module: str, words: list[str], folder: Path, output: Path, injecto
     os.chdir(folder)
     tiny.use(pytest.MonkeyPatch())
     injector.install()
-    from pretrain.common import interrupt
     from pretrain.common.command_line import run_command_line
 
     status: object = 1
-    if module == "transfer.train_net":
-        interrupt.install_handlers()  # as it does where it is started, not imported
     try:
         run_command_line(importlib.import_module(module).main)
     except SystemExit as error:

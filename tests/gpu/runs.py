@@ -9,12 +9,14 @@ import torch
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
+from pretrain.common.run.state import Job
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.probe import knn, linear
 from tests import simulated_device, tiny
 from tests.pretrain.probe.configs import probe_config
-from tests.pretrain.runs import lines, stop_after
+from tests.pretrain.runs import lines
+from tests.stops import stop_after
 from tests.transfer import tiny_coco
 
 DEVICE = "cuda" if torch.cuda.is_available() else "sim"
@@ -36,7 +38,7 @@ def prepare() -> None:
         tiny.use(patch)
 
 
-def pretrain(images: Path, output: Path, *more: str) -> dict[str, Any]:
+def pretrain(images: Path, output: Path, *more: str, job: Job | None = None) -> dict[str, Any]:
     keys = (
         "METHOD.NAME jcl METHOD.NUM_KEYS 2 MODEL.ARCH resnet18 MODEL.HEAD_HIDDEN_DIMS [64] MODEL.EMBEDDING_DIM 32 "
         "SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 2 SOLVER.LOG_PERIOD 1 VIEWS.IMAGE_SIZE 32 PROBE.KNN_K 5 "
@@ -44,7 +46,7 @@ def pretrain(images: Path, output: Path, *more: str) -> dict[str, Any]:
     )
     queue = [] if {"simclr", "tcl", "supcon"} & {*more} else ["MODEL.QUEUE_SIZE", "48"]
     words = [*keys.split(), *queue, "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
-    return train.main(load_config(None, words))
+    return train.main(load_config(None, words), job=job)
 
 
 def losses(folder: Path) -> list[float]:
@@ -55,9 +57,8 @@ def stop_and_resume(images: Path, folder: Path, *more: str) -> None:
     """Train once without a stop, to ``folder``/whole, and once with one after step 3 of 4, to ``folder``/cut."""
     words = ("SOLVER.AMP", "fp16", "SOLVER.CHECKPOINT_PERIOD", "1000", *more)
     pretrain(images, folder / "whole", *words)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(interrupt.Stopped):
-        stop_after(patch, 4 - distributed.world_size())  # two ranks agree one step later
-        pretrain(images, folder / "cut", *words)
+    with pytest.raises(interrupt.Stopped):  # two ranks agree one step later
+        pretrain(images, folder / "cut", *words, job=stop_after(4 - distributed.world_size()))
     latest = checkpoint.load_newest(folder / "cut")
     assert latest is not None and latest[1]["scaler"]
     pretrain(images, folder / "cut", *words)

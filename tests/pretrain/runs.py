@@ -10,6 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.common import interrupt
+from pretrain.common.run.state import Job
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
@@ -32,21 +33,14 @@ def overrides(images: Path, output: Path, *more: str, method: str = "jcl") -> li
     return [*words.split(), "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
 
 
-def run(images: Path, output: Path, *more: str) -> dict:
-    return main(load_config(None, overrides(images, output, *more)))
-
-
-def stop_after(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """Request a stop while step ``steps`` (from 1) of either stage runs."""
-    calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
-    patch.setattr(interrupt, "stop_requested", lambda: next(calls))
+def run(images: Path, output: Path, *more: str, job: Job | None = None) -> dict:
+    return main(load_config(None, overrides(images, output, *more)), job=job)
 
 
 def stopped(call: Callable[[], object], reason: str = "") -> str:
-    """Call it, which must end by a stop with this reason; withdraw the request and return the remedy."""
+    """Call it, which must end by a stop with this reason; return the remedy."""
     with pytest.raises(interrupt.Stopped, match=reason or None) as caught:
         call()
-    interrupt.clear()
     return caught.value.remedy
 
 

@@ -55,7 +55,7 @@ def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, m
     with pytest.raises(interrupt.Stopped, match="SIGINT") as caught:
         pretrain.pretrain(overrides=keys)
     assert "contains the checkpoint of step" in caught.value.remedy
-    assert not interrupt.stop_requested() and list((tmp_path / "run").glob("checkpoint_*.pth"))
+    assert list((tmp_path / "run").glob("checkpoint_*.pth"))
 
 
 REFUSED = {

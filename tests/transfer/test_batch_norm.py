@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from pretrain.common import interrupt
+from pretrain.common.distributed import AgreedStop
+from pretrain.common.interrupt import StopRequest
 from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import work
 from transfer import batch_norm
@@ -26,10 +27,14 @@ def network(norm: type[nn.Module]) -> Any:
     return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), first, nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), second)
 
 
-def estimate(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
+def estimate(
+    model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None, request: StopRequest | None = None
+) -> None:
     """Estimate the statistics of ``batches`` for the frozen norms of ``backbone`` (default: the whole model)."""
     engine = SimpleNamespace(
-        frozen_norm=FrozenBatchNorm2d, run_backbone=lambda model, batch: (backbone or model)(batch)
+        frozen_norm=FrozenBatchNorm2d,
+        run_backbone=lambda model, batch: (backbone or model)(batch),
+        stop=AgreedStop(request or StopRequest(), torch.device("cpu")),
     )
     data = SimpleNamespace(batches=lambda **_: iter([*batches, None]))
     trainer: Any = SimpleNamespace(model=model, engine=engine, data=data, cfg=SimpleNamespace(SEED=0))
@@ -65,8 +70,9 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
 
 def test_a_stop_changes_nothing() -> None:
     frozen = network(FrozenBatchNorm2d)
-    interrupt.request_stop("asked")
-    stopped(lambda: estimate(frozen, BATCHES))
+    request = StopRequest()
+    request.make("asked")
+    stopped(lambda: estimate(frozen, BATCHES, request=request))
     assert (frozen[1].running_mean == 0).all() and not frozen[1]._forward_hooks
 
 

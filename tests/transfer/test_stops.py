@@ -43,8 +43,10 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
     files: list[str] = []
     for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:
-            stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
-            stopped(lambda flags=flags: work(tmp_path, engine, *flags, **keys, OUTPUT_DIR=str(cut)), "SIGTERM")
+            # The evaluation after iteration 1, then the last one.
+            job = stop_in(patch, place, 1 if len(files) < 2 else 2)
+            options = {"job": job, **keys, "OUTPUT_DIR": str(cut)}
+            stopped(lambda flags=flags, options=options: work(tmp_path, engine, *flags, **options), "SIGTERM")
         if not files:  # as a run leaves it that was killed before its next checkpoint
             with open(cut / "metrics.json", "a") as metrics:
                 metrics.write('{"iteration": 2, "bbox/AP": 99.0}\n')

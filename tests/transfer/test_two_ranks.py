@@ -15,12 +15,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torchvision.ops import FrozenBatchNorm2d
 
-from pretrain.common import interrupt
 from pretrain.common.distributed import data_parallel, gather_objects
+from pretrain.common.interrupt import StopRequest
 from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import stop_after, stopped
+from tests.pretrain.runs import stopped
+from tests.stops import stop_after
 from tests.transfer import test_accumulate as accumulate
 from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
@@ -56,24 +57,23 @@ def _train(rank: int, folder: Path, name: str) -> None:
     assert bool(metrics) == (rank == 0)
     if rank == 0:
         (folder / "metrics.json").write_text(json.dumps(metrics))
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            stop_after(patch, 2)  # agreed one iteration later
-        stopped(lambda: run(halves), ("a signal to another process", "SIGTERM")[rank])
+    request = stop_after(2).stop if rank == 1 else StopRequest()  # agreed one iteration later
+    stopped(lambda: run(halves, request=request), ("a signal to another process", "SIGTERM")[rank])
     assert [path.name for path in checkpoints.list_checkpoints(folder / "halves")] == ["model_0000002.pth"]
 
     evaluate = TorchvisionEngine.evaluate
+    request = StopRequest()
 
     def evaluate_after_a_request(*args, **keys):
         if rank == 1:
-            interrupt.request_stop("SIGUSR1")
+            request.make("SIGUSR1")
         return evaluate(*args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             TorchvisionEngine, "evaluate", evaluate_after_a_request
         )  # the resumed run evaluates once, at its end
-        stopped(lambda: run(halves, resume=True), "SIGUSR1")
+        stopped(lambda: run(halves, request=request, resume=True), "SIGUSR1")
     assert saved(folder / "halves")["iteration"] == 3 and not (folder / "halves" / "evaluating.pth").exists()
     assert run(halves, resume=True) == metrics
 

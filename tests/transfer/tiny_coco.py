@@ -10,6 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
+from pretrain.common.run.state import Job
 from tests.resnets import resnet_state
 from transfer import preflight, train_net
 from transfer.coco import data
@@ -107,10 +108,10 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> l
     return ["--config-file", BASE, "--engine", engine, *flags, *run_words(folder / "out", name, keys)]
 
 
-def fine_tune(argv: list[str]) -> dict[str, Any]:
+def fine_tune(argv: list[str], job: Job | None = None) -> dict[str, Any]:
     """Run a command line of train_net in this process; return the content of results.json."""
     args = train_net.parse(argv)
-    return dict(train_net.run_rank(args, *train_net.resolve_config(args)))
+    return dict(train_net.run_rank(args, *train_net.resolve_config(args), job or Job()))
 
 
 def train(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from pretrain.common.config.yaml_io import flatten, load_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start, sha256
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import read_record, read_state
+from pretrain.common.run.state import Job, read_record, read_state
 from pretrain.common.weights import provenance
 from pretrain.keys import list_keys
 from transfer import config as fine_tuning
@@ -90,15 +91,16 @@ class StageSpec:
         """Number of loader workers per process of the stage."""
         return _parse(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
 
-    def run(self) -> Any:
-        """Call the entry point in this process."""
+    def run(self, job: Job) -> Any:
+        """Call the entry point in this process; one that can be stopped takes the ``job``."""
         module, name = self.entry.split(":")
         function = getattr(importlib.import_module(module), name)
+        options = {"job": job} if "job" in inspect.signature(function).parameters else {}
         if not self.config:
-            return function(*self.args)
+            return function(*self.args, **options)
         if self.stage == "transfer":
-            return function(self.config, *self.args)
-        return function(pretraining.from_yaml_text(self.config), *self.args)
+            return function(self.config, *self.args, **options)
+        return function(pretraining.from_yaml_text(self.config), *self.args, **options)
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:

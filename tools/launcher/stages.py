@@ -14,6 +14,7 @@ from pretrain.common.command_line import Parser
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import read_stage
+from pretrain.common.run.state import Job
 from tools import ROOT, convert_to_d2
 from transfer import config as fine_tuning
 from transfer import train_net
@@ -133,10 +134,10 @@ def build_transfer(
     return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_list_weights(cfg))
 
 
-def run_fine_tuning(config: str, words: Sequence[str]) -> None:
+def run_fine_tuning(config: str, words: Sequence[str], *, job: Job) -> None:
     """Run transfer/train_net.py with a config as YAML text, in each process of a job."""
     with write_config(config) as file:
-        train_net.main(["--config-file", file, *words])
+        train_net.run(["--config-file", file, *words], job)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from .. import distributed
 from ..device import describe, set_float32_precision
-from ..distributed import on_first_rank, rank
+from ..distributed import AgreedStop, on_first_rank, rank
 from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
 from ..logs import setup_logging
 from .folder import check_stage_of
 from .lease import claim
-from .state import record_state, write_failure
+from .state import Job, record_state, write_failure
 
 _LESS_MEMORY = {  # by stage
     "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
@@ -36,46 +36,53 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def open_run(name: str, folder: Path, device_name: str, float32_precision: str) -> Iterator[torch.device]:
-    """Join the process group and own a run folder until the block ends (see `stage`); yield this rank's device."""
-    with process_group(distributed.init_process_group, device_name) as device, stage(name, folder):
+def open_run(
+    name: str, folder: Path, job: Job, device_name: str, float32_precision: str
+) -> Iterator[tuple[torch.device, AgreedStop]]:
+    """Join the process group and own a run folder until the block ends (see `stage`).
+
+    Yields:
+        This rank's device, and the ranks' agreement on a stop of ``job``.
+    """
+    with process_group(distributed.init_process_group, device_name) as device, stage(name, folder, job):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
         log.info(describe(device))
-        yield device
+        yield device, AgreedStop(job.stop, device)
 
 
 @contextlib.contextmanager
-def stage(name: str, output_dir: Path, check: Callable[[], None] | None = None) -> Iterator[None]:
+def stage(name: str, output_dir: Path, job: Job, check: Callable[[], None] | None = None) -> Iterator[None]:
     """Claim the run folder on rank 0 until the block ends, and record the stage's state.
 
     Args:
         name: the stage.
+        job: what this process was started for.
         check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
 
     Raises:
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
-        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, check))
+        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, job, check))
         try:
             with translate_torch_errors(name):
                 yield
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
-                    write_failure(output_dir, rank(), error)
+                    write_failure(output_dir, rank(), error, job.name)
             raise
 
 
 @contextlib.contextmanager
-def _hold_folder(name: str, output_dir: Path, check: Callable[[], None] | None) -> Iterator[None]:
+def _hold_folder(name: str, output_dir: Path, job: Job, check: Callable[[], None] | None) -> Iterator[None]:
     """Claim a run folder for a stage and record the stage's state there until the block ends."""
     with claim(output_dir, f"the {name} stage"):
         check_stage_of(output_dir, name)
         if check:
             check()
-        with record_state(output_dir, name):
+        with record_state(output_dir, name, job):
             yield
 
 

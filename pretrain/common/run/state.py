@@ -10,26 +10,29 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ProcessLost, UserError, one_line
 from ..files import read_json, remove, write_json
-from ..interrupt import Stopped
-
-_job: dict[str, Any] = {"job": ""}
+from ..interrupt import Stopped, StopRequest
 
 
-def set_job(job: str, **work: Any) -> None:
-    """Set what the launcher knows about this process's job; the states that this process records contain it.
+@dataclass(frozen=True)
+class Job:
+    """What a process was started for; its entry point makes it and passes it down.
 
-    Args:
-        job: name of the submission; unlike SLURM's job ids, names are never reused.
+    Attributes:
+        stop: the request to stop it.
+        name: name of the submission; empty without the launcher. Unlike SLURM's job ids, names are never reused.
         work: what the stage computes, as entries of state.json.
     """
-    global _job
-    _job = {"job": job, **work}
+
+    stop: StopRequest = field(default_factory=StopRequest)
+    name: str = ""
+    work: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -45,9 +48,9 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     return read_record(Path(folder) / "state.json")
 
 
-def is_own_state(folder: str | Path) -> bool:
-    """Return whether this process's job has written the state of a run folder."""
-    return read_state(folder).get("job") == _job["job"]
+def is_state_of(folder: str | Path, job: str) -> bool:
+    """Return whether the job of this name has written the state of a run folder."""
+    return read_state(folder).get("job") == job
 
 
 def update_state(folder: str | Path, **values: Any) -> None:
@@ -56,8 +59,8 @@ def update_state(folder: str | Path, **values: Any) -> None:
 
 
 @contextlib.contextmanager
-def record_state(folder: str | Path, stage: str) -> Iterator[None]:
-    """Record that a stage is running until the block ends, and how it ended.
+def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
+    """Record that a stage of ``job`` is running until the block ends, and how it ended.
 
     Raises:
         UserError: the state cannot be written. An error of the block is never replaced by this one.
@@ -65,9 +68,9 @@ def record_state(folder: str | Path, stage: str) -> Iterator[None]:
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     start = {"stage": stage, "state": "running", "host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
     now = time.time()
-    write_json(Path(folder) / "state.json", {**start, "started": now, "updated": now, **_job})
+    write_json(Path(folder) / "state.json", {**start, "started": now, "updated": now, "job": job.name, **job.work})
     for path in Path(folder).glob("failed.*.json"):
-        if not _job["job"] or read_record(path).get("job") != _job["job"]:  # another rank of this job may be faster
+        if not job.name or read_record(path).get("job") != job.name:  # another rank of this job may be faster
             remove(path)
     try:
         yield
@@ -80,16 +83,12 @@ def record_state(folder: str | Path, stage: str) -> Iterator[None]:
     update_state(folder, state="complete", ended=time.time())
 
 
-def write_failure(folder: str | Path, rank: int, error: BaseException | str, job: str = "") -> None:
-    """Record the error of a rank, which may have failed before its stage was started.
-
-    Args:
-        job: name of the submission (default: this process's job).
-    """
+def write_failure(folder: str | Path, rank: int, error: BaseException | str, job: str) -> None:
+    """Record the error of a rank of the job of this name, which may have failed before its stage was started."""
     text = str(error) if isinstance(error, (UserError, str)) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
     kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
-    process = {"rank": rank, "host": socket.gethostname(), "job": job or _job["job"], "ended": time.time()}
+    process = {"rank": rank, "host": socket.gethostname(), "job": job, "ended": time.time()}
     write_json(Path(folder) / f"failed.{rank}.json", {**process, "error": text, "traceback": trace, **kind})
 
 

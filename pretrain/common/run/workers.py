@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
 from ..errors import UserError, shorten_list
+from ..interrupt import StopRequest
 from ..logs import log_to_terminal
 from .folder import count_usable_cores
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
@@ -64,6 +65,7 @@ class SignalSafeDataLoader(DataLoader):
     Args:
         batch_sampler: an iterable of batches of items, perhaps without end.
         describe: returns the name of an item's image, for messages.
+        stop: a request that is obeyed even while a worker hangs.
         warn_after_s: seconds of waiting for a batch until a warning.
         end_after_s: seconds of waiting for a batch until the error.
         kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
@@ -76,6 +78,7 @@ class SignalSafeDataLoader(DataLoader):
         num_workers: int,
         *,
         describe: Callable[[Any], str] = str,
+        stop: StopRequest | None = None,
         warn_after_s: float = 60.0,
         end_after_s: float = 600.0,
         **kwargs: Any,
@@ -83,6 +86,7 @@ class SignalSafeDataLoader(DataLoader):
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         self._describe = describe
+        self._stop = stop or StopRequest()
         self._warn_after_s = warn_after_s
         self._end_after_s = end_after_s
         self._batches = PendingBatches(batch_sampler)
@@ -153,7 +157,7 @@ class SignalSafeDataLoader(DataLoader):
             if waited_s < min(self._warn_after_s, _STOP_PATIENCE_S):
                 continue
             problem = f"no batch for {waited_s:.0f} s: {self._describe_wait(worker)}"
-            _raise_if_stopped(problem, waited_s)
+            _raise_if_stopped(self._stop.reason, problem, waited_s)
             if waited_s >= self._end_after_s:
                 cause = "the disk or file server does not respond, or the process was stopped"
                 raise UserError(f"{problem}; {cause}; check that these files can be read, and run again to resume")
@@ -189,14 +193,13 @@ class SignalSafeDataLoader(DataLoader):
             yield batch
 
 
-def _raise_if_stopped(problem: str, waited_s: float) -> None:
+def _raise_if_stopped(reason: str, problem: str, waited_s: float) -> None:
     """Obey a request to stop while waiting for a batch that may never come.
 
     Raises:
         Stopped: in a single process.
         UserError: with several ranks, which cannot agree on a stop: the others wait for this one in a collective.
     """
-    reason = interrupt.stop_requested()
     if not reason:
         return
     if distributed.world_size() == 1:

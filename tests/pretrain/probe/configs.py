@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fvcore.common.config import CfgNode
 
-from pretrain.common import interrupt
+from pretrain.common.run.state import Job
 from pretrain.config import load_config
 from pretrain.probe import features
 
@@ -21,21 +21,22 @@ def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
 
 def stop_in_batch(
     monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pool_features"
-) -> list[int]:
-    """Request a stop in that batch of features of 4 images, as a signal would; return a list with an entry per batch.
+) -> tuple[list[int], Job]:
+    """Return a list with an entry per batch of features of 4 images, and a job that is asked to stop in that batch.
 
     Args:
         owner: whose function ``name`` is called once per batch.
     """
     seen: list[int] = []
+    job = Job()
     real = getattr(owner, name)
 
     def counted(*args: Any) -> Any:
         seen.append(1)
         if len(seen) == number:
-            interrupt.request_stop("asked")
+            job.stop.make("asked")
         return real(*args)
 
     monkeypatch.setattr(features, "_BATCH", 4)
     monkeypatch.setattr(owner, name, counted)
-    return seen
+    return seen, job

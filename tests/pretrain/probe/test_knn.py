@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from pretrain import train
 from pretrain.common import distributed
+from pretrain.common.distributed import AgreedStop
+from pretrain.common.interrupt import StopRequest
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
@@ -16,6 +18,8 @@ from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import assert_same_end, lines, load_newest, stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
+NEVER = AgreedStop(StopRequest(), torch.device("cpu"))
 
 
 def _config(images, output, *more):
@@ -44,7 +48,7 @@ def test_classify_counts_top1_and_normalizes_the_features_in_place():
     bank = Features(torch.eye(6) * 2, torch.arange(6), 6)
     queries = Features(torch.eye(6) * 3, torch.tensor([0, 1, 2, 3, 4, 0]), 6)
     for k in (1, 200):
-        scores = classify(bank, queries, k=k, temperature=0.01)
+        scores = classify(bank, queries, NEVER, k=k, temperature=0.01)
         assert scores["top1"] == pytest.approx(100 * 5 / 6) and scores["train_images"] == 6
     assert torch.equal(bank.features_NF, torch.eye(6))
 
@@ -53,10 +57,10 @@ def test_every_usual_k_is_scored_in_one_pass():
     torch.manual_seed(0)
     bank = Features(torch.randn(150, 4), torch.randint(0, 3, (150,)), 3)
     queries = Features(torch.randn(40, 4), torch.randint(0, 3, (40,)), 3)
-    got = classify(bank, queries, k=5, temperature=0.07, chunk=16)
+    got = classify(bank, queries, NEVER, k=5, temperature=0.07, chunk=16)
     assert [key for key in got if key.startswith("top1_k")] == ["top1_k10", "top1_k20", "top1_k100"]
     for k in (10, 20, 100):
-        assert got[f"top1_k{k}"] == classify(bank, queries, k=k, temperature=0.07)["top1"]
+        assert got[f"top1_k{k}"] == classify(bank, queries, NEVER, k=k, temperature=0.07)["top1"]
 
 
 def _draw_with_ties() -> tuple[Features, Features]:
@@ -86,8 +90,8 @@ def _classify_a_part(expected_order: dict[int, dict[str, float]]) -> None:
     for part in (distributed.rank_slice(101), uneven):
         for k, scores in expected_order.items():
             ours = Features(train.features_NF[part].clone(), train.labels_N[part], 4)
-            assert classify(ours, val, k=k, temperature=0.5, chunk=16) == scores
-            assert classify(ours, val, k=k, temperature=0.5) == scores
+            assert classify(ours, val, NEVER, k=k, temperature=0.5, chunk=16) == scores
+            assert classify(ours, val, NEVER, k=k, temperature=0.5) == scores
 
 
 def test_ranks_that_share_the_images_find_the_neighbors_of_one_process():
@@ -96,7 +100,7 @@ def test_ranks_that_share_the_images_find_the_neighbors_of_one_process():
     expected_order = {}
     for k in (1, 7, 60, 200):
         ours = Features(train.features_NF.clone(), train.labels_N, 4)
-        expected_order[k] = classify(ours, val, k=k, temperature=0.5)
+        expected_order[k] = classify(ours, val, NEVER, k=k, temperature=0.5)
     assert len({scores["top1"] for scores in expected_order.values()}) > 1 and expected_order[7]["train_images"] == 101
     run_ranks(_classify_a_part, 2, expected_order)
 
@@ -113,8 +117,8 @@ def whole(images, tmp_path_factory):
 @pytest.mark.parametrize(("batch", "step"), [(2, 3), (18, 3), (30, 6)])
 def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch, step):
     with monkeypatch.context() as patch:
-        seen = stop_in_batch(patch, batch)
-        stopped(lambda: train.main(_config(images, tmp_path / "run")), "asked")
+        seen, job = stop_in_batch(patch, batch)
+        stopped(lambda: train.main(_config(images, tmp_path / "run"), job=job), "asked")
     assert len(seen) == batch and load_newest(tmp_path / "run")[1]["step"] == step
     train.main(_config(images, tmp_path / "run"))
     assert_same_end(whole, tmp_path / "run")
@@ -125,9 +129,9 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
 def _one_rank_is_asked(images, output) -> None:
     cfg = _config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}")
     with pytest.MonkeyPatch.context() as patch:
-        seen = stop_in_batch(patch, (-1, 2)[distributed.rank()])
+        seen, job = stop_in_batch(patch, (-1, 2)[distributed.rank()])
         reason = ("a signal to another process of this run", "asked")[distributed.rank()]
-        stopped(lambda: knn.main(cfg, "random"), reason)
+        stopped(lambda: knn.main(cfg, "random", job=job), reason)
         assert len(seen) == 3  # of six per rank; all know one batch later
     results = knn.main(_config(images, output), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"

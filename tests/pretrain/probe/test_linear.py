@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pretrain.common import distributed, interrupt
+from pretrain.common.run.state import Job
 from pretrain.probe import features, linear
 from pretrain.probe.data import load_probe_data
 from tests.errors import refused
@@ -81,10 +82,6 @@ def _after_steps(monkeypatch, steps, event):
     monkeypatch.setattr(linear.Heads, "step", step)
 
 
-def _stop():
-    interrupt.request_stop("asked")
-
-
 def _die():
     raise KeyboardInterrupt
 
@@ -101,13 +98,13 @@ def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(i
         linear.main(cfg, "random")
     while not (tmp_path / "stopped/results.json").is_file():
         with monkeypatch.context() as patch:
-            _after_steps(patch, 4, _stop)
+            job = Job()
+            _after_steps(patch, 4, lambda job=job: job.stop.make("asked"))
             try:
-                linear.main(cfg, "random")
+                linear.main(cfg, "random", job=job)
             except interrupt.Stopped as stop:
                 assert str(stop) == "asked" and "contains the checkpoint of step" in stop.remedy
         reached.append(load_newest(tmp_path / "stopped")[1]["step"])
-        interrupt.clear()
     assert reached == [7, 11, 12]
     _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
@@ -146,25 +143,26 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
     shutil.copytree(images, data)
     cfg = probe_config(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        _after_steps(patch, 1, _stop)
-        stopped(lambda: linear.main(cfg, "random"))
+        job = Job()
+        _after_steps(patch, 1, lambda: job.stop.make("asked"))
+        stopped(lambda: linear.main(cfg, "random", job=job))
     (data / "train/class0/000.png").unlink()
     refused(lambda: linear.main(cfg, "random"), "train_images 48 -> 47")
 
 
 def _rank_by_rank(images, root) -> None:
     """Run on two ranks; rank 1 has another OUTPUT_DIR, as if its disk were not shared."""
-    interrupt.clear()
     rank_folder = root / f"rank{distributed.rank()}"
 
-    def run(folder):
-        return linear.main(probe_config(images, folder), "random")
+    def run(folder, job=None):
+        return linear.main(probe_config(images, folder), "random", job=job)
 
     whole = run(root / "whole")
+    job = Job()
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
-            _after_steps(patch, 4, _stop)
-        stopped(lambda: run(rank_folder), ("a signal to another process of this run", "asked")[distributed.rank()])
+            _after_steps(patch, 4, lambda: job.stop.make("asked"))
+        stopped(lambda: run(rank_folder, job), ("a signal to another process of this run", "asked")[distributed.rank()])
     for _ in ("resumed", "complete"):
         assert run(rank_folder)["per_learning_rate"] == whole["per_learning_rate"]
     rank_folder.mkdir(exist_ok=True)

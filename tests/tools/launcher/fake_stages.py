@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, write_json
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run.state import Job
 
 
-def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False) -> dict[str, Any]:
+def count(
+    folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False, *, job: Job
+) -> dict[str, Any]:
     """Count to ``steps``; the count is its checkpoint. With ``deaf``, it never checks for a request to stop."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     place = Path(folder) / f"count.{os.environ.get('RANK', '0')}"
@@ -23,8 +26,8 @@ def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: 
             log.write(f"{step}\n")
             log.flush()
             atomic_write(place, str(step + 1))
-            if interrupt.stop_requested() and step + 1 < steps and not deaf:
-                raise interrupt.Stopped(f"{interrupt.stop_requested()}: counted to {step + 1}")
+            if job.stop.reason and step + 1 < steps and not deaf:
+                raise Stopped(f"{job.stop.reason}: counted to {step + 1}")
     results = {"stage": "fake", "metrics": {"count": steps}, "extra": extra, "ranks": _ranks()}
     results["port"] = os.environ.get("MASTER_PORT", "")
     if os.environ.get("RANK", "0") == "0":

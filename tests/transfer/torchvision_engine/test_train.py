@@ -11,7 +11,8 @@ import torch
 from fvcore.common.config import CfgNode
 
 from tests.errors import refused
-from tests.pretrain.runs import stop_after, stopped
+from tests.pretrain.runs import stopped
+from tests.stops import stop_after
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -75,11 +76,9 @@ def test_a_run_leaves_the_files_of_detectron2(finished):
     assert "step 4/4  total_loss" in log and "] device cpu, 1 process\n" in log.splitlines(keepends=True)[0]
 
 
-def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path):
     name, whole, metrics = finished
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        stopped(lambda: run(masks(tmp_path, name)), "SIGTERM")
+    stopped(lambda: run(masks(tmp_path, name), request=stop_after(3).stop), "SIGTERM")
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000002.pth"
     assert run(masks(tmp_path, name), resume=True) == metrics
     assert_equal_states(saved(whole), saved(tmp_path))
@@ -101,9 +100,7 @@ def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch, name):
     monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
     out = tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        stopped(lambda: run(cfg), "SIGTERM")
+    stopped(lambda: run(cfg, request=stop_after(3).stop), "SIGTERM")
     assert saved(out, "model_0000002")["skipped_steps"] == 2
     run(cfg, resume=True)
     assert saved(out)["skipped_steps"] == 2

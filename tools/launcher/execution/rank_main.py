@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,11 +24,11 @@ from submitit.core.submission import process_job
 from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
-from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json
+from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
 from pretrain.common.run.folder import count_usable_cores
-from pretrain.common.run.state import is_own_state, record_state, set_job, update_state
+from pretrain.common.run.state import Job, is_state_of, record_state, update_state
 
 from ..spec import StageSpec
 from . import slurm
@@ -40,29 +41,32 @@ _REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
 _WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
 
 
-def run_stage(spec: StageSpec, job: str = "") -> None:
+def run_stage(spec: StageSpec, name: str = "", stop: StopRequest | None = None) -> None:
     """Run a stage in this process; rank 0 records its state.
 
     Args:
-        job: name of the submission.
+        name: name of the submission.
+        stop: the request to stop it (default: none comes).
     """
     # A third-party deprecation warning, which every job would repeat many times.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
-    set_job(job, fingerprint=spec.fingerprint(), work=spec.identity)
+    work = {"fingerprint": spec.fingerprint(), "work": spec.identity}
+    job = Job(stop or StopRequest(), name, work)
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
-    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage):
-        spec.run()
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage, job):
+        spec.run(job)
 
 
 def run_local_rank(logs: Path) -> None:
     """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
     spec = StageSpec.from_json(read_json(logs / "spec.json"))
+    stop = StopRequest()
     for number in (signal.SIGTERM, *list_hangup_signals()):
-        signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP_REASON))
+        signal.signal(number, lambda *_: stop.make(LOCAL_STOP_REASON))
     try:
-        _run_recorded(spec, logs.name)
-    except interrupt.Stopped:
+        _run_recorded(spec, logs.name, stop)
+    except Stopped:
         sys.exit(STOPPED)
 
 
@@ -79,29 +83,22 @@ def list_hangup_signals() -> tuple[signal.Signals, ...]:
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
-def _run_recorded(spec: StageSpec, job: str) -> None:
+def _run_recorded(spec: StageSpec, name: str, stop: StopRequest) -> None:
     """Run a stage and record this rank's error, also if it occurs before the stage starts."""
     try:
-        run_stage(spec, job)
-    except interrupt.Stopped:
+        run_stage(spec, name, stop)
+    except Stopped:
         raise
     except BaseException as error:
-        record_failure(spec.folder, int(os.environ["RANK"]), error)
+        record_failure(spec.folder, int(os.environ["RANK"]), error, name)
         if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
             sys.exit(2)
         raise
 
 
-@contextlib.contextmanager
-def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
-    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``signals`` until the block ends."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *signals)
-    earlier = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in earlier.items():
-            signal.signal(number, former)
+def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> AbstractContextManager[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``signals`` in this context."""
+    return handle_signals(handler, signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *signals)
 
 
 @dataclass
@@ -124,10 +121,11 @@ class SlurmJob:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(count_usable_cores()))
-        handler = PreemptionHandler(env, self.spec.folder, self.patience_s, self.spec.root)
+        name = Path(os.environ["SUBMITIT_FOLDER"]).name
+        handler = PreemptionHandler(env, self.spec.folder, name, self.patience_s, self.spec.root)
         try:
-            _run_recorded(self.spec, Path(os.environ["SUBMITIT_FOLDER"]).name)
-        except interrupt.Stopped as stopped:
+            _run_recorded(self.spec, name, handler.stop)
+        except Stopped as stopped:
             handler.requeue_or_exit(str(stopped))
         finally:
             handler.cancel_timer()
@@ -141,22 +139,27 @@ class PreemptionHandler:
     """A handler that turns the job's signals into requests to stop, and requeues or ends the job after its stage.
 
     Args:
+        name: name of the submission.
         root: the folder to resume (default: ``folder``).
 
     Attributes:
+        stop: the request to stop the job's stage.
         signals: names of the signals that this process has received.
     """
 
-    def __init__(self, env: Any, folder: str, patience_s: float, root: str = "") -> None:
+    def __init__(self, env: Any, folder: str, name: str, patience_s: float, root: str = "") -> None:
+        self.stop = StopRequest()
         self.signals: set[str] = set()
-        self._env, self._folder, self._patience_s = env, folder, patience_s
+        self._env = env
+        self._folder = folder
+        self._name = name
+        self._patience_s = patience_s
         self._root = root or folder
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
         self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
         self._once = threading.Lock()
         self._timer: threading.Timer | None = None
-        interrupt.clear()
         for number in (self._signal, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._handle)
 
@@ -182,7 +185,8 @@ class PreemptionHandler:
         if self._env.global_rank != 0:
             return
         with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
-            if is_own_state(self._folder):  # also after the timer's requeue: the stage may have recorded its stop since
+            # Also after the timer's requeue: the stage may have recorded its stop since
+            if is_state_of(self._folder, self._name):
                 update_state(self._folder, state="requeued", reason=reason)
         if not self._once.acquire(blocking=False):
             return
@@ -203,13 +207,13 @@ class PreemptionHandler:
 
     def _give_up(self, reason: str) -> NoReturn:
         error = UserError(f"{reason}; the checkpoint is written; to continue: {format_resume_command(self._root)}")
-        record_failure(self._folder, 0, error)
+        record_failure(self._folder, 0, error, self._name)
         raise error
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name
         self.signals.add(name)
-        interrupt.request_stop(name)
+        self.stop.make(name)
         if number == self._signal and self._env.global_rank == 0 and self._timer is None:
             # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
             reason = "did not stop in time; continues from the newest checkpoint"

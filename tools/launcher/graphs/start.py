@@ -14,6 +14,7 @@ from pathlib import Path
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.run.lease import claim
+from pretrain.common.run.state import Job
 
 from ..execution import slurm
 from ..execution.local_graph import LocalRun, shorten_path
@@ -68,7 +69,7 @@ def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
     try:
         status = LocalRun(graph, options, missing).run()
         if graph.report:
-            graph.report.run()
+            graph.report.run(Job())
         return status
     except interrupt.Stopped as stop:
         print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
@@ -85,7 +86,7 @@ def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
     if not plan.missing and plan.queued.keys() <= {"report"}:
         write_graph(graph, options)
         if graph.report:
-            graph.report.run()
+            graph.report.run(Job())
         return 0
     Submission(graph, options, plan).run()
     print(describe_cost([node.spec for node in plan.missing.values()], options))

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.common import interrupt
-from pretrain.common.interrupt import Stopped
+from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.run import receiver, socket_folder, workers
 from pretrain.common.run.workers import SignalSafeDataLoader
 from tests.errors import refused
@@ -115,8 +114,9 @@ def test_an_error_in_a_worker_is_raised_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_request_to_stop_is_obeyed_while_a_worker_hangs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "_STOP_PATIENCE_S", 0.5)
-    batches = load(Images(0, 600), warn_after_s=0.2)
-    interrupt.request_stop("SIGTERM")
+    stop = StopRequest()
+    batches = load(Images(0, 600), warn_after_s=0.2, stop=stop)
+    stop.make("SIGTERM")
     with pytest.raises(Stopped, match="SIGTERM") as caught:
         next(batches)
     assert "image0.png" in caught.value.remedy and "resume" in caught.value.remedy
@@ -124,7 +124,7 @@ def test_a_request_to_stop_is_obeyed_while_a_worker_hangs(monkeypatch: pytest.Mo
 
 def test_a_second_ctrl_c_stops_the_wait_immediately():
     batches = load(Images(0, 600, signal.SIGSTOP))
-    with interrupt.handle_signals(), pytest.raises(KeyboardInterrupt):
+    with StopRequest().handle_signals(), pytest.raises(KeyboardInterrupt):
         for seconds in (0.5, 1.0):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()

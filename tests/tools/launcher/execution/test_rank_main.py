@@ -13,7 +13,7 @@ from submitit.core.utils import UncompletedJobError
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import record_state, set_job
+from pretrain.common.run.state import Job, record_state
 from tools.launcher.execution import rank_main
 from tools.launcher.execution.records import read_outcome
 
@@ -36,7 +36,6 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
-    rank_main.interrupt.clear()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -70,10 +69,9 @@ def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monke
     monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)
-    set_job("s")
-    with pytest.raises(Stopped), record_state(tmp_path, "knn"):
+    with pytest.raises(Stopped), record_state(tmp_path, "knn", Job(name="s")):
         raise Stopped("counted to 3")
-    handler = rank_main.PreemptionHandler(env, str(tmp_path), 100.0)
+    handler = rank_main.PreemptionHandler(env, str(tmp_path), "s", 100.0)
     os.kill(os.getpid(), received)
     has_failed = " " in state
     with pytest.raises(UserError if has_failed else SystemExit, match=state if has_failed else None) as end:
@@ -86,4 +84,3 @@ def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monke
         assert Path("again").read_text() == "7\n"
     assert env.requeues == requeues[:1]
     assert read_outcome(tmp_path, "/l/s")["state"] == ("failed" if has_failed else state)
-    set_job("")

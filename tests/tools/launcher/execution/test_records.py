@@ -34,10 +34,10 @@ def test_an_outcome_is_that_of_one_job(tmp_path: Path):
 
 def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
     """A rank that lost its peer may report that before the parent sees how the peer ended."""
-    write_failure(tmp_path, 1, ProcessLost("another process has ended"))
+    write_failure(tmp_path, 1, ProcessLost("another process has ended"), "")
     assert read_outcome(tmp_path)["failure"]["error"] == "another process has ended"
-    write_failure(tmp_path, 0, "rank 0: it was killed by SIGKILL")
-    write_failure(tmp_path, 2, RuntimeError("later"))
+    write_failure(tmp_path, 0, "rank 0: it was killed by SIGKILL", "")
+    write_failure(tmp_path, 2, RuntimeError("later"), "")
     assert read_outcome(tmp_path)["failure"]["error"] == "rank 0: it was killed by SIGKILL"
 
 

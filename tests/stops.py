@@ -1,0 +1,25 @@
+"""Requests to stop that come at a known moment of a run."""
+
+from pretrain.common.interrupt import StopRequest
+from pretrain.common.run.state import Job
+
+
+class _LateRequest(StopRequest):
+    """A request that comes when a stage looks for it the n-th time."""
+
+    def __init__(self, looks: int, reason: str) -> None:
+        super().__init__()
+        self._looks = looks
+        self._late_reason = reason
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "reason":
+            self._looks -= 1
+            if self._looks <= 0:
+                return self._late_reason
+        return super().__getattribute__(name)
+
+
+def stop_after(steps: int, reason: str = "SIGTERM") -> Job:
+    """Return a job that is asked to stop while step ``steps`` (from 1) of either stage runs."""
+    return Job(_LateRequest(steps, reason))

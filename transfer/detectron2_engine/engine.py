@@ -23,7 +23,7 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.distributed import is_main
+from pretrain.common.distributed import AgreedStop, is_main
 
 from ..coco.catalog import OTHER_EVALUATORS
 from ..coco.data import CocoSet
@@ -60,9 +60,9 @@ class Detectron2Engine(Engine):
     frozen_norm = FrozenBatchNorm2d
     cfg: Detectron2Config
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
         """Derive Detectron2's config; set up its log, process group and data sets."""
-        super().__init__(detectron2_config(cfg), data_sets)
+        super().__init__(detectron2_config(cfg), data_sets, stop)
         if comm.get_world_size() > 1:
             comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
         for name in ("detectron2", "fvcore"):  # this run's log has their warnings

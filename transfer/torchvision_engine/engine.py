@@ -7,6 +7,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
+from pretrain.common.distributed import AgreedStop
+
 from ..coco.data import CocoSet
 from ..coco.results import Detection
 from ..engine import Engine
@@ -25,8 +27,8 @@ class TorchvisionEngine(Engine):
     name = "torchvision"
     frozen_norm = FrozenBatchNorm
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet]) -> None:
-        super().__init__(cfg, data_sets)
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
+        super().__init__(cfg, data_sets, stop)
         self.pin_memory = cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory block
 
     def build_model(self, device: torch.device) -> GeneralizedRCNN:

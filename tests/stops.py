@@ -1,5 +1,9 @@
 """Requests to stop that come at a known moment of a run."""
 
+from typing import Any
+
+import pytest
+
 from pretrain.common.interrupt import StopRequest
 from pretrain.common.run.state import Job
 
@@ -21,5 +25,21 @@ class _LateRequest(StopRequest):
 
 
 def stop_after(steps: int, reason: str = "SIGTERM") -> Job:
-    """Return a job that is asked to stop while step ``steps`` (from 1) of either stage runs."""
+    """Return a job that is asked to stop while step ``steps`` (from 1) of a pretraining runs."""
     return Job(_LateRequest(steps, reason))
+
+
+def stop_in_step(patch: pytest.MonkeyPatch, number: int) -> StopRequest:
+    """Return a request that comes in step ``number`` (from 1) of a fine-tuning."""
+    from transfer import train
+
+    request = StopRequest()
+    run_step = train.run_step
+
+    def run_and_request(trainer: Any, model: Any, batches: Any, iteration: int) -> None:
+        run_step(trainer, model, batches, iteration)
+        if iteration + 1 == number:
+            request.make("SIGTERM")
+
+    patch.setattr(train, "run_step", run_and_request)
+    return request

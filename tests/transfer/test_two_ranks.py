@@ -21,7 +21,7 @@ from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import stopped
-from tests.stops import stop_after
+from tests.stops import stop_in_step
 from tests.transfer import test_accumulate as accumulate
 from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
@@ -57,8 +57,9 @@ def _train(rank: int, folder: Path, name: str) -> None:
     assert bool(metrics) == (rank == 0)
     if rank == 0:
         (folder / "metrics.json").write_text(json.dumps(metrics))
-    request = stop_after(2).stop if rank == 1 else StopRequest()  # agreed one iteration later
-    stopped(lambda: run(halves, request=request), ("a signal to another process", "SIGTERM")[rank])
+    with pytest.MonkeyPatch.context() as patch:
+        request = stop_in_step(patch, 2) if rank == 1 else StopRequest()  # agreed one iteration later
+        stopped(lambda: run(halves, request=request), ("a signal to another process", "SIGTERM")[rank])
     assert [path.name for path in checkpoints.list_checkpoints(folder / "halves")] == ["model_0000002.pth"]
 
     evaluate = TorchvisionEngine.evaluate

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 
 from tests.errors import refused
 from tests.pretrain.runs import stopped
-from tests.stops import stop_after
+from tests.stops import stop_in_step
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -76,9 +76,11 @@ def test_a_run_leaves_the_files_of_detectron2(finished):
     assert "step 4/4  total_loss" in log and "] device cpu, 1 process\n" in log.splitlines(keepends=True)[0]
 
 
-def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path):
+def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monkeypatch):
     name, whole, metrics = finished
-    stopped(lambda: run(masks(tmp_path, name), request=stop_after(3).stop), "SIGTERM")
+    with monkeypatch.context() as patch:
+        request = stop_in_step(patch, 3)
+        stopped(lambda: run(masks(tmp_path, name), request=request), "SIGTERM")
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000002.pth"
     assert run(masks(tmp_path, name), resume=True) == metrics
     assert_equal_states(saved(whole), saved(tmp_path))
@@ -100,7 +102,9 @@ def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch, name):
     monkeypatch.setattr(torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device))
     out = tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
-    stopped(lambda: run(cfg, request=stop_after(3).stop), "SIGTERM")
+    with monkeypatch.context() as patch:
+        request = stop_in_step(patch, 3)
+        stopped(lambda: run(cfg, request=request), "SIGTERM")
     assert saved(out, "model_0000002")["skipped_steps"] == 2
     run(cfg, resume=True)
     assert saved(out)["skipped_steps"] == 2

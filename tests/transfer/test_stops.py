@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from pretrain.common.run.state import Job
 from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
 from transfer import distributed
@@ -81,7 +82,7 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     assert torch.load(checkpoint, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
 
 
-def _fail_and_hang() -> None:
+def _fail_and_hang(_job: Job) -> None:
     """Fail on rank 1, which then hangs at its exit, as nccl may; the other rank would wait for an hour."""
     atexit.register(time.sleep, 3600)
     if os.environ["RANK"] == "1":

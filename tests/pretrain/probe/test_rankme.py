@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pretrain.common import distributed
+from pretrain.common.distributed import AgreedStop
+from pretrain.common.interrupt import StopRequest
 from pretrain.probe.rankme import compute_rankme, evaluate
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import build_state, lines, run
@@ -81,6 +83,7 @@ def test_evaluating_changes_neither_the_network_nor_its_mode(images):
     before = {name: value.clone() for name, value in network.state_dict().items()}
     data = datasets.load(f"folder:{images}", "train")
     cfg = config("simclr", "DATALOADER.NUM_WORKERS", "0", "VIEWS.IMAGE_SIZE", "16")
-    values = evaluate(network, data, cfg, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    values = evaluate(network, data, cfg, AgreedStop(StopRequest(), cpu), cpu)
     assert values["rankme_images"] == len(data) and 1 < values["rankme"] <= 16
     assert network.training and all(torch.equal(before[name], value) for name, value in network.state_dict().items())

@@ -8,7 +8,7 @@ from fvcore.common.config import CfgNode
 from .common.config import extensions
 from .common.config.keys import Effect, compare
 from .common.config.yaml_io import flatten
-from .common.errors import UserError
+from .common.errors import UserError, count_noun
 from .common.files import check_file
 from .config import SAME_STEPS, from_yaml_text
 from .data import datasets
@@ -58,7 +58,9 @@ def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
         division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
         count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
     elif stage == "linear":
-        check_multiple("LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, f"{processes} processes")
+        check_multiple(
+            "LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, count_noun(processes, "process", "processes")
+        )
 
 
 def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | Path) -> list[str]:

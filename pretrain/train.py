@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .common import distributed, interrupt
 from .common.distributed import AgreedStop, on_every_rank, on_first_rank
-from .common.errors import UserError
+from .common.errors import UserError, count_noun
 from .common.files import atomic_write, remove, sha256, write_json
 from .common.run.folder import write_environment
 from .common.run.metrics import MetricsWriter
@@ -156,7 +156,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
 def _load_images(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.count_classes() < 2:
-        problem = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.count_classes()} classes"
+        classes = count_noun(data.count_classes(), "class", "classes")
+        problem = f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {classes}"
         raise UserError(f"{problem}; provide at least two class folders, or set METHOD.LABELS index")
     return data
 
@@ -166,10 +167,11 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     augmentations = [AUGMENTATIONS[cfg.VIEWS.QUERY]] + [AUGMENTATIONS[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     batch_size = cfg.SOLVER.IMS_PER_BATCH
     loader = build_loader(cfg, data, augmentations, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
-    classes = f" in {len(data.classes)} classes" if data.classes else ""
+    classes = f" in {count_noun(len(data.classes), 'class', 'classes')}" if data.classes else ""
     queue_size = cfg.MODEL.QUEUE_SIZE
     if distributed.is_main():
-        log.info(f"{len(data):,} images{classes}: {len(loader):,} steps of {batch_size} per epoch")
+        steps = f"{count_noun(len(loader), 'step')} of {batch_size} per epoch"
+        log.info(f"{count_noun(len(data), 'image')}{classes}: {steps}")
         parts = distributed.world_size() * cfg.SOLVER.ACCUMULATE
         divisor = math.lcm(parts, cfg.MODEL.BN_GROUPS or 2 - batch_size % 2)  # an even batch has two BN groups or more
         log_left_out("SOLVER.IMS_PER_BATCH", len(data), batch_size, divisor)

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.command_line import Parser, run_command_line
-from pretrain.common.errors import UserError, suggest_name
+from pretrain.common.errors import UserError, count_noun, suggest_name
 from pretrain.data.augmentations import AUGMENTATIONS
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = datasets.load(args.data, "train", args.root)
     augmentations = [AUGMENTATIONS[args.augmentation]] * args.views
     view_grid.write(args.output, view_grid.draw(data, augmentations, args.size, args.images, seed=0))
-    print(f"{args.output}: {args.augmentation}, {args.views} views of {args.images} images")
+    print(f"{args.output}: {args.augmentation}, {count_noun(args.views, 'view')} of {count_noun(args.images, 'image')}")
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.common.distributed import mean_
+from pretrain.common.errors import count_noun
 
 from .distributed import log_progress
 from .samplers import ModelInput, derive_seed
@@ -36,7 +37,7 @@ def precise_bn(trainer: Trainer, iteration: int) -> None:
     if not settings.ENABLED or not norms:
         return
     count = min(settings.NUM_ITER, iteration + 1)  # limited to the iterations trained so far
-    log.info(f"precise BN over {count} batches")
+    log.info(f"precise BN over {count_noun(count, 'batch', 'batches')}")
     torch.manual_seed(derive_seed(trainer.cfg.SEED, iteration, trainer.rank))
     batches = _load_batches(trainer, derive_seed(trainer.cfg.SEED, iteration, 0), count, "precise BN")
     with trainer.engine.storage(iteration):  # events logged meanwhile are discarded

@@ -11,7 +11,7 @@ from pretrain.common.config import yaml_io
 from pretrain.common.config.keys import SAME_RESULT, Effect, build_config, compare
 from pretrain.common.config.limits import Choice
 from pretrain.common.config.yaml_io import flatten, get, parse_yaml
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 
 from .keys import KEYS
 
@@ -171,7 +171,7 @@ def _check_lists(cfg: CfgNode) -> None:
         thresholds = list(cfg.MODEL[section].IOU_THRESHOLDS)
         count = len(cfg.MODEL[section].IOU_LABELS) - 1
         if len(thresholds) != count or thresholds != sorted(thresholds):
-            form = f"{count} number(s) in increasing order"
+            form = f"{count_noun(count, 'number')} in increasing order"
             raise UserError(f"MODEL.{section}.IOU_THRESHOLDS is {thresholds}; it must be {form}")
     head = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
     maps = len(head.IN_FEATURES)
@@ -226,5 +226,5 @@ def check_training(cfg: CfgNode) -> None:
 def check_batch_division(cfg: CfgNode, world_size: int) -> None:
     """Raise UserError unless the batch divides evenly among the processes and their micro-batches."""
     accumulate = cfg.SOLVER.ACCUMULATE
-    reason = f"{world_size} processes x SOLVER.ACCUMULATE {accumulate}"
+    reason = f"{count_noun(world_size, 'process', 'processes')} x SOLVER.ACCUMULATE {accumulate}"
     check_multiple(cfg.SOLVER.IMS_PER_BATCH, world_size * accumulate, reason)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.interface import check_path
 from pretrain.common.run.folder import read_stage
@@ -223,6 +223,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     content = {"images": readable, "annotations": [], "categories": detector.categories}
     write_json(output_dir / "images.json", content)
     atomic_write(output_dir / "predictions.json", json_text(detections))
-    counts = f"{len(detections)} predictions on {len(readable)} images, {len(images) - len(readable)} skipped"
+    counts = f"{count_noun(len(detections), 'prediction')} on {count_noun(len(readable), 'image')}"
+    counts += f", {len(images) - len(readable)} skipped"
     speed = f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"
     return f"{output_dir}: {counts}; {speed}"

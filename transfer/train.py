@@ -16,7 +16,7 @@ from torch import nn
 from pretrain.common import distributed
 from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
-from pretrain.common.errors import UserError, one_line
+from pretrain.common.errors import UserError, count_noun, one_line
 from pretrain.common.files import atomic_write, remove
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.logs import setup_logging
@@ -143,7 +143,7 @@ def _load_checkpoint(cfg: CfgNode, engine: str) -> tuple[Path, dict[str, Any]] |
         raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
     iterations_done = content["iteration"] + 1
     if iterations_done > cfg.SOLVER.MAX_ITER:
-        problem = f"but {cfg.OUTPUT_DIR} completed {iterations_done} iterations"
+        problem = f"but {cfg.OUTPUT_DIR} completed {count_noun(iterations_done, 'iteration')}"
         raise UserError(f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, {problem}; raise it, or choose another OUTPUT_DIR")
     log.info(f"resuming from {path}")
     return checkpoint

@@ -14,7 +14,7 @@ from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common import distributed
 from pretrain.common.distributed import on_first_rank
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, read_json, write_json
 from pretrain.common.run.metrics import MetricsWriter
 from pretrain.common.run.progress import Progress
@@ -71,8 +71,9 @@ class Trainer:
         """Open metrics.json, without its lines from ``first_line`` on, and start to report the progress."""
         self.iter = self.start_iter = start
         if start < self.max_iter:
-            work = f"{len(self.data.records)} images from iteration {start} to {self.max_iter}"
-            batch = f"{self.world_size} process(es), {self.cfg.SOLVER.IMS_PER_BATCH} images per step"
+            work = f"{count_noun(len(self.data.records), 'image')} from iteration {start} to {self.max_iter}"
+            batch = count_noun(self.world_size, "process", "processes")
+            batch += f", {count_noun(self.cfg.SOLVER.IMS_PER_BATCH, 'image')} per step"
             log.info(f"training on {work}: {batch}, {self.device}, seed {self.cfg.SEED}")
         with ExitStack() as logs:
             self.storage = logs.enter_context(self.engine.storage(start))

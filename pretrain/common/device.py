@@ -6,7 +6,7 @@ import socket
 import torch
 import torch.distributed as dist
 
-from .errors import UserError, first_line
+from .errors import UserError, count_noun, first_line
 
 # Variables that name a job's GPUs, and their values if it has none; the first that is set decides. SLURM also writes
 # NoDevFiles for GPUs that it counts without having their device files.
@@ -44,7 +44,8 @@ def choose_gpu() -> torch.device:
     count = torch.cuda.device_count()
     is_slurm = os.environ.get("SLURM_LOCALID") == str(local_rank)  # it may hide other tasks' GPUs (--gpu-bind)
     if local_rank >= count and not is_slurm:
-        raise UserError(f"local rank {local_rank} sees {count} GPU(s); start at most {count} process(es) per machine")
+        limit = count_noun(count, "process", "processes")
+        raise UserError(f"local rank {local_rank} sees {count_noun(count, 'GPU')}; start at most {limit} per machine")
     device = torch.device("cuda", local_rank % count)
     torch.cuda.set_device(device)
     return device

@@ -50,6 +50,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
+def count_noun(number: int, singular: str, plural: str = "") -> str:
+    """Return ``1 step`` or ``1,200 steps``; ``plural`` is for nouns that do not add an s."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
 def shorten_list(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first five of ``names``, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from .errors import UserError, one_line
+from .errors import UserError, count_noun, one_line
 from .files import describe_text
 from .image_bands import UNKNOWN_RANGE, Bands, read_bands
 
@@ -146,7 +146,7 @@ def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
     except UnidentifiedImageError as error:  # whose text is an address in memory
         reason = "its format is not supported (HEIC needs pip install pillow-heif)"
         if bands:
-            reason = f"{bands.count} band(s) of {bands.bits} bits are not supported in this format"
+            reason = f"{count_noun(bands.count, 'band')} of {bands.bits} bits are not supported in this format"
         raise ValueError(describe_text(encoded) or reason) from error
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise ValueError(UNKNOWN_RANGE)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..common.errors import UserError
+from ..common.errors import UserError, count_noun
 
 _TEMPLATE = "as docs/templates/my_data.py does"
 _NUMBER_THEM = "number them: classes, labels = np.unique(labels, return_inverse=True)"
@@ -66,8 +66,8 @@ def convert_labels(labels: Any, classes: list[str], count: int, where: str) -> n
         remedy = "write one label per image, in a list or an array"
         if array.ndim == 2 and len(array) == count:
             remedy += ": labels.reshape(-1)" if array.shape[1] == 1 else ": labels.argmax(axis=1)"
-        problem = f"{len(array)} labels" if array.ndim == 1 else f"its labels are {describe(labels)}"
-        raise UserError(f"{where} has {count} images, but {problem}; {remedy}")
+        problem = count_noun(len(array), "label") if array.ndim == 1 else f"its labels are {describe(labels)}"
+        raise UserError(f"{where} has {count_noun(count, 'image')}, but {problem}; {remedy}")
     _check_whole_numbers(array, where)
     _check_range(int(array.min()), int(array.max()), len(classes), where)
     return np.ascontiguousarray(array, np.int64)
@@ -94,7 +94,11 @@ def _check_whole_numbers(array: np.ndarray, where: str) -> None:
 def _check_range(low: int, high: int, classes: int, where: str) -> None:
     if low >= -1 and high < classes:
         return
-    limit = f"{classes} classes allow 0 to {classes - 1}, and -1 for no label" if classes else "classes is empty"
+    limit = (
+        f"{count_noun(classes, 'class', 'classes')} allow 0 to {classes - 1}, and -1 for no label"
+        if classes
+        else "classes is empty"
+    )
     remedy = f"name every class, or {_NUMBER_THEM}"
     if low < -1:
         remedy = "write -1 where an image has no label"

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 
-from ..common.errors import UserError
+from ..common.errors import UserError, count_noun
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate:
         UserError: the batch does not divide evenly; the message names the nearest batch sizes that do.
     """
     parts = processes * accumulate
-    divisor = "1 process" if processes == 1 else f"{processes} processes"
+    divisor = count_noun(processes, "process", "processes")
     if accumulate > 1:
         divisor += f" x SOLVER.ACCUMULATE {accumulate}"
 

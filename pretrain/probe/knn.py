@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop, check_agreement, gather, gather_objects, is_main, on_every_rank, world_size
+from ..common.errors import count_noun
 from ..common.run.stage import translate_torch_errors
 from ..common.run.state import Job
 from ..data import datasets
@@ -100,7 +101,7 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """Return the settings of a ``score`` as text to print next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     k = min(cfg.PROBE.KNN_K, score["train_images"])
-    images = f"{score['train_images']} training and {score['val_images']} validation images"
+    images = f"{score['train_images']} training and {count_noun(score['val_images'], 'validation image')}"
     return f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {images}, {size} pixels"
 
 

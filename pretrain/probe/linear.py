@@ -14,6 +14,7 @@ from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
 from ..common.distributed import on_first_rank
+from ..common.errors import count_noun
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import Job, read_record
@@ -66,8 +67,8 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
             if "diverged" in score:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")
         best = _select_best(scores)
-        summary = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
-        summary += f", {len(data.val)} validation images"
+        summary = f"lr {best['learning_rate']:g}, {count_noun(cfg.LINEAR.EPOCHS, 'epoch')}, {cfg.LINEAR.AUGMENT}"
+        summary += f", {count_noun(len(data.val), 'validation image')}"
         log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({summary})")
         results = {"source": source, "metrics": best, "per_learning_rate": scores}
         return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": settings})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 
 from .execution import slurm
 from .gpus import list_visible_gpus
@@ -252,7 +252,7 @@ def _check(options: Options) -> None:
         raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {consequence}")
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
-        problem = f"--tasks {options.tasks} is more than the {options.gpus_per_node} GPU(s) per node"
+        problem = f"--tasks {options.tasks} is more than the {count_noun(options.gpus_per_node, 'GPU')} per node"
         raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
     if options.cluster == "slurm":
         return
@@ -263,7 +263,9 @@ def _check(options: Options) -> None:
     visible = len(list_visible_gpus()) if options.gpus else 0  # counting imports torch
     if options.gpus and options.gpus > visible:
         remedy = f"request at most {visible}" if visible else "omit --gpus to run on CPUs"
-        raise UserError(f"--gpus is {options.gpus}, but this machine has {visible} visible GPU(s); {remedy}")
+        raise UserError(
+            f"--gpus is {options.gpus}, but this machine has {count_noun(visible, 'visible GPU')}; {remedy}"
+        )
 
 
 def parse_minutes(text: str) -> int:

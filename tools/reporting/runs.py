@@ -10,6 +10,7 @@ from typing import Any
 
 from pretrain.common.config.keys import SAME_RESULT, copy_value
 from pretrain.common.config.yaml_io import flatten, parse_yaml
+from pretrain.common.errors import count_noun
 from pretrain.common.weights.provenance import Provenance
 from pretrain.keys import list_keys
 from transfer.keys import KEYS
@@ -228,7 +229,7 @@ def _describe_detector(results: Mapping[str, Any]) -> tuple[str, str, str]:
     schedule = results["schedule"]
     engine = results["engine"]
     name = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # no other schedule has a name
-    size = f"{schedule['iterations']} iterations of {schedule['images_per_batch']} images"
+    size = f"{count_noun(schedule['iterations'], 'iteration')} of {count_noun(schedule['images_per_batch'], 'image')}"
     frozen = ", frozen ResNet" if summary["freeze_at"] == 5 else ""
     return (
         f"{summary['detector']} R-CNN, {summary['backbone']}, engine {engine['name']} {engine['version']}",

@@ -8,7 +8,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 
 from ..config import classes_key
 
@@ -53,7 +53,8 @@ def check_classes(cfg: CfgNode, classes: Classes, keypoints: Classes) -> None:
     key = classes_key(cfg)
     for name, labels in classes.items():
         if len(labels) != get(cfg, key):
-            raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
+            count = count_noun(len(labels), "category", "categories")
+            raise UserError(f"{name} has {count}; set {key} {len(labels)}, not {get(cfg, key)}")
 
 
 def _normalize(name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError, shorten_list, suggest_name
+from pretrain.common.errors import UserError, count_noun, shorten_list, suggest_name
 from pretrain.common.files import atomic_write, check_file, expand, read_json
 
 from . import catalog, check
@@ -193,7 +193,8 @@ def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> 
         atomic_write(copy, json.dumps(content))
     skipped = content["skipped_records"]
     if skipped:
-        log.info(f"{name}: skipped {len(skipped)} bad records, which {copy} lists: {shorten_list(skipped)}")
+        count = count_noun(len(skipped), "bad record")
+        log.info(f"{name}: skipped {count}, which {copy} lists: {shorten_list(skipped)}")
     if all(record["iscrowd"] for record in content["annotations"]):
         log.info(f"{name} has no objects, or only crowds (iscrowd 1): nothing can be scored")
     boxes = [(record["image_id"], record["category_id"], *record["bbox"]) for record in content["annotations"]]
@@ -223,7 +224,7 @@ def _read_good_records(data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> dict
         if bad_images and len(bad_images) == len(content["images"]):
             raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
         remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
-        raise UserError(f"{path} has {len(texts)} bad record(s): {shorten_list(texts, '; ')}; {remedy}")
+        raise UserError(f"{path} has {count_noun(len(texts), 'bad record')}: {shorten_list(texts, '; ')}; {remedy}")
     content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")

@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
+from pretrain.common.errors import count_noun
 from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
@@ -56,7 +57,7 @@ def score(
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
     content = read_annotations(data_set.annotations)
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS)
-    log.info(f"{name}: {len(predictions)} predictions\n{format_table(metrics)}")
+    log.info(f"{name}: {count_noun(len(predictions), 'prediction')}\n{format_table(metrics)}")
     if figures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
         draw(content, data_set.images, predictions, output_dir / "visualizations" / folder, count=figures)

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, shorten_list
+from ..errors import UserError, count_noun, shorten_list
 from ..files import atomic_write
 from .state import read_state
 
@@ -62,7 +62,7 @@ def write_environment(output_dir: str | Path) -> None:
         f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(sys.argv)}",
         f"git: {read_git_state()}",
-        f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
+        f"host: {platform.node()} ({platform.platform()}, {count_noun(os.cpu_count() or 1, 'CPU')})",
         f"devices: {', '.join(devices) or 'cpu'}",
         *(_describe_cuda() if devices else []),
         f"threads: {torch.get_num_threads()}",

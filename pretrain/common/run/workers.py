@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from .. import distributed, interrupt
-from ..errors import UserError, shorten_list
+from ..errors import UserError, count_noun, shorten_list
 from ..interrupt import StopRequest
 from ..logs import log_to_terminal
 from .folder import count_usable_cores
@@ -52,7 +52,8 @@ def describe_bottleneck(fraction: float) -> str:
         return "compute-bound"
     per_task = os.environ.get("SLURM_CPUS_PER_TASK")
     cores = int(per_task) if per_task else count_usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {max(1, cores)} core(s) that each process has"
+    limit = count_noun(max(1, cores), "core")
+    return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {limit} that each process has"
 
 
 class SignalSafeDataLoader(DataLoader):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError, first_line, shorten_list
+from ..errors import UserError, count_noun, first_line, shorten_list
 from ..files import check_file, sha256
 from .formats import describe_other, read_content, write_resave_command
 from .provenance import Provenance
@@ -121,7 +121,7 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
     tensor = tensor if is_counter else tensor.to(torch.float32)
     count = int((~torch.isfinite(tensor)).sum())
     if count:
-        raise UserError(f"{path}: {name} has {count} values that are not finite; use an earlier checkpoint")
+        raise UserError(f"{path}: {name} has {count_noun(count, 'value')} not finite; use an earlier checkpoint")
     if name.endswith("running_var") and (tensor < 0).any():
         raise UserError(f"{path}: {name} has a variance below 0; use an earlier checkpoint")
     return tensor.to(torch.long) if is_counter else tensor

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from ...common.errors import UserError, shorten_list
+from ...common.errors import UserError, count_noun, shorten_list
 from ...common.files import atomic_write, hold_lock
 from ...common.images import SUFFIXES
 from ..folders.images import COMPANION, NO_DATA, warn_of_unread
@@ -91,7 +91,7 @@ def _write_index(tar: str, size: int, version: np.ndarray, paths: Sequence[Path]
     for path in paths:
         with contextlib.suppress(UserError):
             atomic_write(path, file.getvalue())
-            log.info(f"{tar}: {len(entries.members)} images; index in {path}")
+            log.info(f"{tar}: {count_noun(len(entries.members), 'image')}; index in {path}")
             return entries
     log.warning(f"{tar}: the index cannot be written to {paths[0]} or {paths[1]}, so the next run rebuilds it")
     return entries

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pretrain.common.command_line import run_command_line
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import Stopped
 
 
@@ -41,3 +41,8 @@ def test_the_last_line(error: BaseException, status: int, line: str, capsys: pyt
     with pytest.raises(SystemExit) as ended:
         run_command_line(main)
     assert ended.value.code == status and capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 classes"), (1, "1 class"), (1200, "1,200 classes")])
+def test_one_is_singular(number: int, text: str):
+    assert count_noun(number, "class", "classes") == text

@@ -38,7 +38,7 @@ def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
     out = tmp_path / "with:colon"
     data.prepare_data_sets(tiny_coco.config(out, skipping, **KEYPOINTS), [skipping])
     logged = caplog.messages
-    assert "skipped 1 bad records" in logged[0] and "annotation 1 of image 1" in logged[0]
+    assert "skipped 1 bad record" in logged[0] and "annotation 1 of image 1" in logged[0]
     assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
     out = out.rename(tmp_path / "moved")
     checked = data.resolve_data_set(skipping, out)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import check_file
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
@@ -167,7 +167,8 @@ def _check_cores(options: Options) -> None:
     cores = slurm.read_max_cores(options.partition, options.slurm_cluster)
     needed = options.tasks_per_node * (options.cpus_per_task or 1)
     if 0 < cores < needed:
-        problem = f"--cpus-per-task {options.cpus_per_task} for {options.tasks_per_node} process(es) is {needed} cores"
+        processes = count_noun(options.tasks_per_node, "process", "processes")
+        problem = f"--cpus-per-task {options.cpus_per_task} for {processes} is {needed} cores"
         node = f"node of {options.partition}" if options.partition else "node"
         remedy = "give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
         raise UserError(f"{problem} per node, but no {node} has more than {cores}; {remedy}")

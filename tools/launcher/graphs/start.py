@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from pretrain.common import interrupt
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import Job
 
@@ -164,7 +164,9 @@ class Submission:
             return UserError(f"{error}; wait until some of your jobs have ended")
         remaining = self._plan.missing.keys() - self._jobs.keys()
         remedy = f"when some of your jobs have ended, submit them: {format_resume_command(self._graph.output)}"
-        return UserError(f"{error}; {len(remaining)} stages are not submitted, the others stay in the queue; {remedy}")
+        return UserError(
+            f"{error}; {count_noun(len(remaining), 'stage')} not submitted, the others stay in the queue; {remedy}"
+        )
 
     def _cancel(self) -> None:
         for job_id in self._submitted:
@@ -173,7 +175,7 @@ class Submission:
             except UserError as error:
                 warn(str(error))
         if self._submitted:
-            warn(f"cancelled the {len(self._submitted)} jobs that were submitted: {', '.join(self._submitted)}")
+            warn(f"cancelled the submitted jobs: {', '.join(self._submitted)}")
 
 
 def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
@@ -209,7 +211,7 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
-    print(f"\n# {len(plan.missing)} of {len(graph.nodes)} stages to run{invalid}")
+    print(f"\n# {len(plan.missing)} of {count_noun(len(graph.nodes), 'stage')} to run{invalid}")
     print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
     for warning in dict.fromkeys(plan.warnings):
         print(f"# warning: {warning}")

@@ -198,7 +198,7 @@ def test_values_that_no_network_can_use() -> None:
     assert counter.dtype == torch.int64 and check_values(torch.ones(1).half(), "a", "w").dtype == torch.float32
     refused(lambda: check_values(torch.tensor([-1.0]), "bn1.running_var", "w"), "w: bn1.running_var has ")
     for tensor, says in (
-        (torch.tensor([1e300]).double(), "has 1 values that are not finite"),
+        (torch.tensor([1e300]).double(), "has 1 value not finite"),
         (torch.ones(2, dtype=torch.int8), "is torch.int8"),
         *((bad, "is not a dense tensor") for bad in (torch.ones(2).to_sparse(), torch.ones(2, device="meta"))),
     ):

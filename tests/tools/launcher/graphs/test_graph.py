@@ -49,7 +49,7 @@ def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, clust
     parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
     nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
     refused(lambda: start_graph(graph_of(tmp_path, *nodes), SLURM), "invalid partition")
-    assert "cancelled the 2 jobs" in capsys.readouterr().err
+    assert "cancelled the submitted jobs: 100, 101" in capsys.readouterr().err
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and len(list(cluster.glob("*.script"))) == 2
 
 

@@ -62,7 +62,7 @@ def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path
     launcher.signal(signal.Signals[name])
     printed = launcher.end()
     assert f"stopped by {name}" in printed
-    assert "cancelled the 2 jobs that were submitted: 100, 101" in printed
+    assert "cancelled the submitted jobs: 100, 101" in printed
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
 
 
@@ -105,7 +105,7 @@ def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
     limit = f"[ $(ls {cluster} | grep -c script) -lt 1 ] || {{ echo QOSMaxSubmitJobPerUserLimit >&2; exit 1; }}"
     (cluster / "before").write_text(limit)
-    text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stages")
+    text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stage ")
     assert text.endswith(f"submit them: python tools/launch.py resume {tmp_path / 'p'}")
     assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
     (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")

@@ -73,7 +73,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
     file = check_file(args.annotations, "annotation file", "*.json")
     digests: dict[str, str | None] = {"annotations": sha256(file)}
     if args.kind == "split":
-        return lambda folder: write_split(folder, read_annotations(file), args.val, args.seed, args.images), digests
+        options = (args.val, args.seed, args.images, args.group_by)
+        return lambda folder: write_split(folder, read_annotations(file), *options), digests
     positions = check_file(args.list, "list of positions", "*.txt") if args.list else None
     digests["list"] = sha256(positions) if positions else None
     draws = (args.percent, args.folds, args.seed, positions)
@@ -172,6 +173,13 @@ def _add_coco_kinds(kinds: Any) -> None:
     text = "fraction or number of the images for validation (default: 0.2)"
     split.add_argument("--val", type=_parse_fraction_or_number, default=0.2, metavar="N", help=text)
     split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they exist")
+    text = (
+        "keep images together that have the same value in FIELD (video_id, or extra.video for a field in a field); if "
+        "no image record has such a field, that have the same first capture group, or else match, of the regular "
+        "expression REGEX in file_name ('^(.*)_[0-9]+' for video_0001.jpg); the fraction for validation then becomes "
+        "approximate"
+    )
+    split.add_argument("--group-by", metavar="REGEX_OR_FIELD", help=text)
     for name, source in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files of boxes or outlines")):
         boxes = _add_kind(kinds, name, f"annotations.json in COCO's format from {source}; the images are not copied")
         text = "folder of the images, with the names and subfolders of the label files (default: the labels' folder)"

@@ -1,8 +1,9 @@
 """Split of a COCO file into train and val with equal proportions of the classes, and random subsets of its images."""
 
 import json
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,26 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError, one_line, shorten_list
 from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems
 
+from .groups import find_obvious_groups, read_groups
+from .stratify import stratify
 
-def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: int, images: str) -> None:
+log = logging.getLogger(__name__)
+
+
+def write_split(
+    folder: Path, content: dict[str, Any], val: int | float, seed: int, images: str, group_by: str | None = None
+) -> None:
     """Write ``train.json`` and ``val.json`` with whole records and the file's other sections.
 
     Args:
         content: content of a file in COCO's format.
-        val: number of the images, or their fraction as a float.
+        val: number of the images, or their fraction as a float; with groups, val comes as close as they allow.
         images: folder of the images; if empty, their files are not checked.
+        group_by: what keeps images together (see `read_groups`).
 
     Raises:
-        UserError: an image or category is bad, an annotation names an unknown one, boxes have another format, or no
-            image is left for train or val.
+        UserError: an image or category is bad, an annotation names an unknown one, boxes have another format, no
+            image is left for train or val, or as `read_groups`.
     """
     records = content["images"]
     problems = list(find_problems(content, images or None, Rules()))
@@ -37,14 +46,53 @@ def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: i
     count = val if isinstance(val, int) else round(val * len(records))
     if not 0 < count < len(records):
         raise UserError(f"--val {val:g} of {len(records)} images must leave at least one image for train and for val")
-    val_images = stratify(classes_of, count, seed)
+    group_of = read_groups(records, group_by) if group_by else None
+    val_images = stratify(classes_of, count, seed, group_of)
     splits: dict[str, dict[str, Any]] = {}
     for name in ("train", "val"):
         images_of_split = [image for image in records if (image["id"] in val_images) == (name == "val")]
         boxes = [box for box in content["annotations"] if (box["image_id"] in val_images) == (name == "val")]
         splits[name] = {**content, "images": images_of_split, "annotations": boxes}
         (folder / f"{name}.json").write_text(json.dumps(splits[name]))
-    print_counts({"all": content, **splits})
+    print_counts({"all": content, **splits}, group_of)
+    if group_of:
+        _report_imbalance(content, classes_of, group_of, val_images, count)
+    else:
+        groups = find_obvious_groups(records)
+        if groups:
+            log.warning(f"train and val may share their scenes: {groups}")
+
+
+def _report_imbalance(
+    content: Mapping[str, Any],
+    classes_of: Mapping[Any, set[Any]],
+    group_of: Mapping[Any, str],
+    val_images: set[Any],
+    count: int,
+) -> None:
+    """Log the groups that have more images than val should have, and the classes that only one group has."""
+    sizes = Counter(group_of.values())
+    if len(sizes) == len(group_of):
+        log.warning("each image is a group by itself: --group-by changes nothing")
+    too_large = [f"{name} ({size})" for name, size in sizes.most_common() if size > count]
+    if too_large:
+        what = f"{len(too_large)} of {len(sizes)} groups have more images than val should have, {count}"
+        log.warning(f"{what}: {shorten_list(too_large)}; val has {len(val_images)}")
+    groups_of: dict[Any, set[str]] = defaultdict(set)
+    for image, labels in classes_of.items():
+        for label in labels:
+            groups_of[label].add(group_of[image])
+    in_val = {group_of[image] for image in val_images}
+    for split in ("train", "val"):
+        confined = [
+            f"{category['name']} ({group})"
+            for category in content["categories"]
+            if len(groups_of[category["id"]]) == 1
+            for group in groups_of[category["id"]]
+            if (group in in_val) == (split == "val")
+        ]
+        if confined:
+            log.warning(f"only {split} has these classes, each of which occurs in one group: {shorten_list(confined)}")
 
 
 def _list_classes(content: Mapping[str, Any]) -> dict[Any, set[Any]]:
@@ -60,40 +108,8 @@ def _list_classes(content: Mapping[str, Any]) -> dict[Any, set[Any]]:
     return classes_of
 
 
-def stratify(classes_of: Mapping[Hashable, set[Any]], count: int, seed: int) -> set[Any]:
-    """Choose ``count`` images for val by iterative stratification (Sechidis et al., ECML PKDD 2011, Algorithm 1).
-
-    The class with the fewest remaining images comes next. Each of these, in an order drawn from ``seed``, goes to the
-    split that lacks most images of this class, among equals to the split that lacks most images, and never to a full
-    split. A split lacks its fraction of the class's images minus those that it has. Images without a class come last.
-    """
-    images = list(classes_of)
-    order = [images[position] for position in np.random.default_rng(seed).permutation(len(images))]
-    images_of: dict[Any, list[Any]] = defaultdict(list)
-    for image in order:
-        for label in classes_of[image]:
-            images_of[label].append(image)
-    remaining = {label: len(images_of[label]) for label in sorted(images_of)}
-    room = [len(order) - count, count]  # images that train and val can still take
-    lacking = {label: [total * size / len(order) for size in room] for label, total in remaining.items()}
-    split_of: dict[Any, int] = {}
-    while remaining:
-        rarest = min(remaining, key=lambda label: remaining[label])
-        for image in images_of[rarest]:
-            if image not in split_of:
-                split = max((0, 1), key=lambda split: (room[split] > 0, lacking[rarest][split], room[split]))
-                split_of[image] = split
-                room[split] -= 1
-                for label in classes_of[image] & remaining.keys():
-                    lacking[label][split] -= 1
-                    remaining[label] -= 1
-        del remaining[rarest]
-    without_class = [image for image in order if image not in split_of]
-    return {image for image, split in split_of.items() if split} | set(without_class[: room[1]])
-
-
-def print_counts(contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of the boxes of each class, all boxes and the images of each of these files' contents."""
+def print_counts(contents: Mapping[str, Mapping[str, Any]], group_of: Mapping[Any, str] | None = None) -> None:
+    """Print a table of the boxes of each class, all boxes, images and groups of each of these files' contents."""
     counts = [Counter(box["category_id"] for box in content["annotations"]) for content in contents.values()]
     categories: Sequence[Any] = next(iter(contents.values()))["categories"]
     rows = [[category["name"], *(counter[category["id"]] for counter in counts)] for category in categories]
@@ -102,6 +118,9 @@ def print_counts(contents: Mapping[str, Mapping[str, Any]]) -> None:
     if any(crowds):
         rows.append(["of them crowds", *crowds])
     rows.append(["images", *(len(content["images"]) for content in contents.values())])
+    if group_of:
+        names = [{group_of[image["id"]] for image in content["images"]} for content in contents.values()]
+        rows.append(["groups", *map(len, names)])
     print(tabulate(rows, ["boxes", *contents]))
 
 

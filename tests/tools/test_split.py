@@ -133,7 +133,7 @@ def test_groups_of_many_sizes_are_nearer_to_their_share_than_in_a_random_draw() 
         return float(np.abs(has_NC[is_val_N].sum(0) / has_NC.sum(0) - 0.2).max())
 
     drawn = np.mean([error(np.isin(group_N, rng.permutation(30)[:6])) for _ in range(20)])
-    assert abs(in_val_N.mean() - 0.2) < 0.01 and error(in_val_N) < 0.06 < 0.2 < drawn
+    assert abs(in_val_N.mean() - 0.2) < 0.01 and error(in_val_N) < 0.06 < 0.15 < drawn
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in MOVED:
         raise UserError(f"launch.py has no command {words[0]} any more; run {MOVED[words[0]]}")
     args, key_values = parser.parse_known_args(words)
-    extensions.add(getattr(args, "extensions", []))
+    with extensions.using(getattr(args, "extensions", [])):
+        return _run_command(args, key_values)
+
+
+def _run_command(args: argparse.Namespace, key_values: list[str]) -> int:
     overrides.check_options(key_values, args.parser, args.command)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
         instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"

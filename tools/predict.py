@@ -31,7 +31,11 @@ from transfer.predict import load_detector, predict_files
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     args = _parse(argv)
-    extensions.add(args.extensions)
+    with extensions.using(args.extensions):
+        _predict(args)
+
+
+def _predict(args: argparse.Namespace) -> None:
     images = _find_images(args.images)
     output = Path(args.output)
     for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):

@@ -98,7 +98,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str] | None, job: Job) -> None:
     """Run the command line for a job whose entry point handles signals; see `main`."""
     args = parse(argv)
-    extensions.add(args.extensions)
+    with extensions.using(args.extensions):
+        _run(args, job)
+
+
+def _run(args: argparse.Namespace, job: Job) -> None:
     wandb.check_logger()
     engine, cfg = resolve_config(args)
     _check_inputs(args, cfg)

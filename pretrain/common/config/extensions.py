@@ -8,13 +8,12 @@ registers what it contains (see `register`) as it is imported: in `pretrain.METH
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,18 +31,31 @@ def register(registry: dict[str, T], name: str, value: T) -> None:
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add --import to a command line; its value goes to `add`."""
+    """Add --import to a command line; its value goes to `using`."""
     text = "import your module or .py file, with methods, views, data sets or a detector's parts; may be repeated"
     parser.add_argument("--import", dest="extensions", action="append", default=[], metavar="MODULE", help=text)
 
 
-def add(names: Sequence[str]) -> None:
-    """Add modules, or paths of Python files, to what this process and those that it starts import."""
+@contextlib.contextmanager
+def using(names: Sequence[str]) -> Iterator[None]:
+    """Let this process, and those that it starts, also import these modules or Python files until the block ends.
+
+    Raises:
+        UserError: there is no such file.
+    """
     for name in names:
         if name.endswith(".py") and not Path(name).is_file():
             raise UserError(f"--import {name}: there is no such file; check the path")
     absolute = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
+    earlier = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_list_extensions(), *absolute]))
+    try:
+        yield
+    finally:
+        if earlier is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = earlier
 
 
 def options() -> list[str]:
@@ -51,14 +63,20 @@ def options() -> list[str]:
     return [word for name in _list_extensions() for word in ("--import", name)]
 
 
-@functools.cache
 def load() -> None:
-    """Import every extension, once per process; raise UserError if one cannot be imported."""
-    for name in _make_importable():
+    """Import every extension that has not been imported yet.
+
+    Raises:
+        UserError: one cannot be imported, or this process has imported another file of the same name.
+    """
+    for extension, name in zip(_list_extensions(), _make_importable(), strict=True):
         try:
-            importlib.import_module(name)
+            module = importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
             raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {one_line(error)}") from error
+        if extension.endswith(".py") and not os.path.samefile(extension, str(module.__file__)):
+            problem = f"--import {extension}: Python's module {name} is already {module.__file__} in this process"
+            raise UserError(f"{problem}; rename one of the files")
 
 
 def sources() -> list[Path]:

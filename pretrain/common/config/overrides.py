@@ -14,8 +14,8 @@ class _ListKeys(argparse.Action):
     """The argparse action of --help-keys; ``const`` returns the keys."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
-        extensions.add(getattr(namespace, "extensions", None) or [])  # from an --import before this option
-        print(describe(self.const(), values if isinstance(values, str) else ""))
+        with extensions.using(getattr(namespace, "extensions", None) or []):  # from an --import before this option
+            print(describe(self.const(), values if isinstance(values, str) else ""))
         parser.exit()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.common.run.state import Job
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools import launch
@@ -57,7 +58,7 @@ def test_a_conversion_has_the_options_of_its_script():
     options = {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0], "overwrite": False, "cluster": "local"}
     second = stages.build_convert("run", "a.pth", options=options)
     assert first.args == second.args[:1] and second.args[1] == {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0]}
-    refused(lambda: second.run(), "no run folder or checkpoint at")
+    refused(lambda: second.run(Job()), "no run folder or checkpoint at")
 
 
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]

@@ -10,6 +10,7 @@ import torch
 
 from pretrain import keys
 from pretrain.common.config.keys import Effect, Key
+from pretrain.common.run.state import Job
 from tests.errors import refused
 from tests.tools.launcher.helpers import TINY, complete
 from tools.launcher import stages
@@ -63,17 +64,17 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
 
     received: dict[str, Any] = {}
 
-    def main(words: list[str]) -> None:
+    def run(words: list[str], _job: Job) -> None:
         received["cfg"], received["words"] = load_config(words[1], words[-2:]), words
 
-    monkeypatch.setattr(train_net, "main", main)
+    monkeypatch.setattr(train_net, "run", run)
     base = "SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}"
     spec = detector("DATASETS.TEST", "('coco:a.json:images',)", base=base)
     expected = load_config("mask.yaml", ["DATASETS.TEST", "('coco:a.json:images',)", "OUTPUT_DIR", spec.folder])
     queued = StageSpec.from_json(json.loads(json.dumps(spec.to_json())))
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
-    queued.run()
+    queued.run(Job())
     assert received["cfg"] == expected
     assert received["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 

@@ -43,12 +43,29 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refused(lambda: load_config(None, ["METHOD.NAME", "jlc"]), "METHOD.NAME is 'jlc'", "--import", "did you mean 'jcl'")
-    refused(lambda: extensions.add([f"{tmp_path}/absent.py"]), f"{tmp_path}/absent.py", "no such file")
+    refused(lambda: extensions.using([f"{tmp_path}/absent.py"]).__enter__(), f"{tmp_path}/absent.py", "no such file")
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv(extensions.VARIABLE, f"{tmp_path}/broken.py")
     assert extensions.options() == ["--import", f"{tmp_path}/broken.py"]
-    refused(extensions.load.__wrapped__, "extension broken", "No module named 'nothing_of_this_name'")
+    refused(extensions.load, "extension broken", "No module named 'nothing_of_this_name'")
+
+
+def test_modules_are_imported_for_one_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    files = [tmp_path / "first_command.py", tmp_path / "second_command.py", tmp_path / "other" / "second_command.py"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    for file in files[:2]:
+        with extensions.using([str(file)]):
+            assert extensions.options() == ["--import", str(file)]
+            extensions.load()
+        assert sys.modules[file.stem].__file__ == str(file)
+        assert extensions.VARIABLE not in os.environ
+    with extensions.using([str(files[2])]):
+        refused(extensions.load, files[1], files[2], "rename")
 
 
 def test_a_name_that_is_taken_is_refused():

@@ -4,6 +4,7 @@
 
     results = pretrain("configs/examples/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
+    features = resnet(resnet.transform(["a.jpg", "b.jpg"]))  # (2, F)
 
 `METHODS`: method name -> declaration. `AUGMENTATIONS`: name -> how a view is made. `register` adds to either from a
 module of your own. Command lines import this package first, so it imports no torch.
@@ -67,7 +68,10 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
 
     Returns:
         torchvision's ResNet with an identity in place of its classifier: (N, 3, H, W) images, normalized as in the
-        pretraining, to (N, F) features, F 512 or 2048.
+        pretraining, to (N, F) features, F 512 or 2048. Its attribute ``transform`` prepares images as the probes do:
+        a path, a PIL image, an array (H, W, 3) or a tensor (3, H, W) of uint8 RGB to (3, S, S) float32, and a list of
+        N of them to (N, 3, S, S). Size, mean and standard deviation are those that the file records, or the defaults
+        (224 pixels, ImageNet's statistics).
 
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
@@ -77,8 +81,10 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     interface.check_path(path, "path")
     from .common.weights.backbone import read_backbone
     from .model.encoder import build_backbone
+    from .probe.transform import build_transform
 
     file = read_backbone(path, encoder)
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict, strict=True)
+    resnet.transform = build_transform(file)  # type: ignore[assignment]
     return resnet.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,21 +49,33 @@ class Detector:
     device: torch.device
     categories: Categories
 
-    def predict(self, image: str | Path) -> list[Detection]:
-        """Return the detections on an image file, best first, as an evaluation computes them.
+    def predict(self, image: Any) -> Any:
+        """Return the detections on an image, best first, as an evaluation computes them.
 
         Each is a dictionary in COCO's result format: ``image_id`` (1), ``category_id`` (see ``categories``), ``bbox``
-        (x, y, width, height in pixels of the file's upright image), ``score`` (0 to 1) and, of mask and keypoint
+        (x, y, width, height in pixels of the upright image), ``score`` (0 to 1) and, of mask and keypoint
         detectors, ``segmentation`` (compressed RLE of the whole image) or ``keypoints`` (x, y, score of each).
         There are at most TEST.DETECTIONS_PER_IMAGE, with scores above MODEL.ROI_HEADS.SCORE_THRESH_TEST.
 
+        Args:
+            image: a path, a PIL image (turned upright as its EXIF data say), an array (H, W, 3) of uint8 RGB, or a
+                tensor (3, H, W) of uint8 RGB; or a list of them, whose ``image_id`` counts from 1.
+
+        Returns:
+            A list of detections; for a list of images, a list of such lists.
+
         Raises:
-            UserError: the image cannot be read.
+            UserError: an image cannot be read, or is of another type or form.
         """
-        result = next(self.predict_all([str(image)]))
-        if isinstance(result, UserError):
-            raise result
-        return result[1]
+        if not isinstance(image, (list, tuple)):
+            return next(self._predict_in_turn([_name_image(image, "image")]))
+        return list(self._predict_in_turn([_name_image(one, f"image {i}") for i, one in enumerate(image, 1)]))
+
+    def _predict_in_turn(self, names: Sequence[str]) -> Iterator[list[Detection]]:
+        for result in self.predict_all(names):
+            if isinstance(result, UserError):
+                raise result
+            yield result[1]
 
     def predict_all(
         self, paths: Sequence[str], num_workers: int = 0
@@ -72,6 +85,7 @@ class Detector:
         Image ids count from 1.
 
         Args:
+            paths: image files, or `images.DecodedImage`s.
             num_workers: processes that read images.
         """
         import torch
@@ -91,6 +105,16 @@ class Detector:
             with torch.no_grad():
                 detections = self.engine.detect(self.model, [image], category_ids)
             yield image, detections
+
+
+def _name_image(image: Any, name: str) -> str:
+    """Return an image's path, or its name with its pixels if it is none."""
+    if isinstance(image, (str, os.PathLike)) and os.fspath(image):
+        return str(image)
+    from pretrain.common.images import name_pixels
+    from pretrain.common.pixels import read_any
+
+    return name_pixels(name, read_any(image, name))
 
 
 def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[str] = ()) -> Detector:

@@ -80,8 +80,26 @@ def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
     return retry(read, name, attempts - 1)
 
 
+class DecodedImage(str):
+    """The name of an image that is already decoded: `read_image` returns its pixels.
+
+    Thus a mapper of records, which calls `read_image` with a record's file name, takes images from memory.
+    """
+
+    pixels: np.ndarray  # (H, W, 3) uint8, RGB
+
+
+def name_pixels(name: str, pixels: np.ndarray) -> DecodedImage:
+    """Return the name of an image with its pixels (H, W, 3) uint8, RGB."""
+    image = DecodedImage(name)
+    image.pixels = pixels
+    return image
+
+
 def read_image(path: str, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
     """Read an image file and decode it (see `decode`)."""
+    if isinstance(path, DecodedImage):
+        return path.pixels
     return decode(read_file(path), path, choose_reduction)
 
 
@@ -119,6 +137,17 @@ def decode(encoded: bytes, name: str, choose_reduction: ReductionChooser | None 
     return pixels
 
 
+def convert_pil(image: Image.Image, name: str) -> np.ndarray:
+    """Return the pixels of a PIL image as `decode` returns those of its file."""
+    with _translate_errors(name):
+        _check_range(image)
+        try:
+            image.load()
+        except AssertionError as error:  # Pillow's own
+            raise ValueError("its file is closed; call its load() before") from error
+        return _decode_by_pillow(image)
+
+
 @contextlib.contextmanager
 def _translate_errors(name: str) -> Iterator[None]:
     """Convert Pillow's errors to CorruptImage, with the image's name."""
@@ -148,9 +177,14 @@ def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
         if bands:
             reason = f"{count_noun(bands.count, 'band')} of {bands.bits} bits are not supported in this format"
         raise ValueError(describe_text(encoded) or reason) from error
+    _check_range(image)
+    return image
+
+
+def _check_range(image: Image.Image) -> None:
+    """Raise ValueError for 32-bit values, whose range is unknown."""
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise ValueError(UNKNOWN_RANGE)
-    return image
 
 
 @contextlib.contextmanager
@@ -202,9 +236,9 @@ def _decode_by_opencv(
     return None if pixels is None else _turn(pixels, orientation)
 
 
-def _decode_by_pillow(header: ImageFile.ImageFile) -> np.ndarray:
+def _decode_by_pillow(header: Image.Image) -> np.ndarray:
     """Decode an image; scale gray of more than 8 bits to 8, which Pillow clips: values above 255 would be white."""
-    surplus_bits = 4 if "I;12" in str(header.tile) else 8
+    surplus_bits = 4 if "I;12" in str(getattr(header, "tile", "")) else 8
     is_inverted = isinstance(header, TiffImagePlugin.TiffImageFile) and header.tag_v2.get(262) == 0
     header.load()  # first, so that a damaged file fails: the EXIF reader ignores errors; it turns TIFF upright
     if header.mode.startswith("I"):  # "I" has 32 bits, of which PNG and PPM use 16

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..common import pixels
 from ..common.errors import UserError, count_noun
+from ..common.pixels import describe
 
 _TEMPLATE = "as docs/templates/my_data.py does"
 _NUMBER_THEM = "number them: classes, labels = np.unique(labels, return_inverse=True)"
@@ -115,28 +117,8 @@ def check_name(name: Any, index: int, where: str) -> str:
 
 
 def check_image(image: Any, name_it: Callable[[], str]) -> np.ndarray:
-    """Return an image as (H, W, 3) uint8, contiguous and writable; ``name_it`` names it in errors."""
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size:
-        return np.require(image, requirements=("C", "W", "E"))
-    problem = f"{name_it()} is {describe(image)}; read() must return (H, W, 3) uint8 RGB"
-    raise UserError(f"{problem}: {_advise(image)}")
-
-
-def describe(value: Any) -> str:
-    """Describe a value of a wrong type or shape in a few words."""
-    if value is None or isinstance(value, (str, os.PathLike, int, float)):
-        return repr(value)[:80]
-    if isinstance(value, Image.Image):
-        return f"a PIL image of mode {value.mode}"
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    kind = type(value).__name__.replace("ndarray", "array")
-    text = f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        text += f", {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-    return text
+    """Return an image that read() of a source returned as (H, W, 3) uint8 (see `pixels.check_image`)."""
+    return pixels.check_image(image, name_it, "read() must return (H, W, 3) uint8 RGB", _advise)
 
 
 def _advise(image: Any) -> str:
@@ -151,49 +133,4 @@ def _advise(image: Any) -> str:
         return "pretrain.common.images.decode(open(path, 'rb').read(), path)"
     if isinstance(image, (tuple, Mapping)):
         return "return the image alone; labels are an argument of ImageData"
-    expression = "image"
-    if hasattr(image, "detach"):
-        image = image.detach().cpu().numpy()
-        expression = "image.numpy()"
-    elif not isinstance(image, np.ndarray):
-        expression = "np.asarray(image)"
-    array = np.asarray(image)
-    if not array.size:
-        return "leave empty images out of the data set"
-    if array.dtype.kind not in "biuf":
-        return "its pixels are not numbers"
-    return _advise_values(array, _advise_shape(array.shape, expression))
-
-
-def _advise_shape(shape: tuple[int, ...], expression: str) -> str:
-    """Return an expression that makes an image (H, W, 3); "" if its channels cannot be recognized."""
-    if len(shape) == 4 and shape[0] == 1:
-        return _advise_shape(shape[1:], f"{expression}[0]")
-    if len(shape) == 2:
-        return f"np.stack([{expression}] * 3, axis=2)"
-    if len(shape) != 3:
-        return ""
-    by_channels = {1: f"np.repeat({expression}, 3, axis=2)", 3: expression, 4: f"{expression}[:, :, :3]"}
-    if shape[2] in by_channels:
-        return by_channels[shape[2]]
-    return _advise_shape((*shape[1:], shape[0]), f"{expression}.transpose(1, 2, 0)") if shape[0] in by_channels else ""
-
-
-def _advise_values(array: np.ndarray, expression: str) -> str:
-    """Return an expression that also makes the values uint8, or what to do if there is none."""
-    if not expression:
-        return "images have 3 channels, in the last axis"
-    if array.dtype == np.uint8:
-        return expression
-    if array.dtype.kind == "b":
-        return f"255 * {expression}.astype(np.uint8)"
-    low = array.min()
-    high = array.max()
-    if array.dtype.kind == "f" and low >= 0 and high <= 1:
-        return f"(255 * {expression}).round().astype(np.uint8)"
-    if low >= 0 and high <= 255:
-        rounded = ".round()" if array.dtype.kind == "f" else ""
-        return f"{expression}{rounded}.astype(np.uint8)"
-    if array.dtype == np.uint16:
-        return f"({expression} >> 8).astype(np.uint8)"
-    return f"its values, from {low:.4g} to {high:.4g}, must be scaled to 0 to 255 (and not normalized)"
+    return pixels.advise_array(image)

@@ -15,7 +15,7 @@ from typing import Any
 from ..common.errors import UserError, shorten_list, suggest_name
 from ..common.files import expand
 from ..common.images import CorruptImage
-from .contract import describe
+from ..common.pixels import describe
 from .folders import images as folders
 from .image_data import ImageData, MissingSplit, merge, open_images
 from .named import archives, imagenet

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..common.errors import UserError, shorten_list
 from ..common.images import ReductionChooser
-from .contract import check_image, check_name, check_source, convert_classes, convert_labels, describe
+from ..common.pixels import describe
+from .contract import check_image, check_name, check_source, convert_classes, convert_labels
 from .sources import Concatenation, Source, Subset
 
 

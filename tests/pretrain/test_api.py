@@ -15,6 +15,10 @@ import torch
 
 import pretrain
 from pretrain.common import interrupt
+from pretrain.common.images import read_image
+from pretrain.data.views import make_center_view
+from pretrain.keys import IMAGENET_STD as STD
+from pretrain.model.encoder import build_backbone
 from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
 from tests.pretrain.runs import overrides
@@ -35,12 +39,28 @@ def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
     keys = {**keys_of(images, tmp_path), "VIEWS.MEAN": list(np.full(3, 0.5)), "OUTPUT_DIR": tmp_path / "run"}
     results = pretrain.pretrain(overrides=keys)
     assert results["stage"] == "pretrain" and signal.getsignal(signal.SIGINT) is before
-    resnet = pretrain.load_backbone(tmp_path / "run")
+    resnet: Any = pretrain.load_backbone(tmp_path / "run")
     assert not resnet.training and resnet(IMAGES).shape == (2, 64)
     file = torch.load(tmp_path / "run/checkpoint_final.pth", weights_only=True)
     assert torch.equal(resnet.conv1.weight, file["state_dict"]["module.encoder_q.conv1.weight"])
     key = pretrain.load_backbone(tmp_path / "run", encoder="key")
     assert not torch.equal(key(IMAGES), resnet(IMAGES))
+    files = [str(path) for path in sorted((images / "val" / "class0").iterdir())[:2]]
+    prepared = resnet.transform(files)
+    pixels = torch.from_numpy(np.stack([make_center_view(read_image(file), 16, 0) for file in files]))
+    expected = (pixels.permute(0, 3, 1, 2) / 255 - 0.5) / torch.tensor(STD).view(3, 1, 1)
+    assert torch.allclose(prepared, expected, atol=1e-6), "of the run's size and mean"
+    assert torch.equal(resnet.transform(read_image(files[0])), prepared[0])
+
+
+def test_a_backbone_without_a_config_takes_the_default_images(tmp_path: Path):
+    torch.save(build_backbone("resnet18", "imagenet").state_dict(), tmp_path / "plain.pth")
+    transform: Any = pretrain.load_backbone(tmp_path / "plain.pth").transform
+    gray = transform(np.full((300, 400, 3), 124, np.uint8))
+    expected = pytest.approx((124 / 255 - 0.485) / 0.229, abs=1e-5)
+    assert gray.shape == (3, 224, 224) and gray[0].unique().item() == expected
+    refused(lambda: transform(np.zeros((8, 8, 3))), "image is an array", "float64", ".astype(np.uint8)")
+    refused(lambda: transform([[1, 2]]), "image 1", "list", "PIL")
 
 
 def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pycocotools.coco import COCO
 
+from pretrain.common.images import read_image
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
@@ -54,8 +56,15 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     ids = {Path(image["file_name"]).stem: image["id"] for image in truth.dataset["images"]}
     evaluated = [{**record, "image_id": ids[str(record["image_id"])]} for record in json.loads((out / run).read_text())]
     assert json.loads((output / "predictions.json").read_text()) == evaluated
-    detections = load_detector(out).predict(data / "1.png")
+    detector = load_detector(out)
+    detections = detector.predict(data / "1.png")
     assert detections == [{**record, "image_id": 1} for record in evaluated if record["image_id"] == ids["1"]]
+    pixels = read_image(str(data / "1.png"))
+    images = [pixels, Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1), str(data / "1.png")]
+    for number, in_memory in enumerate(detector.predict(images), 1):
+        assert in_memory == [{**record, "image_id": number} for record in detections]
+    assert detector.predict(pixels) == detections and detector.predict([]) == []
+    refused(lambda: detector.predict([pixels, pixels / 255]), "image 2", "float64")
     annotated = json.loads((data / "annotations.json").read_text())
     assert truth.dataset["categories"] == annotated["categories"]
     sizes = {image["file_name"]: (image["width"], image["height"]) for image in truth.dataset["images"]}

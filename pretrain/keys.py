@@ -137,8 +137,8 @@ _SOLVER = (
 )
 
 
-def _twin(name: str, default: Any, meaning: str) -> Key:
-    """Return a key of LINEAR, for which everything holds that holds for the key of SOLVER with the same last word."""
+def _derive_from_solver(name: str, default: Any, meaning: str) -> Key:
+    """Return a key of LINEAR with the limits, choices and aliases of the key of SOLVER that has the same last word."""
     row = index_keys(_SOLVER)[name.replace("LINEAR.", "SOLVER.")]
     chooser = "LINEAR.LR_SCHEDULE" if row.chooser == "SOLVER.LR_SCHEDULE" else ""  # a probe has one optimizer
     return replace(row, name=name, default=default, meaning=meaning, effect=PROBE, stage="linear", chooser=chooser)
@@ -234,14 +234,14 @@ KEYS = (
     Key("PROBE.CROP", "auto", _CROPS, "none: resize to a square; auto: center for the imagenet stem, else none", PROBE),
     Key("PROBE.RESIZE", 0, Range(high=1 << 20), "shorter side before the crop; 0 means image size x 256/224", PROBE),
     Key("LINEAR.ENCODER", "query", _ENCODERS, "which encoder of a momentum pair is probed", PROBE, stage="linear"),
-    _twin("LINEAR.BASE_LR", 30.0, "learning rate of the linear classifier"),
-    _twin("LINEAR.IMS_PER_BATCH", 256, "global batch size"),
-    _twin("LINEAR.EPOCHS", 100, "passes over the labeled training images"),
-    _twin("LINEAR.LR_SCHEDULE", "step", _SCHEDULE_MEANING),
-    _twin("LINEAR.STEPS", [60, 80], _STEPS_MEANING),
-    _twin("LINEAR.GAMMA", 0.1, "factor of step decay"),
-    _twin("LINEAR.MOMENTUM", 0.9, "momentum of SGD"),
-    _twin("LINEAR.WEIGHT_DECAY", 0.0, "weight decay of the classifier"),
+    _derive_from_solver("LINEAR.BASE_LR", 30.0, "learning rate of the linear classifier"),
+    _derive_from_solver("LINEAR.IMS_PER_BATCH", 256, "global batch size"),
+    _derive_from_solver("LINEAR.EPOCHS", 100, "passes over the labeled training images"),
+    _derive_from_solver("LINEAR.LR_SCHEDULE", "step", _SCHEDULE_MEANING),
+    _derive_from_solver("LINEAR.STEPS", [60, 80], _STEPS_MEANING),
+    _derive_from_solver("LINEAR.GAMMA", 0.1, "factor of step decay"),
+    _derive_from_solver("LINEAR.MOMENTUM", 0.9, "momentum of SGD"),
+    _derive_from_solver("LINEAR.WEIGHT_DECAY", 0.0, "weight decay of the classifier"),
     Key("LINEAR.AUGMENT", "crop_flip", _AUGMENTATIONS, _AUGMENT_MEANING, PROBE, stage="linear"),
     Key("LINEAR.LRS", [], AT_LEAST_0, _LRS_MEANING, PROBE, stage="linear"),
     Key("OUTPUT_DIR", "", None, "the run folder", PLACE, aliases="OUTPUT SAVE_DIR WORK_DIR"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .common import distributed
-from .common.async_copy import AsyncHostCopy
+from .common.device import AsyncHostCopy
 from .common.errors import UserError, shorten_list
 from .common.run.skipped_steps import SkippedSteps
 

@@ -77,10 +77,11 @@ def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | P
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.
     """
-    configs = (dict(flatten(from_yaml_text(earlier, description))), dict(flatten(cfg)))
     keys = list_keys()
-    changes = list(map(str, compare(keys, *configs, SAME_STEPS, is_resumed=True)))
-    is_recipe_alone = not compare(keys, *configs, SAME_STEPS | {Effect.RECIPE}, is_resumed=True)
+    before = dict(flatten(from_yaml_text(earlier, description)))
+    now = dict(flatten(cfg))
+    changes = [str(change) for change in compare(keys, before, now, SAME_STEPS, is_resumed=True)]
+    is_recipe_alone = not compare(keys, before, now, SAME_STEPS | {Effect.RECIPE}, is_resumed=True)
     if not changes or (cfg.SOLVER.CHANGE_RECIPE and is_recipe_alone):
         return changes
     remedy = "choose another OUTPUT_DIR"

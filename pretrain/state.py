@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
+from .common.config import yaml_io
 from .common.distributed import on_every_rank
 from .common.errors import UserError
 from .common.run.skipped_steps import SkippedSteps
@@ -64,7 +65,7 @@ class TrainState:
             "method": self.cfg.METHOD.NAME,
             "bn_groups": self.objective.encoder.bn_groups,
             "skipped_steps": self.skipped.total,
-            "config": self.cfg.dump(),
+            "config": yaml_io.dump(self.cfg),
             "images": self.images,
             "recipe_changes": self.recipe_changes,
         }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .common import distributed
-from .common.async_copy import to_device
+from .common.device import to_device
 from .common.distributed import average_gradients
 from .data.loader import Batch
 from .methods import LossOutput

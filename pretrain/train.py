@@ -16,6 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
+from .common.config import yaml_io
 from .common.distributed import AgreedStop, on_every_rank, on_first_rank
 from .common.errors import UserError, count_noun
 from .common.files import atomic_write, remove, sha256, write_json
@@ -191,7 +192,7 @@ def _check_same_start(state: TrainState) -> None:
 
 def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
     """Initialize the run folder, or prepare it for a run that resumes from ``checkpoint_path`` after ``step`` steps."""
-    atomic_write(folder / "config.yaml", cfg.dump())
+    atomic_write(folder / "config.yaml", yaml_io.dump(cfg))
     remove(folder / "results.json")
     if checkpoint_path is None:
         for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint

@@ -1,10 +1,11 @@
-"""The device of a run: whether torch can use a job's GPUs, precision and layout there, the line about it in the log."""
+"""The device of a run: the job's GPUs, precision and memory layout, and copies that do not wait for the device."""
 
 import os
 import socket
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .errors import UserError, count_noun, first_line
 
@@ -93,3 +94,24 @@ def describe(device: torch.device) -> str:
     if not dist.is_initialized():
         return f"device {device}{name}, 1 process"
     return f"device {device}{name}, {dist.get_world_size()} processes, backend {dist.get_backend()}"
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to ``device`` from pinned memory: from other memory, the copy would wait for the device."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
+class AsyncHostCopy:
+    """A copy to the host of a small tensor, to be read later: reading it now would wait for the device."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._host = x.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event() if x.is_cuda else None
+        if self._arrived:
+            self._arrived.record()
+
+    def read(self) -> Tensor:
+        """Return the tensor on the host."""
+        if self._arrived:
+            self._arrived.synchronize()
+        return self._host

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .async_copy import AsyncHostCopy
 from .config import extensions
-from .device import can_use_gpus, check_gpu_is_own, choose_gpu
+from .device import AsyncHostCopy, can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
 from .interrupt import Stopped, StopRequest
 

@@ -120,9 +120,10 @@ def merge(parts: list[ImageData], name: str) -> ImageData:
     if all(part.labels is None for part in parts):
         return ImageData(source, None, [], name)
     classes = sorted({class_name for part in parts for class_name in part.classes})
-    relabeled = [part.relabel(classes).labels for part in parts]
-    none = [np.full(len(part), -1, np.int64) for part in parts]
-    labels = [n if given is None else given for given, n in zip(relabeled, none, strict=True)]
+    labels = []
+    for part in parts:
+        part_labels = part.relabel(classes).labels
+        labels.append(np.full(len(part), -1, np.int64) if part_labels is None else part_labels)
     return ImageData(source, np.concatenate(labels), classes, name)
 
 

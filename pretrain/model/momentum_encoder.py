@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common import distributed
-from ..common.async_copy import to_device
+from ..common.device import to_device
 from .queue import NegativeQueue
 
 

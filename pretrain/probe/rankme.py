@@ -33,7 +33,7 @@ def evaluate(
     is_training = network.training
     network.eval()
     try:
-        with translate_torch_errors("knn"), torch.no_grad():
+        with translate_torch_errors("rankme"), torch.no_grad():
             positions = select_evenly(np.arange(len(data)), MOST_IMAGES)
             features_NF, _ = extract_features(network, data, positions, cfg, stop, device)
             images = sum(gather_objects(len(features_NF)))

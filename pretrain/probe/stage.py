@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
+from ..common.config import yaml_io
 from ..common.distributed import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
 from ..common.run.folder import write_environment
@@ -54,7 +55,7 @@ class ProbeRun:
     def _prepare_folder(self) -> None:
         for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
             remove(self.folder / name)
-        atomic_write(self.folder / "config.yaml", self.cfg.dump())
+        atomic_write(self.folder / "config.yaml", yaml_io.dump(self.cfg))
         write_environment(self.folder)
 
     def _write(self, results: dict[str, Any], rows: Sequence[Sequence[str]], figure: Any) -> None:

@@ -132,10 +132,12 @@ def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) ->
     state = resnet_state("resnet18", head=False)
     torch.save({**state, "conv1.weight": state["conv1.weight"][:, :, :3, :3].clone()}, tmp_path / "cifar.pth")
     torch.save({"model": {k: torch.from_numpy(v) for k, v in caffe2().items()}}, tmp_path / "msra.pth")
+    torch.save({"model": state, "provenance": {"INPUT.FORMAT": "HSV"}}, tmp_path / "hsv.pth")
     (tmp_path / "used").mkdir()
     for name, output, target, message in (
         ("cifar.pth", "out", "timm", "use --format onnx"),
         ("msra.pth", "out", "timm", "strides in the 1x1"),
+        ("hsv.pth", "out", "timm", "was trained on HSV images"),
         ("pretrain", "used", "timm", "used exists; choose another output"),
         ("pretrain", "out", "onnx", "must end in .onnx"),
         ("pretrain", "out.onnx", "timm", "must not end in .onnx"),

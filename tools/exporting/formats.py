@@ -102,6 +102,7 @@ def _render_card(backbone: ExportSource, folder: Path, difference: float) -> str
         difference: largest relative difference between the features of the source and of the export.
     """
     origin = read_origin(backbone.provenance)
+    has_statistics = "MODEL.PIXEL_MEAN" in backbone.provenance.to_keys()
     facts = {
         "pretrained on": origin.data,
         "epochs": origin.epochs,
@@ -109,9 +110,7 @@ def _render_card(backbone: ExportSource, folder: Path, difference: float) -> str
         "encoder": backbone.provenance.encoder,
         "other than the finished pretraining": origin.altered,
         "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
-        "mean and standard deviation": ""
-        if "MODEL.PIXEL_MEAN" in backbone.provenance.to_keys()
-        else "ImageNet's, not recorded",
+        "mean and standard deviation": "" if has_statistics else "ImageNet's, not recorded",
     }
     return _CARD.format(
         arch=backbone.arch,

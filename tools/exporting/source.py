@@ -70,8 +70,8 @@ def read_export_source(source: Path) -> ExportSource:
     trained_with = file.provenance.input or InputFormat()
     if trained_with.stride_in_1x1 and is_bottleneck(file.arch):
         raise UserError(f"{path} strides in the 1x1 convolutions; only ResNets that stride in the 3x3 are exported")
-    if trained_with.format == "BGR":
-        raise UserError(f"{path} was trained on BGR images; only RGB backbones are exported")
+    if trained_with.format not in (None, "RGB"):
+        raise UserError(f"{path} was trained on {trained_with.format} images; only RGB backbones are exported")
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict)
     mean = [round(value / 255, 6) for value in trained_with.mean or _PIXEL_MEAN]

@@ -124,8 +124,8 @@ class StageSpec:
         Keys that may change when a stage is resumed are not named.
         """
         allowed = _MAY_CHANGE.get(self.stage, frozenset())
-        configs = (earlier["config"], self.identity["config"])
-        changes = list(map(str, compare(_list_keys(self.stage), *configs, allowed)))
+        keys = _list_keys(self.stage)
+        changes = [str(change) for change in compare(keys, earlier["config"], self.identity["config"], allowed)]
         arguments = [identity["arguments"] for identity in (earlier, self.identity)]
         if self.stage == "transfer":  # may get --visualize, but not another engine
             arguments = [words[1][:3] for words in arguments]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
-from pretrain.common.async_copy import to_device
+from pretrain.common.device import to_device
 
 from ..coco.results import Detection
 from ..samplers import ModelInput

@@ -24,10 +24,11 @@ from .folder import check_stage_of
 from .lease import claim
 from .state import Job, record_state, write_failure
 
-_LESS_MEMORY = {  # by stage
+_LESS_MEMORY = {  # by stage or evaluation
     "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
     "transfer": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)",
     "knn": "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)",
+    "rankme": "lower PROBE.IMAGE_SIZE (a resumed run may change it)",
     "linear": "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE",
 }
 P = ParamSpec("P")

@@ -60,8 +60,10 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
         log.info(f"{path}: {backbone.choice.partition(';')[0]}")
     trained_with = backbone.provenance.input
     assert trained_with is not None
-    if trained_with.format == "BGR" or (is_bottleneck(backbone.arch) and trained_with.stride_in_1x1):
-        problem = "was trained on BGR images, or with its stride in the 1x1 convolution"
+    has_stride_in_1x1 = is_bottleneck(backbone.arch) and bool(trained_with.stride_in_1x1)
+    if has_stride_in_1x1 or trained_with.format not in (None, "RGB"):
+        stride = " and with its stride in the 1x1 convolution" if has_stride_in_1x1 else ""
+        problem = f"was trained on {trained_with.format or 'RGB'} images{stride}"
         raise UserError(f"{path} {problem}, so its features would be wrong here; use it for detectors only")
     return backbone
 
@@ -173,6 +175,7 @@ def _choose_network(
 
 
 def _describe_choice(network: Network, networks: Sequence[Network], side: str, prefix: str) -> str:
+    """Say which network of a pair is read, and what option reads the other one; return "" if there is no pair."""
     others = [other for other in networks if other is not network]
     name = network.prefix[:-1] or "."
     if side == "teacher":
@@ -180,9 +183,9 @@ def _describe_choice(network: Network, networks: Sequence[Network], side: str, p
         return f"{name} is the teacher, which the method's authors evaluate; --prefix {student} reads the student"
     if prefix or side not in ("query", "key"):
         return ""
-    wanted = "key" if side == "query" else "query"
-    other = next((other for other in others if (other.side or "query") == wanted), None)
-    return f"{name} is the {side} encoder; --encoder {wanted} reads {other.prefix[:-1] or '.'}" if other else ""
+    other_side = "key" if side == "query" else "query"
+    other = next((other for other in others if (other.side or "query") == other_side), None)
+    return f"{name} is the {side} encoder; --encoder {other_side} reads {other.prefix[:-1] or '.'}" if other else ""
 
 
 def _find_arch(network: Network, path: Path) -> str:

@@ -66,11 +66,12 @@ class InputFormat:
     @classmethod
     def of_pretraining(cls, config: str | None) -> InputFormat:
         """Return what torchvision's ResNets have, with the statistics in a config of this project."""
-        mean = std = None
         with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
             views = parse_yaml(config or "")["VIEWS"]
-            mean, std = ([round(255 * value, 6) for value in views[key]] for key in ("MEAN", "STD"))  # both or none
-        return cls("RGB", mean, std, stride_in_1x1=False)
+            mean = [round(255 * value, 6) for value in views["MEAN"]]
+            std = [round(255 * value, 6) for value in views["STD"]]
+            return cls("RGB", mean, std, stride_in_1x1=False)
+        return cls("RGB", stride_in_1x1=False)
 
     def to_keys(self) -> dict[str, Any]:
         """Return what is recorded under Detectron2's keys."""
@@ -194,9 +195,7 @@ class Provenance:
     def to_json(self) -> dict[str, Any]:
         """Return the record as one flat object of plain values, without what is not recorded."""
         stored = {key: getattr(self, name) for key, (name, _) in _FIELDS.items()}
-        values = {
-            key: stored[key] for key in stored if stored[key] or (stored[key] is not None and key in _MAY_BE_EMPTY)
-        }
+        values = {key: value for key, value in stored.items() if value or (value is not None and key in _MAY_BE_EMPTY)}
         if self.earlier:
             values |= {"earlier_source": self.earlier.source, "earlier": self.earlier.to_json()}
         if self.fine_tuned_on:

@@ -136,5 +136,7 @@ def test_a_detectors_config_replaces_its_provenance(tmp_path, r18: Weights) -> N
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
     refused(lambda: check_weights_fit(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
+    (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="HSV").dump())
+    refused(lambda: read_backbone(tmp_path / "model_final.pth"), "HSV", "detectors only")
     (tmp_path / "config.yaml").write_text("METHOD: []")  # written by another program
     assert read_weights(tmp_path / "model_final.pth").summary()["provenance"] == {}

@@ -35,6 +35,8 @@ from transfer.coco.data import read_annotations
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
 _VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
+# Arguments of which the manifest needs no record: the digests of what is read tell the rest.
+_WITHOUT_EFFECT = ("output", "wheel", "from_zero")
 _MIN_SIZE = 16  # pixels
 
 
@@ -42,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _build_parser().parse_args(argv)
     _check_numbers(args)
     write, digests = _build_writer(args)
-    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "wheel")}
+    arguments = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
     make(Path(os.path.abspath(args.output)), {**arguments, "version": _VERSIONS[args.kind], **digests}, write)
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         minimum = 0 if name in ("seed", "test_region") else _MIN_SIZE if name == "size" else 1
-        if isinstance(value, int) and value < minimum:
+        if type(value) is int and value < minimum:  # not bool
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum} for {args.kind}, got {value}")
 
 
@@ -67,7 +69,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
             if not os.path.isdir(args.labels):
                 raise UserError(f"no folder at {args.labels}")
             names = check_file(args.names, "file of names") if args.kind == "yolo" else None
-            content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
+            from_zero = args.kind == "voc" and args.from_zero
+            content = read_boxes(Path(args.labels), Path(args.images or args.labels), names, from_zero=from_zero)
             digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
             return lambda folder: _write_annotations(folder, content), {"content": digest}
     file = check_file(args.annotations, "annotation file", "*.json")
@@ -184,6 +187,9 @@ def _add_coco_kinds(kinds: Any) -> None:
         boxes = _add_kind(kinds, name, f"annotations.json in COCO's format from {source}; the images are not copied")
         text = "folder of the images, with the names and subfolders of the label files (default: the labels' folder)"
         boxes.add_argument("--images", default="", metavar="DIR", help=text)
+        if name == "voc":
+            text = "read boxes as edges in pixels from 0, which some tools write; VOC has first and last pixels from 1"
+            boxes.add_argument("--from-zero", action="store_true", help=text)
     text = "data.yaml with names, or a text file with one name per line; keypoints (kpt_shape) are not converted"
     boxes.add_argument("--names", required=True, metavar="FILE", help=text)  # yolo only
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 from .errors import UserError, first_line, one_line, suggest_name
 
 _NAME_BYTES = 255  # longest name that Linux file systems allow
+_EXAMPLES = ("digits", "trees")  # folders of datasets/ that recipes and pages use, and tools/make_data.py makes
 
 
 def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
@@ -39,6 +41,14 @@ def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
         raise UserError(f"no {description} at {path}: it is a folder; pass a file in it")
     names = [neighbor.name for neighbor in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
     raise UserError(f"no {description} at {path}{suggest_name(path.name, names)}")
+
+
+def suggest_making(path: str | Path) -> str:
+    """Return `"; make it with COMMAND"` if ``path`` is in a missing folder of example data; "" for any other."""
+    for folder in (Path(path), *Path(path).parents):
+        if folder.name in _EXAMPLES and folder.parent.name == "datasets" and not folder.exists():
+            return f"; make it with python tools/make_data.py {folder.name} --output {shlex.quote(str(folder))}"
+    return ""
 
 
 def expand(path: str | Path) -> str:

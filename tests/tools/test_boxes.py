@@ -95,21 +95,38 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
 
 
 @pytest.mark.parametrize(
-    ("line", "names", "message"),
+    ("line", "names", "messages"),
     [
-        ("3 0.5 0.5 0.1 0.1", "[cat]", "a class below 1"),
-        ("0 20 15 4 4", "[cat]", "a.txt, line 1: '0 20 15 4 4'"),
-        ("0 0.5 0.5 0.1", "[cat]", "a.txt, line 1"),
-        ("0 0.5 0.5 0 0.1", "[cat]", "a.txt, line 1"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", "a.txt, line 1"),  # with a score
-        ("0 0.5 0.5 0.1 0.1", "{1: cat}", "data.yaml has no list of names"),
-        ("0 0.5 0.5 0.1 0.1", "cat", "names is cat; write a list"),  # its letters are no classes
-        ("0 0.5 0.5 0.1 0.1", "[yes, no]", "names is [True, False]; write a list, and yes, no, on and off in quotes"),
-        ("0 0.5 0.5 0.1 0.1", "[cat, dog, cat]", "data.yaml: two classes have the same name in ['cat', 'dog', 'cat']"),
+        ("3 0.5 0.5 0.1 0.1", "[cat]", ["a class below 1"]),
+        ("0 20 15 4 4", "[cat]", ["a.txt, line 1: '0 20 15 4 4'"]),
+        ("0 0.5 0.5 0.1", "[cat]", ["a.txt, line 1"]),
+        ("0 0.5 0.5 0 0.1", "[cat]", ["a.txt, line 1"]),
+        ("0 0.5 0.5 0.1 0.1\n0 0.5 0.5 0.1 0.1 0.9", "[cat]", ["a.txt, line 2"]),
+        ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", ["if the sixth number is a confidence, these are predictions"]),
+        ("0 0.5 0.5 0.1 0.1", "[cat, dog]\nnc: 5", ["data.yaml", "nc is 5, but names has 2: cat, dog"]),
+        ("0 0.5 0.5 0.1 0.1", "{0: cat, 1: dog}\nnc: 1", ["nc is 1, but names has 2"]),
+        ("0 0.5 0.5 0.1 0.1", "[]\nnc: 1", ["nc is 1, but names has 0"]),
+        ("0 0.5 0.5 0.1 0.1", "[cat, null]", ["class 1 has no name"]),
+        ("0 0.5 0.5 0.1 0.1", "[cat, '']", ["class 1 has no name"]),
+        ("0 0.5 0.5 0.1 0.1", "[[cat], dog]", ["class 0 has no name"]),
+        ("0 0.5 0.5 0.1 0.1", "{1: cat}", ["data.yaml has no list of one name per class"]),
+        ("0 0.5 0.5 0.1 0.1", "cat", ["names is cat; write a list"]),  # its letters are no classes
+        ("0 0.5 0.5 0.1 0.1", "[yes, no]", ["names is [True, False]; write a list, and yes, no, on and off in quotes"]),
+        (
+            "0 0.5 0.5 0.1 0.1",
+            "[cat, dog, cat]",
+            ["data.yaml: two classes have the same name in ['cat', 'dog', 'cat']"],
+        ),
     ],
 )
-def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, message: str) -> None:
-    refused(lambda: convert(tmp_path, *yolo(tmp_path, line, f"names: {names}")), message)
+def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, messages: list[str]) -> None:
+    refused(lambda: convert(tmp_path, *yolo(tmp_path, line, f"names: {names}")), *messages)
+
+
+@pytest.mark.parametrize("names", ["names: [cat, 7]\nnc: 2", "names: {0: cat, 1: 7}\nnc: '2'", "names: [cat, 7]\nnc:"])
+def test_the_number_of_classes_may_be_given(tmp_path: Path, names: str) -> None:
+    content = convert(tmp_path, *yolo(tmp_path, "1 0.5 0.5 0.1 0.1", names))
+    assert [category["name"] for category in content["categories"]] == ["cat", "7"]
 
 
 def test_files_that_windows_saved(tmp_path: Path) -> None:
@@ -192,3 +209,66 @@ def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:
     refused(lambda: convert(tmp_path, *words), tmp_path / "a.jpg")
     photo(tmp_path / "a.png")
     refused(lambda: convert(tmp_path, *words), "a.jpg and a.png")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<annotation xmlns="http://host/voc">{}</annotation>',
+        '<v:annotation xmlns:v="http://host/voc">{}</v:annotation>',
+        '<!-- drawn --><Annotation verified="yes">{}</Annotation>',
+        "<annotation><objects>{}</objects></annotation>",
+    ],
+)
+def test_objects_are_found_whatever_their_tags_look_like(tmp_path: Path, text: str) -> None:
+    photo(tmp_path / "a.jpg")
+    body = SIZE.format(40, 30) + OBJECT.format("dog", 0, BOX)
+    if "v:" in text:
+        body = body.replace("</", "</v:").replace("<", "<v:").replace("<v:/v:", "</v:")
+    if "Annotation" in text:
+        body = body.replace("object", "Object").replace("bndbox", "BndBox")
+    (tmp_path / "a.xml").write_text(text.format(body))
+    content = convert(tmp_path, "voc", str(tmp_path))
+    assert [box["bbox"] for box in content["annotations"]] == [[2, 4, 10, 20]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<annotations><image><box/></image></annotations>", "its root is <annotations>, not VOC's <annotation>"),
+        ("<annotation><obj><bndbox/></obj></annotation>", "its boxes are not in an <object>"),
+        ("<v:annotation></v:annotation>", "unbound prefix"),
+        ("", "a.xml cannot be read"),
+    ],
+)
+def test_other_xml_is_named(tmp_path: Path, text: str, message: str) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "a.xml").write_text(text)
+    refused(lambda: convert(tmp_path, "voc", str(tmp_path)), "a.xml", message)
+
+
+@pytest.mark.parametrize(
+    ("corners", "box"),
+    [
+        ((0, 5, 12, 24), [0, 5, 12, 19]),
+        ((3, 0, 40, 30), [3, 0, 37, 30]),
+        ((0.5, 0.25, 39.5, 29.75), [0.5, 0.25, 39, 29.5]),
+        ((3, 5, 12, 24), [3, 5, 9, 19]),
+    ],
+)
+def test_boxes_from_zero_need_their_option(tmp_path: Path, corners: tuple[float, ...], box: list[float]) -> None:
+    photo(tmp_path / "a.jpg")
+    tags = "".join(
+        f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+    )
+    (tmp_path / "a.xml").write_text(f"<annotation>{OBJECT.format('dog', 0, tags)}</annotation>")
+    if min(corners) < 1:
+        refused(lambda: convert(tmp_path, "voc", str(tmp_path)), "a.xml", "VOC counts pixels from 1", "--from-zero")
+    [record] = convert(tmp_path, "voc", str(tmp_path), "--from-zero")["annotations"]
+    assert record["bbox"] == box
+    for bad in ((3, 5, 41, 24), (-1, 5, 12, 24), (3, 5, 3, 24)):
+        wrong = "".join(
+            f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), bad, strict=True)
+        )
+        (tmp_path / "a.xml").write_text(f"<annotation>{OBJECT.format('dog', 0, wrong)}</annotation>")
+        refused(lambda: convert(tmp_path / "bad", "voc", str(tmp_path), "--from-zero"), "a.xml")

@@ -27,13 +27,14 @@ log = logging.getLogger(__name__)
 _Object = tuple[str, list[float], dict[str, Any]]
 
 
-def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]:
+def read_boxes(labels: Path, images: Path, names: Path | None, *, from_zero: bool = False) -> dict[str, Any]:
     """Return the content of a file in COCO's format.
 
     Args:
         labels: folder of ``.xml`` files, or of ``.txt`` files if ``names`` is given.
         names: YOLO's ``data.yaml`` with ``names``, or a text file with one name per line. An image without a YOLO label
             file has no objects; an image without a VOC label file is not annotated, and is skipped.
+        from_zero: VOC's files have the edges of boxes, in pixels from 0, instead of the first and last pixel from 1.
 
     Raises:
         UserError: a label file has no image or two, or cannot be read.
@@ -59,7 +60,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
             if names:
                 image_objects = _read_yolo(files[name], width, height, class_names, keypoint_numbers)
             else:
-                image_objects = _read_voc(files[name], width, height)
+                image_objects = _read_voc(files[name], width, height, from_zero)
             objects += [(len(records), item) for item in image_objects]
         except UserError as error:
             errors.append(str(error))
@@ -109,12 +110,10 @@ def _normalize(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _read_voc(path: Path, width: int, height: int) -> Iterable[_Object]:
+def _read_voc(path: Path, width: int, height: int, from_zero: bool) -> Iterable[_Object]:
     """Yield the boxes of a VOC file; a difficult object is a crowd, which COCO does not score."""
     try:
-        content = path.read_bytes()
-        encoding = re.match(rb"<\?xml[^>]*encoding=[\"']([\w-]+)", content)  # the parser knows few encodings
-        root = ElementTree.fromstring(content.decode(encoding[1].decode()) if encoding else content)
+        root = _parse_voc(path)
         for side, pixels in (("width", width), ("height", height)):
             if float(root.findtext(f"size/{side}") or 0) not in (0, pixels):
                 raise ValueError(f"its {side} is not that of its image, {pixels}")
@@ -126,14 +125,37 @@ def _read_voc(path: Path, width: int, height: int) -> Iterable[_Object]:
             if not all(corners):
                 raise ValueError(f"object {name!r} has no bndbox with xmin, ymin, xmax and ymax")
             x0, y0, x1, y1 = map(float, filter(None, corners))
+            box = f"box {x0:g} {y0:g} {x1:g} {y1:g}"
             for low, high, side in ((x0, x1, width), (y0, y1, height)):  # some tools write boxes one pixel outside
-                if not (0 <= low <= min(high, side) and 1 <= high <= side + 1):
-                    raise ValueError(f"box {x0:g} {y0:g} {x1:g} {y1:g} is not inside its image, {width} x {height}")
+                if not (0 <= low <= min(high, side) and high <= side + (not from_zero)):
+                    raise ValueError(f"{box} is not inside its image, {width} x {height}")
+            if min(x0, y0) < 1 and not from_zero:
+                raise ValueError(f"{box} begins at 0, but VOC counts pixels from 1; add --from-zero if all files do so")
+            if from_zero and not (x0 < x1 and y0 < y1):
+                raise ValueError(f"{box} is empty")
             is_difficult = node.findtext("difficult", "").strip().lower() in ("1", "true")  # also 0 and Unspecified
-            box = [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]  # VOC counts pixels from 1 and includes the last one
-            yield name, box, {"iscrowd": int(is_difficult)}
+            first = 0 if from_zero else 1  # VOC counts pixels from 1 and includes the last one
+            yield name, [x0 - first, y0 - first, x1 - x0 + first, y1 - y0 + first], {"iscrowd": int(is_difficult)}
     except (ElementTree.ParseError, ValueError, LookupError, OSError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)})") from error
+
+
+def _parse_voc(path: Path) -> ElementTree.Element:
+    """Return the root of a VOC file, with tags in lower case and without namespaces.
+
+    Raises:
+        ValueError: it is another kind of XML, or has boxes that are not in objects.
+    """
+    content = path.read_bytes()
+    encoding = re.match(rb"<\?xml[^>]*encoding=[\"']([\w-]+)", content)  # the parser knows few encodings
+    root = ElementTree.fromstring(content.decode(encoding[1].decode()) if encoding else content)
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2].lower()
+    if root.tag != "annotation":
+        raise ValueError(f"its root is <{root.tag}>, not VOC's <annotation>")
+    if root.find(".//bndbox") is not None and root.find(".//object") is None:
+        raise ValueError("its boxes are not in an <object>")
+    return root
 
 
 def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint_numbers: int) -> Iterable[_Object]:
@@ -157,7 +179,10 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
         except ValueError:
             form = "a box or an outline relative to the image (x y width height, or x y x y x y ...)"
             what = f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {len(classes)} and {form}"
-            raise UserError(f"{what}; pose needs kpt_shape in --names") from None
+            remedy = "pose needs kpt_shape in --names"
+            if len(line.split()) == 6 and not keypoint_numbers:
+                remedy = "if the sixth number is a confidence, these are predictions; remove it to use them as labels"
+            raise UserError(f"{what}; {remedy}") from None
         xs = [x * width for x in values[::2]]
         ys = [y * height for y in values[1::2]]
         if is_box:
@@ -172,7 +197,7 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
 def _read_names(path: Path) -> tuple[list[str], int]:
     """Return the names of the classes, and how many numbers of keypoints follow each box."""
     text = _read_text(path)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix.lower() not in (".yaml", ".yml"):
         lines = [line.strip() for line in text.strip().splitlines()]
         if "" in lines:
             raise UserError(f"{path}: line {lines.index('') + 1} is empty, but class {lines.index('')} needs a name")
@@ -182,9 +207,20 @@ def _read_names(path: Path) -> tuple[list[str], int]:
         names = content["names"]
         if isinstance(names, str) or any(isinstance(names[index], bool) for index in range(len(names))):
             raise TypeError(f"names is {names}; write a list, and yes, no, on and off in quotes")
-        return [str(names[index]) for index in range(len(names))], math.prod(content.get("kpt_shape", [0]))
+        class_names = [str(names[index]).strip() for index in range(len(names))]
+        without_name = [
+            index
+            for index, name in enumerate(class_names)
+            if not name or not isinstance(names[index], str | int | float)
+        ]
+        if without_name:
+            raise TypeError(f"class {without_name[0]} has no name")
+        number = content.get("nc")
+        if number is not None and str(number) != str(len(class_names)):
+            raise TypeError(f"nc is {number}, but names has {len(class_names)}: {shorten_list(class_names)}")
+        return class_names, math.prod(content.get("kpt_shape", [0]))
     except (yaml.YAMLError, LookupError, TypeError, UserError) as error:
-        raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error
+        raise UserError(f"{path} has no list of one name per class ({one_line(error)})") from error
 
 
 def _read_text(path: Path) -> str:

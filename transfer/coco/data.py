@@ -22,7 +22,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, count_noun, shorten_list, suggest_name
-from pretrain.common.files import atomic_write, check_file, expand, read_json
+from pretrain.common.files import atomic_write, check_file, expand, read_json, suggest_making
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
@@ -100,9 +100,9 @@ def find_data_set(name: str) -> CocoSet | None:
         data_set = CocoSet(name, *files)
         hint = f" of {name}"
     if not os.path.isfile(data_set.annotations):
-        raise UserError(f"no annotation file at {data_set.annotations}{hint}")
+        raise UserError(f"no annotation file at {data_set.annotations}{hint}{suggest_making(data_set.annotations)}")
     if not os.path.isdir(data_set.images):
-        raise UserError(f"no image folder at {data_set.images}{hint}")
+        raise UserError(f"no image folder at {data_set.images}{hint}{suggest_making(data_set.images)}")
     return data_set
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.errors import UserError, shorten_list
+from ...common.files import suggest_making
 from ...common.images import SUFFIXES
 from ..image_data import ImageData, MissingSplit
 from ..sources import Files
@@ -192,7 +193,8 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
                 elif not COMPANION.fullmatch(suffix):
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no image folder at {folder}; expected images, or one folder per class") from None
+        remedy = suggest_making(folder) or "; expected images, or one folder per class"
+        raise UserError(f"no image folder at {folder}{remedy}") from None
     except OSError as error:
         raise UserError(f"cannot list {error.filename or folder}: {error.strerror}; check its permissions") from error
     return sorted(folders), sorted(images), unread

@@ -1,6 +1,7 @@
 """Data sets are given by name or by two paths; bad records end the run, or are skipped."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from fvcore.common.config import CfgNode
 from PIL import Image
 
+from pretrain.data import datasets as pretraining_data
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data
@@ -146,6 +148,21 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         refused(lambda bad=bad: data.find_data_set(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")
     refused(lambda: data.read_annotations(tmp_path / "a.json"), tmp_path / "a.json", "images")
+
+
+@pytest.mark.parametrize("folder", ["datasets/digits", "datasets/trees", "a b/datasets/digits"])
+def test_missing_example_data_are_named_with_the_command_that_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = Path(folder).name
+    remedy = f"make_data.py {kind} --output {shlex.quote(folder)}"
+    refused(lambda: data.find_data_set(f"coco:{folder}/coco/annotations/instances_val.json:{folder}/coco/val"), remedy)
+    refused(lambda: pretraining_data.load(f"folder:{folder}/images", "train"), f"no image folder at {folder}/", remedy)
+    Path(folder).mkdir(parents=True)  # made, perhaps from other data
+    text = refused(lambda: pretraining_data.load(f"folder:{folder}/images", "train"), "no image folder at")
+    assert "make_data.py" not in text
+    assert "make_data.py" not in refused(lambda: data.find_data_set(f"coco:{kind}/val.json:{kind}"), "val.json")
 
 
 def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(tmp_path, caplog, name):

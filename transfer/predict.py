@@ -111,8 +111,8 @@ def _name_image(image: Any, name: str) -> str:
     """Return an image's path, or its name with its pixels if it is none."""
     if isinstance(image, (str, os.PathLike)) and os.fspath(image):
         return str(image)
+    from pretrain.common.image_checks.pixels import read_any
     from pretrain.common.images import name_pixels
-    from pretrain.common.pixels import read_any
 
     return name_pixels(name, read_any(image, name))
 

@@ -1,6 +1,6 @@
-"""Decodes image files to upright 8-bit RGB for both stages, with the pixels that Pillow, thus Detectron2, gives.
+"""Decodes image files to upright 8-bit RGB for both stages, with the same pixels as Pillow and thus Detectron2.
 
-Pillow reads the header. OpenCV decodes the formats for which its pixels are equal, because it is faster.
+Pillow reads the header. OpenCV, which is faster, decodes the formats for which it returns the same pixels.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageEr
 
 from .errors import UserError, count_noun, one_line
 from .files import describe_text
-from .image_bands import UNKNOWN_RANGE, Bands, read_bands
+from .image_checks.bands import UNKNOWN_RANGE, Bands, read_bands
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 SUFFIXES += (".avif", ".jp2", ".j2k", ".mpo", ".pbm", ".pnm")
@@ -81,9 +81,9 @@ def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
 
 
 class DecodedImage(str):
-    """The name of an image that is already decoded: `read_image` returns its pixels.
+    """The name of an image that is already decoded; `read_image` returns its pixels.
 
-    Thus a mapper of records, which calls `read_image` with a record's file name, takes images from memory.
+    A mapper of records calls `read_image` with a record's file name, and so takes images from memory, too.
     """
 
     pixels: np.ndarray  # (H, W, 3) uint8, RGB
@@ -144,7 +144,7 @@ def convert_pil(image: Image.Image, name: str) -> np.ndarray:
         try:
             image.load()
         except AssertionError as error:  # Pillow's own
-            raise ValueError("its file is closed; call its load() before") from error
+            raise ValueError("its file is closed; call its load() before the file is closed") from error
         return _decode_by_pillow(image)
 
 
@@ -189,7 +189,7 @@ def _check_range(image: Image.Image) -> None:
 
 @contextlib.contextmanager
 def _read_planes() -> Iterator[None]:
-    """Let libtiff read uncompressed planes in an image that is opened, of which Pillow takes 16 bits for 8."""
+    """Let libtiff read the uncompressed planes of an image that is opened: Pillow would read 16 bits as 8."""
     with _planes_lock:
         TiffImagePlugin.READ_LIBTIFF = True
         try:
@@ -199,7 +199,7 @@ def _read_planes() -> Iterator[None]:
 
 
 def read_orientation(header: Image.Image) -> int:
-    """Read the EXIF orientation, from 1 (upright) to 8; like Detectron2, take damaged EXIF data for upright."""
+    """Read the EXIF orientation, from 1 (upright) to 8; like Detectron2, treat damaged EXIF data as upright."""
     try:
         return header.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # one of many kinds
@@ -213,7 +213,7 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def _decode_by_opencv(
     header: ImageFile.ImageFile, encoded: bytes, bands: Bands | None, choose_reduction: ReductionChooser | None
 ) -> np.ndarray | None:
-    """Decode a format for which OpenCV's pixels are Pillow's; return None for others, and if OpenCV cannot."""
+    """Decode an image if OpenCV returns Pillow's pixels for its format; return None if not, or if OpenCV cannot."""
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     orientation = 1
     if header.format in ("JPEG", "MPO"):
@@ -251,7 +251,7 @@ def _decode_by_pillow(header: Image.Image) -> np.ndarray:
 
 
 def _warn_of_bands(bands: Bands, name: str) -> None:
-    """Warn about a run's first image that has other bands than color and alpha."""
+    """Warn about a run's first image that has bands other than color and alpha."""
     verb = "is" if bands.colors == 1 else "are"
     text = f"image {name} has {bands.count} bands, of which only the first {bands.colors} {verb} read: images are RGB"
     log.warning(text, extra={"once": "bands"})

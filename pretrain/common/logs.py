@@ -53,9 +53,9 @@ def _set_handlers(handlers: list[logging.Handler], level: int) -> None:
 
 
 class _OnceFilter(logging.Filter):
-    """Passes one record of each kind, which ``log.warning(..., extra={"once": kind})`` names, of a run.
+    """Passes the first record of each kind in a run; ``log.warning(..., extra={"once": kind})`` names the kind.
 
-    A handler, thus its filter, belongs to one run. Forked workers share the memory of the kinds that have passed.
+    A handler and its filter belong to one run. Forked workers share the memory that records which kinds have passed.
     """
 
     def __init__(self) -> None:

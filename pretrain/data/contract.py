@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..common import pixels
 from ..common.errors import UserError, count_noun
-from ..common.pixels import describe
+from ..common.image_checks import pixels
+from ..common.image_checks.pixels import describe
 
 _TEMPLATE = "as docs/templates/my_data.py does"
 _NUMBER_THEM = "number them: classes, labels = np.unique(labels, return_inverse=True)"

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..common.errors import UserError, shorten_list, suggest_name
 from ..common.files import expand
+from ..common.image_checks.pixels import describe
 from ..common.images import CorruptImage
-from ..common.pixels import describe
 from .folders import images as folders
 from .image_data import ImageData, MissingSplit, merge, open_images
 from .named import archives, imagenet

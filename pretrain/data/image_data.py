@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError, shorten_list
+from ..common.image_checks.pixels import describe
 from ..common.images import ReductionChooser
-from ..common.pixels import describe
 from .contract import check_image, check_name, check_source, convert_classes, convert_labels
 from .sources import Concatenation, Source, Subset
 

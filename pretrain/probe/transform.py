@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.config.yaml_io import parse_yaml
-from ..common.pixels import read_any
+from ..common.image_checks.pixels import read_any
 from ..common.weights.backbone import BackboneFile
 from ..config import default_config
 from ..data import views
@@ -40,9 +40,8 @@ class Transform:
             UserError: an image cannot be read, or is of another type or form.
         """
         if isinstance(image, (list, tuple)):
-            none = torch.empty(0, 3, self.size, self.size)
-            prepared = [self._prepare(one, f"image {number}") for number, one in enumerate(image, 1)]
-            return torch.stack(prepared) if prepared else none
+            prepared = [self._prepare(item, f"image {number}") for number, item in enumerate(image, 1)]
+            return torch.stack(prepared) if prepared else torch.empty(0, 3, self.size, self.size)
         return self._prepare(image, "image")
 
     def _prepare(self, image: Any, name: str) -> Tensor:

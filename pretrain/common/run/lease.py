@@ -4,7 +4,7 @@ On its own machine an owner is alive while its process is running; seen from oth
 A lease never ends a live run. (A file lock, `files.hold_lock`, makes the processes of one machine wait for each other.)
 
 filelock's SoftFileLease is not used: a process killed between the creation of its file and the writing of its name
-would keep the folder for ever, and an owner on another machine, or in a container that has been removed, would be
+would keep the folder forever, and an owner on another machine, or in a container that has been removed, would be
 waited for 90 s however long ago it was last alive.
 """
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .errors import UserError
-from .images import convert_pil, read_image
+from ..errors import UserError
+from ..images import convert_pil, read_image
 
 FORMS = "a path, a PIL image, an array (H, W, 3) of uint8 RGB, or a tensor (3, H, W)"
 
@@ -23,7 +23,7 @@ def read_any(image: Any, name: str) -> np.ndarray:
     A tensor (H, W, 3) is read as an array.
 
     Args:
-        name: of an image that is no file, for errors.
+        name: names an image that is not a file, for errors.
 
     Raises:
         UserError: another type, or an array of another form.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from pretrain.common.image_checks.pixels import read_any
 from pretrain.common.images import read_image
-from pretrain.common.pixels import read_any
 from tests.errors import refused
 from tests.pretrain.images import picture
 
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "alpha": (np.dstack([PIXELS, PIXELS[:, :, :1]]), ("(8, 10, 4)", "image[:, :, :3]")),
     "empty": (PIXELS[:0], ("(0, 10, 3)",)),
     "text": (np.array(["a.png"]), ("shape (1,)",)),
-    "32 bits": (Image.fromarray(PIXELS[:, :, 0].astype(np.float32)), ("32 bits",)),
+    "32 bits": (Image.fromarray(PIXELS[:, :, 0].astype(np.float32)), ("32-bit",)),
 }
 
 

@@ -9,7 +9,7 @@ from PIL import TiffImagePlugin
 _COLORS = {2: 3, 5: 4, 6: 3, 8: 3}  # bands of TIFF's PhotometricInterpretation RGB, CMYK, YCbCr and Lab; others have 1
 _UNSIGNED = {1, 4}  # TIFF's SampleFormat: unsigned integers, or unspecified
 _ALPHA = {1, 2}  # TIFF's ExtraSamples: alpha with which the colors are multiplied, or not
-UNKNOWN_RANGE = "its values are signed, floating-point or of 32 bits, of unknown range (8 and 16 bits are supported)"
+UNKNOWN_RANGE = "its values are signed, floating-point or 32-bit: their range is unknown (8 and 16 bits are supported)"
 _CODESTREAM = b"\xff\x4f\xff\x51"  # JPEG 2000's markers SOC and SIZ
 
 
@@ -39,13 +39,11 @@ class Bands:
         return max(0, self.count - self.colors - self.has_alpha)
 
     def check(self) -> None:
-        """Raise ValueError, without the file's name, if values have no known range or no bands are known as RGB."""
+        """Raise ValueError, which does not name the file, if the range of values or the RGB bands are unknown."""
         if not self.is_unsigned or self.bits > 16:
             raise ValueError(UNKNOWN_RANGE)
         if (self.colors == 1 and self.surplus > 1) or self.count > TiffImagePlugin.MAX_SAMPLESPERPIXEL:
-            raise ValueError(
-                f"it has {self.count} bands, but images are RGB (write three bands to a file of their own)"
-            )
+            raise ValueError(f"it has {self.count} bands, but images are RGB (write three of them to a separate file)")
 
 
 def read_bands(encoded: bytes) -> Bands | None:

@@ -26,6 +26,7 @@ from pretrain.common.files import atomic_write, check_file, expand, read_json, s
 
 from . import catalog, check
 from .classes import Classes, category_names, check_classes, check_same_categories, read_coco_names
+from .equal_files import find_equal_files
 from .keypoints import is_flippable, list_named_keypoints
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -173,16 +174,24 @@ def prepare_data_sets(
             if not early:
                 _write_copy(data_set, cfg, content)
     check_classes(cfg, classes, keypoints)
-    images = {name: images.get(name, {name}) for name in names}
-    train = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TRAIN))
-    test = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TEST))
-    if train & test and not early:
-        shared = shorten_list(sorted(train & test))
-        log.warning(f"metrics are computed on training images: DATASETS.TRAIN and DATASETS.TEST share {shared}")
+    if not early:
+        images = {name: images.get(name, {name}) for name in names}  # of a set that is not read, its name alone
+        train = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TRAIN))
+        test = set().union(*(images.get(name, ()) for name in cfg.DATASETS.TEST))
+        _report_shared_images(train, test)
     return list(next(iter(classes.values()), ()))
 
 
 check_data_sets_early = partial(prepare_data_sets, early=True)  # before a job is started or queued
+
+
+def _report_shared_images(train: set[str], test: set[str]) -> None:
+    """Log the test images that are training images, by their path or their content, and their number."""
+    equal = find_equal_files(train - test, test - train)
+    shared = [*sorted(train & test), *(f"{path}, which equals {other}" for path, other in sorted(equal.items()))]
+    if shared:
+        what = f"DATASETS.TRAIN and DATASETS.TEST share {len(shared):,} of {len(test):,}: {shorten_list(shared)}"
+        log.warning(f"metrics are computed on training images: {what}")
 
 
 def _write_copy(data_set: CocoSet, cfg: CfgNode, content: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@ python tools/predict.py /data/new_photos --run runs/photos_faster --output predi
 python tools/predict.py a.jpg b.jpg --config-file CONFIG.yaml --output predictions MODEL.WEIGHTS detector.pth
 
 Writes into OUTPUT:
-  pictures/         the images with boxes, masks, keypoints and class names, under the images' names
+  pictures/         the images with boxes, masks, keypoints and class names, under the images' names; none if no
+                    prediction reaches --threshold
   predictions.json  all predictions in COCO's result format, as an evaluation writes them, regardless of --threshold
   images.json       the images (id, file_name, size) and categories in COCO's format;
                     COCO("images.json").loadRes("predictions.json") reads both
@@ -23,6 +24,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_name, check_writable
+from pretrain.common.images import SUFFIXES
 from pretrain.data.folders.images import list_images
 from transfer.keys import describe_keys
 from transfer.predict import load_detector, predict_files
@@ -63,13 +65,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, words = overrides.parse(parser, argv)
-    images = list(takewhile(lambda word: not word.isupper() or os.path.exists(word), args.images))  # up to a KEY
+    images = list(takewhile(lambda word: not _is_key(word), args.images))
     args.opts = args.images[len(images) :] + words
     args.images = images
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
     check_name(args.output, "--output")
     return args
+
+
+def _is_key(word: str) -> bool:
+    """Return whether a word is a config key rather than an image or a folder, which may be missing."""
+    is_path = os.path.exists(word) or os.sep in word or word.lower().endswith(SUFFIXES)
+    return word.isupper() and not is_path
 
 
 def _find_images(paths: Sequence[str]) -> dict[str, str]:

@@ -222,7 +222,6 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     """
     from pretrain.common.run.stage import translate_torch_errors
 
-    from .coco.visualize import draw_predictions, figure_path
     from .distributed import log_progress
 
     readable: list[dict[str, Any]] = []
@@ -238,9 +237,6 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
             size = {"height": image["height"], "width": image["width"]}
             readable.append({"id": image["image_id"], "file_name": name, **size})
             detections += image_detections
-            if threshold is not None:
-                figure = figure_path(output_dir / "pictures", name)
-                draw_predictions(image["file_name"], image_detections, detector.categories, threshold, figure)
     seconds = time.perf_counter() - started
     if not readable:
         raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
@@ -250,4 +246,37 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     counts = f"{count_noun(len(detections), 'prediction')} on {count_noun(len(readable), 'image')}"
     counts += f", {len(images) - len(readable)} skipped"
     speed = f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"
-    return f"{output_dir}: {counts}; {speed}"
+    reached = "" if threshold is None else _draw_all(content, detections, images, output_dir / "pictures", threshold)
+    return f"{output_dir}: {counts}{reached}; {speed}"
+
+
+def _draw_all(
+    content: Mapping[str, Any],
+    detections: Sequence[Detection],
+    images: Mapping[str, str],
+    folder: Path,
+    threshold: float,
+) -> str:
+    """Draw the detections on all images, unless none scores at least ``threshold``; return how many do.
+
+    Args:
+        content: that of images.json.
+        images: name -> path.
+    """
+    from .coco.visualize import draw_predictions, name_figures
+    from .distributed import log_progress
+
+    scores = [detection["score"] for detection in detections]
+    reached = f"; {sum(score >= threshold for score in scores)} reach --threshold {threshold:g}"
+    highest = max(scores, default=0.0)
+    if not scores or highest < threshold:
+        remedy = "; lower --threshold to draw them" if scores else ""
+        return f"{reached}{f' (the highest is {highest:.2g})' if scores else ''}: no pictures{remedy}"
+    by_image: dict[int, list[Detection]] = {image["id"]: [] for image in content["images"]}
+    for detection in detections:
+        by_image[detection["image_id"]].append(detection)
+    figures = name_figures(folder, [image["file_name"] for image in content["images"]])
+    for image in log_progress(content["images"], len(by_image), "drawing"):
+        name = image["file_name"]
+        draw_predictions(images[name], by_image[image["id"]], content["categories"], threshold, figures[name])
+    return reached

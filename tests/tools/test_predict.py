@@ -99,6 +99,26 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) 
     refused(lambda: load_detector(run).predict(photos / "6.png"), "6.png")
 
 
+def test_scores_below_the_threshold_are_counted_rather_than_drawn(tmp_path: Path, capsys) -> None:
+    """The two images whose figures would have one name have two."""
+    work(tmp_path, "torchvision", SOLVER__MAX_ITER=1, MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.0)
+    (tmp_path / "photos").mkdir()
+    for name in ("a.bmp", "a.bmp.jpg"):
+        Image.open(tmp_path / "data" / "1.png").save(tmp_path / "photos" / name)
+    words = [str(tmp_path / "photos"), "--run", str(tmp_path / "out"), "--output"]
+    predict.main([*words, str(tmp_path / "high"), "--threshold", "1"])
+    predictions = json.loads((tmp_path / "high" / "predictions.json").read_text())
+    highest = max(record["score"] for record in predictions)
+    line = capsys.readouterr().out
+    assert f"{len(predictions)} predictions" in line and "0 reach --threshold 1" in line and f"{highest:.2g}" in line
+    assert not (tmp_path / "high" / "pictures").exists()
+    predict.main([*words, str(tmp_path / "low"), "--threshold", "0"])
+    assert f"{len(predictions)} reach --threshold 0;" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "low" / "pictures").iterdir()} == {"a.bmp_2.jpg", "a.bmp.jpg"}
+    predict.main([*words, str(tmp_path / "none"), "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1"])
+    assert "0 predictions on 2 images" in capsys.readouterr().out and not (tmp_path / "none" / "pictures").exists()
+
+
 def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
     """Otherwise, labels would get wrong names; without data sets, the run's names are used."""
     work(tmp_path, "torchvision", SOLVER__MAX_ITER=1, DATASETS__TEST=())
@@ -122,6 +142,8 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
         (["empty", "--run", "data"], "no images in empty"),
         (["data", "data/1.png", "--run", "data"], "duplicate image name 1.png"),
         (["data", "--run", "data", "--threshold", "50"], "--threshold is 50"),
+        (["IMG_9.JPG", "--run", "data"], "IMG_9.JPG"),
+        (["data", "DCIM/IMG_9", "--run", "data"], "no image or folder at DCIM/IMG_9"),
     ],
 )
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:

@@ -39,7 +39,7 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
 
     Args:
         predictions: those that score below SCORE_THRESHOLD are skipped, except the best one on an image.
-        output_dir: the folder for one figure per image; see `figure_path`.
+        output_dir: the folder for one figure per image; see `name_figures`.
 
     Raises:
         UserError: an image that cannot be read.
@@ -48,8 +48,9 @@ def draw(content: Content, image_dir: str | Path, predictions: Records, output_d
     count = min(count, len(images))
     images = [images[i * len(images) // count] for i in range(count)]
     columns = {"predictions": predictions, _TRUTH: content["annotations"]}
+    figures = name_figures(output_dir, [image["file_name"] for image in images])
     for image, row in zip(images, _render_rows(content, images, image_dir, columns), strict=True):
-        _write(figure_path(output_dir, image["file_name"]), row)
+        _write(figures[image["file_name"]], row)
 
 
 def draw_predictions(
@@ -64,8 +65,26 @@ def draw_predictions(
     _write(output, _render(Image.fromarray(read_image(str(image))), confident, {c["id"]: c for c in categories}))
 
 
-def figure_path(folder: str | Path, name: str) -> Path:
-    """Return an image's file in ``folder``, with its own name and subfolders; it is a JPEG unless it is a PNG."""
+def name_figures(folder: str | Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return each image's own file in ``folder``, with its own name and subfolders; it is a JPEG unless it is a PNG.
+
+    Where a.bmp would become a.bmp.jpg, which another image is called, it becomes a.bmp_2.jpg.
+    """
+    figures = {name: _name_figure(folder, name) for name in names}
+    paths: dict[str, Path] = {}
+    taken: set[Path] = set()
+    for name in sorted(figures, key=lambda name: figures[name].name != Path(name).name):  # those that keep theirs first
+        path = figures[name]
+        number = 2
+        while path in taken:
+            path = figures[name].with_stem(f"{figures[name].stem}_{number}")
+            number += 1
+        paths[name] = path
+        taken.add(path)
+    return paths
+
+
+def _name_figure(folder: str | Path, name: str) -> Path:
     path = Path(folder, *(part for part in Path(name).parts if part not in ("/", "..")))
     return path if path.suffix.lower() in (".jpg", ".jpeg", ".png") else path.with_name(f"{path.name}.jpg")
 
@@ -131,7 +150,7 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
     scale = scale or max(1.0, min(_MIN_HEIGHT / photo.height, _MAX_ENLARGED / max(photo.size)))
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     canvas = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
-    colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
+    colors = _choose_colors(items, categories)
     coco: Any = COCO()  # which decodes polygons and run lengths
     coco.imgs = {0: {"height": photo.height, "width": photo.width}}
     for item, color in zip(items, colors, strict=True):
@@ -152,16 +171,43 @@ def _render(photo: Image.Image, items: Records, categories: Categories, scale: f
     return _draw_boxes(canvas, items, categories, scale, colors) if items else canvas
 
 
+def _choose_colors(items: Records, categories: Categories) -> list[Any]:
+    """Choose one color per class, on which black text can be read."""
+    numbers = {category_id: number for number, category_id in enumerate(categories)}
+    hues = [numbers.get(item["category_id"], len(numbers)) * 222.5 % 360 for item in items]  # the golden angle
+    return [f"hsl({hue:.0f}, 90%, 65%)" for hue in hues]
+
+
 def _draw_boxes(canvas: Tensor, items: Records, categories: Categories, scale: float, colors: list[Any]) -> Tensor:
     height, width = canvas.shape[1:]
     x, y, w, h = torch.tensor([item["bbox"] for item in items]).unbind(1)
     boxes = torch.stack([x, y, x + w.clamp(min=0), y + h.clamp(min=0)], dim=1) * scale
     boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([width, height, width, height]))
-    labels = [_format_label(item, categories) for item in items]
     side = max(width, height)
-    style: dict[str, Any] = {"fill_labels": True, "label_colors": "black", "font": _FONT}
-    style |= {"width": max(2, side // 400), "font_size": max(11, side // 80)}
-    return draw_bounding_boxes(canvas, boxes, labels, colors, **style)
+    canvas = draw_bounding_boxes(canvas, boxes, colors=colors, width=max(2, side // 400))
+    labels = [_format_label(item, categories) for item in items]
+    return _draw_labels(canvas, boxes.tolist(), labels, colors, font_size=max(15, side // 60))
+
+
+def _draw_labels(
+    canvas: Tensor, boxes: Sequence[Sequence[float]], labels: Sequence[str], colors: Sequence[Any], font_size: int
+) -> Tensor:
+    """Draw the labels above their boxes, or below the upper edge where there is no space, within the image.
+
+    The first one is drawn last: the predictions are in the order of their scores.
+    """
+    photo: Image.Image = F.to_pil_image(canvas)
+    pen = ImageDraw.Draw(photo)
+    font = ImageFont.truetype(_FONT, font_size)
+    height = round(1.3 * font_size)
+    for (x, y, *_), label, color in reversed(list(zip(boxes, labels, colors, strict=True))):
+        width = round(pen.textlength(label, font)) + 6
+        left = max(0, min(x, photo.width - width))
+        top = y - height if y >= height else y
+        top = max(0, min(top, photo.height - height))
+        pen.rectangle((left, top, left + width, top + height), fill=color)
+        pen.text((left + 3, top + 1), label, "black", font)
+    return F.pil_to_tensor(photo)
 
 
 def _format_label(item: Mapping[str, Any], categories: Categories) -> str:

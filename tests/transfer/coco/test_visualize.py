@@ -91,10 +91,26 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
 
 
 def test_a_figure_keeps_its_images_name_and_stays_in_its_folder() -> None:
+    """Where two images would have one figure, the one that keeps its name is first, wherever it is in the list."""
     names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
-    assert {name: str(visualize.figure_path("out", name)) for name in names} == {
+    names |= {"a.bmp": "a.bmp_3.jpg", "a.bmp_2.jpg": "a.bmp_2.jpg", "a.bmp.jpg": "a.bmp.jpg"}
+    names |= {"../e": "e_2.jpg", "e.jpg": "e.jpg", "data/d.jpg": "data/d_2.jpg"}
+    assert {name: str(path) for name, path in visualize.name_figures("out", list(names)).items()} == {
         name: f"out/{path}" for name, path in names.items()
     }
+
+
+def test_a_class_has_one_color_and_labels_lie_within_the_image(tmp_path) -> None:
+    Image.new("RGB", (640, 480)).save(tmp_path / "black.png")
+    boxes = {1: [[20, 60, 100, 100], [520, 200, 118, 100]], 2: [[300, 5, 100, 100]]}
+    items = [{"category_id": c, "bbox": box, "score": 0.9} for c in boxes for box in boxes[c]]
+    categories = [{"id": 1, "name": "a long class name"}, {"id": 2, "name": "b"}]
+    visualize.draw_predictions(tmp_path / "black.png", items, categories, 0.5, tmp_path / "out.png")
+    pixels = read(tmp_path / "out.png")
+    edges = [tuple(pixels[y + 50, x]) for x, y, *_ in (boxes[1] + boxes[2])]
+    assert edges[0] == edges[1] != edges[2] and min(map(sum, edges)) > 300
+    text = [pixels[y - 18 : y, x:] for x, y in ((20, 60), (640 - 180, 200))]  # the second is moved to the left
+    assert all((area.sum(axis=2) > 300).any(axis=0).sum() > 150 for area in text)
 
 
 @pytest.mark.parametrize(("size", "drawn"), [((3000, 2), (3, 4096, 3)), ((66_000, 4), (4, 66_000, 3))])

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     if words[0] in MOVED:
-        raise UserError(f"launch.py has no command {words[0]} any more; run {MOVED[words[0]]}")
+        raise UserError(f"launch.py no longer has the command {words[0]}; run {MOVED[words[0]]}")
     args, key_values = parser.parse_known_args(words)
     with extensions.using(getattr(args, "extensions", [])):
         return _run_command(args, key_values)

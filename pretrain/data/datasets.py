@@ -49,7 +49,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
     Raises:
         UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected); a
-            loader returned something else than `ImageData`, or images, labels or names of another kind.
+            loader returned anything but `ImageData`, or images, labels or names of the wrong type.
     """
     if split not in ("train", "val"):
         raise UserError(f"{name} has no split {split!r}; choose train or val")
@@ -88,14 +88,14 @@ def _load_several(names: list[str], name: str, split: str, root: str | Path, dow
         except MissingSplit as reason:
             if split == "train":
                 raise
-            log.info(f"without {member}, which has no val split: {reason}")
+            log.info(f"skipping {member}, which has no val split: {reason}")
     if not parts:
         raise MissingSplit(f"none of {name} has a val split; set DATA.VAL to labeled images")
     return merge(parts, name)
 
 
 def _has_splits(name: str) -> bool:
-    """Return False for a data set whose images are every split: tars, and folders without folders of splits."""
+    """Return False for a data set that serves as every split: tars, and folders without folders of splits."""
     if name.startswith(FOLDER):
         return folders.has_splits(_parse_path(name))
     return not name.startswith(TAR)
@@ -107,7 +107,7 @@ def _check_no_overlap(names: list[str]) -> None:
     for name, path in paths.items():
         for other, other_path in paths.items():
             if name != other and path.is_relative_to(other_path):
-                raise UserError(f"{name} is in {other}, so that its images would be read twice; remove one of them")
+                raise UserError(f"{name} is in {other}, so its images would be read twice; remove one of them")
 
 
 def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[str], ImageData]]:
@@ -145,7 +145,7 @@ def _check_no_pattern(name: str, path: Path) -> None:
         return
     matches = [match for form in tars.expand_braces(str(path)) for match in sorted(glob(form)) if os.path.isdir(match)]
     form = f'"{[FOLDER + match for match in matches]}"' if 1 < len(matches) <= 5 else LIST_FORM
-    raise UserError(f"{name!r} is a pattern, not a folder; write the folder above, or a list of folders: {form}")
+    raise UserError(f"{name!r} is a pattern, not a folder; write its parent folder, or a list of folders: {form}")
 
 
 def _call_loader(name: str, split: str, root: Path) -> Any:

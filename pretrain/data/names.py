@@ -15,7 +15,7 @@ def list_names(value: str) -> list[str]:
     """List the data sets that the value of a key names: a single one, ``['folder:/a', 'tar:/b.tar']``, or with commas.
 
     Raises:
-        UserError: the list is empty, contains something else than text, or names a data set twice.
+        UserError: the list is empty, contains anything but text, or names a data set twice.
     """
     text = value.strip()
     if not text.startswith(("[", "(")):

@@ -62,16 +62,21 @@ def log_left_out(key: str, images: int, batch_size: int, divisor: int) -> None:
 
     Args:
         key: the key of the batch size.
-        divisor: The batch size that the log suggests is a multiple of it.
+        divisor: The log suggests a batch size that is a multiple of it.
     """
+
+    def rate(size: int) -> tuple[int, int]:
+        """Return the images that a batch size leaves out, if they are 1% or more, and its distance: lower is better."""
+        left_out = images % size
+        return left_out if 100 * left_out >= images else 0, abs(size - batch_size)
+
     left_out = images % batch_size
     if 100 * left_out < images:
         return
     candidates = range(divisor, min(2 * batch_size, images) + 1, divisor)
-    near = [size for size in candidates if 2 * size >= batch_size]
-    best = min(near, key=lambda size: (images % size if 100 * (images % size) >= images else 0, abs(size - batch_size)))
-    problem = f"{key} {batch_size} leaves out {left_out:,} of {images:,} images in each epoch, other ones each time"
-    remedy = f"; {best} leaves out {images % best or 'none'}" if images % best < left_out else ""
+    best = min((size for size in candidates if 2 * size >= batch_size), key=rate)
+    problem = f"{key} {batch_size} leaves out {left_out:,} of {images:,} images in each epoch, different ones each time"
+    remedy = f"; {best} would leave out {images % best or 'none'}" if images % best < left_out else ""
     log.log(logging.WARNING if 10 * left_out >= images else logging.INFO, f"{problem}{remedy}")
 
 

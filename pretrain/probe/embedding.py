@@ -51,7 +51,8 @@ def _check_features(unit_NF: np.ndarray) -> None:
         raise UserError("the features of some images are not finite, so there is no map; use an earlier checkpoint")
     if np.ptp(unit_NF, axis=0).max() < _EQUAL:
         causes = "the encoder has collapsed (see feature_spread in metrics.json), or the images are all alike"
-        raise UserError(f"the features of all {len(unit_NF)} images are equal, so there is no map: {causes}")
+        problem = f"the features of all {len(unit_NF)} images are equal, so there is no map: {causes}"
+        raise UserError(f"{problem}; use an earlier checkpoint, or other images")
 
 
 def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+# Names that other projects give to the number of processes, as `_squash` returns them.
+_PROCESSES = {"gpu", "numgpu", "ngpu", "worldsize", "nproc", "nprocpernode", "numprocesse", "node", "numnode"}
 
 
 class Effect(StrEnum):
@@ -37,8 +39,6 @@ class Effect(StrEnum):
     RESULT = "result"
 
 
-# Names of a number of processes, as `_squash` returns them.
-_PROCESSES = {"gpu", "numgpu", "ngpu", "worldsize", "nproc", "nprocpernode", "numprocesse", "node", "numnode"}
 SAME_RESULT = frozenset({Effect.PLACE, Effect.SPEED})  # the result of no stage depends on keys with these effects
 
 
@@ -194,6 +194,7 @@ def suggest_key(name: str, keys: Keys) -> str:
 
 
 def _squash(word: str) -> str:
+    """Return a word without what does not matter in a comparison: case, underscores, dashes and a plural's s."""
     return word.replace("_", "").replace("-", "").casefold().rstrip("s")
 
 

@@ -24,7 +24,7 @@ from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worke
 from .socket_folder import choose_socket_folder
 
 _START_METHODS = ("fork", "forkserver", "spawn")
-_POLL_S = 1.0  # between two looks at the workers and at requests to stop
+_POLL_S = 1.0  # between two checks of the workers and of the request to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
 _STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
 _STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
@@ -61,7 +61,7 @@ class SignalSafeDataLoader(DataLoader):
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
     needs its workers. torch only looks for workers that have died; here a worker that hangs is reported, and ends the
-    run with a UserError. Without workers, a read that hangs is reported only: nothing can end it.
+    run with a UserError. Without workers, a read that hangs is only reported, because nothing can end it.
 
     Args:
         batch_sampler: an iterable of batches of items, perhaps without end.
@@ -93,7 +93,8 @@ class SignalSafeDataLoader(DataLoader):
         self._batches = PendingBatches(batch_sampler)
         self._is_forked = False
         if num_workers and multiprocessing.current_process().daemon:
-            log.warning("a daemonic process, such as one of a multiprocessing.Pool, starts no workers: it reads itself")
+            problem = "a daemonic process, such as one of a multiprocessing.Pool, cannot start loader workers"
+            log.warning(f"{problem}; it reads the images itself")
             num_workers = 0
             kwargs.pop("prefetch_factor", None)
         if num_workers:
@@ -152,7 +153,8 @@ class SignalSafeDataLoader(DataLoader):
                 return receiver.results.get(timeout=poll_s)
             except queue.Empty:
                 waited_s += poll_s
-            dead_s += poll_s * any(not process.is_alive() for process in workers)
+            if not all(process.is_alive() for process in workers):
+                dead_s += poll_s
             if dead_s > _DEAD_S:
                 return None, EOFError("it ended while it sent a batch")
             if waited_s < min(self._warn_after_s, _STOP_PATIENCE_S):

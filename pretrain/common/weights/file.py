@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UserError, count_noun, first_line, shorten_list
 from ..files import check_file, sha256
-from .formats import describe_other, read_content, write_resave_command
+from .formats import build_resave_command, describe_other, read_content
 from .provenance import Provenance
 from .records import read_record
 
@@ -84,8 +84,8 @@ def read(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             problem = f"{path} contains more than dense tensors, arrays and plain types"
-            remedy = "if you trust its source, save its tensors anew where the file was written, and use that file"
-            raise UserError(f"{problem}; {remedy}: {write_resave_command(path)}") from error
+            remedy = "if you trust its source, re-save its tensors where the file was written, and use the new file"
+            raise UserError(f"{problem}; {remedy}: {build_resave_command(path)}") from error
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error

@@ -61,8 +61,8 @@ def read_content(path: Path) -> Any:
     return load_torch(path)
 
 
-def write_resave_command(path: Path) -> str:
-    """Write the command that saves the tensors and plain values of a file anew, without its other objects.
+def build_resave_command(path: Path) -> str:
+    """Build the command that re-saves the tensors and plain values of a file, without its other objects.
 
     It unpickles the objects, so it runs their code, and their classes must be installed.
     """

@@ -1,4 +1,4 @@
-"""Reads what is recorded of a weights file: in the file, in FILE.json next to it, or in a detector's run folder."""
+"""Reads what is recorded about a weights file: in the file, in FILE.json next to it, or in a detector's run folder."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ from .resnet_names import PREFIX, from_c4, infer_arch, to_torchvision
 def read_record(
     path: Path, digest: str, content: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Provenance | None:
-    """Return what is recorded of a file; None if nothing is.
+    """Return what is recorded about a file; None if nothing is.
 
     A file's own record comes first. A plain state dict, such as torchvision's files, has no place for one inside; its
     FILE.json then has the file's SHA-256. Files of other projects may say what their input was.

@@ -75,6 +75,7 @@ class Masks:
     count: str = ""
 
     def describe(self) -> str:
+        """Return what is wrong with ``images``, for an error that begins with it."""
         return f"lies next to {self.masks}: masks, not images{self.count}"
 
 

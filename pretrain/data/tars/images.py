@@ -105,7 +105,7 @@ def load_tars(pattern: str) -> ImageData:
     tar_names = [re.sub("[-_.]?[0-9]+$", "", stem) for stem in stems]  # images-000 and masks-000
     masks = find_masks([f"{tar_names[tar]}/{name}" for tar, name in zip(tar_N.tolist(), names, strict=True)])
     if masks:
-        remedy = "write the images alone to tars"
+        remedy = "write only the images to tars"
         raise UserError(f"{TAR}{pattern}: {masks.images} {masks.describe()}; {remedy}")
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None

@@ -230,7 +230,7 @@ def _find_sample_labels(images: list[str], labels: dict[str, int], tar: str) -> 
 
 def _build_sample_error(tar: str, key: str, problem: str, names: list[str]) -> UserError:
     rule = "the name of a sample ends at the first dot, and it has one image and one .cls"
-    remedy = "write other dots as _, and other images to other tars"
+    remedy = "replace other dots with _, and move other images to other tars"
     return UserError(f"{tar}: sample {key.lstrip('/')} has {problem}: {shorten_list(names)}; {rule}; {remedy}")
 
 

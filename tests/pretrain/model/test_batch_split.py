@@ -13,13 +13,13 @@ CASES = [  # images, batch, divisor, level and the end of the line
         1,
         logging.WARNING,
         "SOLVER.IMS_PER_BATCH 32 leaves out 28 of 60 images in each epoch",
-        "; 30 leaves out none",
+        "; 30 would leave out none",
     ),
-    (60, 32, 8, logging.WARNING, "leaves out 28 of 60", "; 56 leaves out 4"),
-    (1000, 256, 2, logging.WARNING, "leaves out 232 of 1,000", "; 250 leaves out none"),
-    (1000, 128, 4, logging.WARNING, "leaves out 104 of 1,000", "; 124 leaves out 8"),
-    (1000, 154, 2, logging.INFO, "leaves out 76 of 1,000", "; 142 leaves out 6"),
-    (7, 4, 4, logging.WARNING, "leaves out 3 of 7", "other ones each time"),
+    (60, 32, 8, logging.WARNING, "leaves out 28 of 60", "; 56 would leave out 4"),
+    (1000, 256, 2, logging.WARNING, "leaves out 232 of 1,000", "; 250 would leave out none"),
+    (1000, 128, 4, logging.WARNING, "leaves out 104 of 1,000", "; 124 would leave out 8"),
+    (1000, 154, 2, logging.INFO, "leaves out 76 of 1,000", "; 142 would leave out 6"),
+    (7, 4, 4, logging.WARNING, "leaves out 3 of 7", "different ones each time"),
 ]
 
 

@@ -116,7 +116,7 @@ OBJECTS = {  # a file with such objects -> the names of the tensors after the co
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_the_command_of_the_error_saves_the_tensors_anew(tmp_path: Path, name: str) -> None:
+def test_the_command_of_the_error_resaves_the_tensors(tmp_path: Path, name: str) -> None:
     content, tensors = OBJECTS[name]
     path = tmp_path / name
     if path.suffix == ".pkl":

@@ -6,7 +6,9 @@ Every kind of file lies next to every kind of neighbor, and is converted with ev
 import functools
 import itertools
 import json
+import os
 import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from pretrain.common.weights import file
 from pretrain.common.weights.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
@@ -31,6 +34,7 @@ CAFFE: Values = {"INPUT.FORMAT": "BGR", "MODEL.RESNETS.STRIDE_IN_1X1": True}
 MSRA: Values = {**CAFFE, "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675], "MODEL.PIXEL_STD": [1.0] * 3}
 SAID: Values = {"MODEL.PIXEL_MEAN": [1.0, 2.0, 3.0], "MODEL.PIXEL_STD": [4.0, 5.0, 6.0]}
 VIEWS: Values = {"MODEL.PIXEL_MEAN": [127.5, 102.0, 76.5], "MODEL.PIXEL_STD": [51.0] * 3}
+READ_CONTENT = file.read_content
 NO_HEADS = "model_0000004.pth"
 PRETRAINING = "METHOD: {NAME: jcl}\nVIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}\n"
 
@@ -134,10 +138,28 @@ NEIGHBORS: dict[str, tuple[dict[str, str], Values, list[str]]] = {  # files, and
 }
 
 
+@functools.cache
+def write(source: str) -> dict[str, bytes]:
+    """Return the files of a source, by their names: a conversion has its own record."""
+    with tempfile.TemporaryDirectory() as folder:
+        SOURCES[source].write(Path(folder, SOURCES[source].name))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "before.pth"}
+
+
 @pytest.fixture(autouse=True)
-def _features_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records do not depend on it, and hundreds of conversions take seconds without it."""
+def _files_are_decoded_once_and_features_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records do not depend on these, and hundreds of conversions take seconds without them."""
     monkeypatch.setattr(verify, "check_conversion", lambda *_, **__: {})
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(file, "read_content", lambda path: decode(path.read_bytes(), path.suffix))
+
+
+@functools.cache
+def decode(content: bytes, suffix: str) -> Any:
+    with tempfile.NamedTemporaryFile(suffix=suffix) as copy:
+        copy.write(content)
+        copy.flush()
+        return READ_CONTENT(Path(copy.name))
 
 
 @pytest.mark.parametrize(("source", "neighbor"), list(itertools.product(SOURCES, NEIGHBORS)))
@@ -146,7 +168,8 @@ def test_only_a_detector_takes_something_from_its_neighbors(tmp_path: Path, sour
     files, of_neighbor, fine_tuned_on = NEIGHBORS[neighbor]
     path = tmp_path / "folder" / kind.name
     path.parent.mkdir()
-    kind.write(path)
+    for name, content in write(source).items():
+        path.with_name(name).write_bytes(content)
     for name, text in files.items():
         place = path.with_name(name.replace("FILE", path.name))
         if not place.exists():  # a conversion has its own record there
@@ -156,21 +179,22 @@ def test_only_a_detector_takes_something_from_its_neighbors(tmp_path: Path, sour
         fine_tuned_on = ["a"]
     expected = {**of_neighbor} if kind.is_detector else {**PLAIN, **kind.own}  # Detectron2's own default is BGR
 
-    recorded = convert(path, tmp_path / "out.pth").provenance.to_json()
+    recorded = convert(path, tmp_path / "out.safetensors").provenance.to_json()
     assert {key: recorded[key] for key in KEYS if key in recorded} == expected
     assert recorded.get("fine_tuned_on", []) == (fine_tuned_on if kind.is_detector else [])
     assert recorded["source"] == path.name
-    plain = convert(path, tmp_path / "plain.pth", to_torchvision=True, encoder="query").provenance.to_json()
-    assert {key: plain[key] for key in KEYS if key in plain} == expected
     prefix = recorded.get("prefix")
     if prefix:
         assert read_source(open_source(path), prefix=prefix).provenance.to_json() == recorded
-    said = functools.partial(convert, path, tmp_path / "said.pth", pixel_mean=[1, 2, 3], pixel_std=[4, 5, 6])
+    options: Values = {"to_torchvision": True, "encoder": "query"}
+    statistics = {"pixel_mean": [1, 2, 3], "pixel_std": [4, 5, 6]}
     if "MODEL.PIXEL_MEAN" in expected:
-        refused(said, "records MODEL.PIXEL_MEAN")
+        refused(lambda: convert(path, tmp_path / "said.safetensors", **statistics), "records MODEL.PIXEL_MEAN")
     else:
-        with_said = said().provenance.to_json()
-        assert {key: with_said[key] for key in KEYS if key in with_said} == {**expected, **SAID}
+        options |= statistics
+        expected |= SAID
+    plain = convert(path, tmp_path / "plain.safetensors", **options).provenance.to_json()
+    assert {key: plain[key] for key in KEYS if key in plain} == expected
     if kind.is_detector:  # as MODEL.WEIGHTS or --eval-only reads it
         direct = read_weights(path).summary()["provenance"]
         assert {key: direct[key] for key in KEYS if key in direct} == of_neighbor

@@ -187,7 +187,7 @@ def test_only_a_detector_takes_something_from_its_neighbors(tmp_path: Path, sour
     if prefix:
         assert read_source(open_source(path), prefix=prefix).provenance.to_json() == recorded
     options: Values = {"to_torchvision": True, "encoder": "query"}
-    statistics = {"pixel_mean": [1, 2, 3], "pixel_std": [4, 5, 6]}
+    statistics: Values = {"pixel_mean": [1, 2, 3], "pixel_std": [4, 5, 6]}
     if "MODEL.PIXEL_MEAN" in expected:
         refused(lambda: convert(path, tmp_path / "said.safetensors", **statistics), "records MODEL.PIXEL_MEAN")
     else:

@@ -49,7 +49,7 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
     from .train import main  # imports torch; a mistake should not wait for that
 
     job = Job()
-    with job.stop.handle_signals(), interface.set_torch_modes():
+    with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
         try:
             return main(load_config(config_file, key_values), job=job)
         except interrupt.Stopped as stop:

@@ -145,7 +145,7 @@ def fine_tune(
     interface.check_path(config_file, "config_file")
     args.opts = interface.list_words(overrides or {})
     job = Job()
-    with job.stop.handle_signals(), interface.set_torch_modes():
+    with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
         try:
             name, cfg = resolve_config(args)
             _check_inputs(args, cfg)

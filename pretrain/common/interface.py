@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import UserError
+from .interrupt import Stopped, StopRequest
+
+_TURN_POLL_S = 0.5  # between two looks at a request to stop
+_turn = threading.RLock()
+log = logging.getLogger(__name__)
+
+
+def _renew_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_turn)  # the thread that holds it is not in a forked process
 
 
 def check_path(value: Any, name: str, *, is_optional: bool = False) -> None:
@@ -27,6 +42,27 @@ def list_words(overrides: Any) -> list[Any]:
         if not isinstance(key, str):
             raise UserError(f"overrides contain the key {key!r}, of type {type(key).__name__}; {example}")
     return [word for pair in overrides.items() for word in pair]
+
+
+@contextlib.contextmanager
+def take_turn(stop: StopRequest) -> Iterator[None]:
+    """Wait until no other thread of this process has a run, and keep others waiting until the block ends.
+
+    Runs at the same time would draw from the same random numbers of torch, and write to each other's logs.
+
+    Raises:
+        Stopped: a stop was requested while this run waited.
+    """
+    turn = _turn
+    if not turn.acquire(blocking=False):
+        log.info("a run of another thread waits for the end of this one")
+        while not turn.acquire(timeout=_TURN_POLL_S):
+            if stop.reason:
+                raise Stopped(stop.reason)
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 @contextlib.contextmanager

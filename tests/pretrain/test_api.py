@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import pretrain
-from pretrain.common import interrupt
+from pretrain.common import interface, interrupt
 from pretrain.common.images import read_image
 from pretrain.data.views import make_center_view
 from pretrain.keys import IMAGENET_STD as STD
 from pretrain.model.encoder import build_backbone
 from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
-from tests.pretrain.runs import overrides
+from tests.pretrain.runs import assert_same_end, overrides
 from transfer import convert, fine_tune, load_detector
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -144,9 +144,37 @@ def test_a_worker_of_a_pool_reads_the_images_itself(images: Path, tmp_path: Path
 
 
 def test_runs_in_threads_do_not_see_each_other(images: Path, tmp_path: Path):
-    keys = [keys_of(images, tmp_path / name) for name in ("a", "b")]
+    """They run in turn, and their results are those of a run alone."""
+    keys = [keys_of(images, tmp_path / name) for name in ("a", "b", "alone")]
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(_pretrain_in_pool, keys)) == ["pretrain"] * 2
+        assert list(threads.map(_pretrain_in_pool, keys[:2])) == ["pretrain"] * 2
+    pretrain.pretrain(overrides=keys[2])
+    assert_same_end(tmp_path / "a", tmp_path / "alone")
+    assert_same_end(tmp_path / "b", tmp_path / "alone")
+    assert (tmp_path / "a/log.txt").read_text().count("done: ") == 1
+
+
+def _take_turn(reason: str) -> None:
+    stop = interrupt.StopRequest()
+    stop.make(reason)
+    with interface.take_turn(stop):
+        pass
+
+
+def test_a_run_that_waits_for_another_thread_can_be_stopped():
+    with ThreadPoolExecutor(1) as threads, interface.take_turn(interrupt.StopRequest()):
+        with pytest.raises(interrupt.Stopped, match="SIGINT"):
+            threads.submit(_take_turn, "SIGINT").result()
+        _take_turn("")  # a run within a run, in one thread
+
+
+def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
+    with ThreadPoolExecutor(1) as threads:
+        turn = interface.take_turn(interrupt.StopRequest())
+        threads.submit(turn.__enter__).result()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(_take_turn, ("SIGTERM",))
+        threads.submit(turn.__exit__, None, None, None).result()
 
 
 def test_a_run_in_asyncio(images: Path, tmp_path: Path):

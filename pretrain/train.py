@@ -130,7 +130,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
     solver = run.cfg.SOLVER
     steps_per_epoch = run.state.steps_per_epoch
     checkpoint_period = solver.CHECKPOINT_PERIOD or steps_per_epoch
-    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, run.total_steps, run.stop.request)):
+    batches = run.progress.measure_waits(run.loader.batches(first_step, run.total_steps, run.stop.request))
+    for step, batch in interrupt.save_before_stop(batches, lambda steps: _check_and_save(run, first_step + steps)):
         lr = set_learning_rate(run.state.optimizer, solver, step, steps_per_epoch)
         views_VnCHW = batch.views_VnCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
@@ -145,9 +146,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         stop_reason = run.stop.poll()
         is_probe_due = run.is_probe_due(steps_done)
         if stop_reason or is_probe_due or is_last or steps_done % checkpoint_period == 0:
-            run.monitor.check()
-            with run.progress.pause():
-                on_first_rank(_save, run, steps_done)  # no rank continues or exits before the file is complete
+            _check_and_save(run, steps_done)
         if stop_reason and not is_last:
             raise interrupt.Stopped(stop_reason, interrupt.describe_resume(run.folder, steps_done))
         if is_probe_due:
@@ -221,6 +220,13 @@ def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]
     for line in run.monitor.warnings(steps_done, epoch, means):
         log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=steps_done == run.total_steps)
+
+
+def _check_and_save(run: PretrainRun, steps_done: int) -> None:
+    """Write a checkpoint if the losses are finite; no rank continues or exits before the file is complete."""
+    run.monitor.check()
+    with run.progress.pause():
+        on_first_rank(_save, run, steps_done)
 
 
 def _save(run: PretrainRun, steps_done: int) -> None:

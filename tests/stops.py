@@ -1,11 +1,14 @@
 """Requests to stop that come at a known moment of a run."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pretrain.common.interrupt import StopRequest
+from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.run.state import Job
+from pretrain.common.run.workers import SignalSafeDataLoader
 
 
 class _LateRequest(StopRequest):
@@ -43,3 +46,14 @@ def stop_in_step(patch: pytest.MonkeyPatch, number: int) -> StopRequest:
 
     patch.setattr(train, "run_step", run_and_request)
     return request
+
+
+def stop_before_batch(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let loaders obey a stop while they wait for batch ``number`` (from 1), as if their worker hung."""
+    receive = SignalSafeDataLoader.__iter__
+
+    def iterate(loader: SignalSafeDataLoader) -> Iterator[Any]:
+        yield from itertools.islice(receive(loader), number - 1)
+        raise Stopped("SIGTERM", "no batch arrives")
+
+    patch.setattr(SignalSafeDataLoader, "__iter__", iterate)

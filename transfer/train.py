@@ -18,7 +18,7 @@ from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, count_noun, one_line
 from pretrain.common.files import atomic_write, remove
-from pretrain.common.interrupt import Stopped, StopRequest
+from pretrain.common.interrupt import Stopped, StopRequest, save_before_stop
 from pretrain.common.logs import setup_logging
 from pretrain.common.run.folder import write_environment
 from pretrain.common.run.skipped_steps import describe_skipped_steps
@@ -112,7 +112,8 @@ def run(
     try:
         return train(trainer, start, visualize, resume_evaluation=resume_evaluation)
     except Stopped as stop:
-        stop.remedy = "a checkpoint is written; run the same command with --resume"
+        if checkpoints.list_checkpoints(output_dir, evaluating=True):  # none where not even the first batch arrived
+            stop.remedy = "a checkpoint is written; run the same command with --resume"
         raise
 
 
@@ -186,6 +187,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
     stop = trainer.engine.stop
     ddp_model = data_parallel(trainer.model, trainer.device)
     batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS, stop=stop.request)
+    batches = save_before_stop(batches, lambda steps: _save(trainer, start + steps - 1))
     trainer.call_hooks("before_train")
     try:
         for iteration in range(start, end):
@@ -198,7 +200,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
                 results = _evaluate_and_save(trainer, iteration, visualize, stop_reason=reason)
                 continue
             if iterations_done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
-                trainer.save(f"model_{iteration:07d}.pth", iteration)
+                _save(trainer, iteration)
             if iterations_done % LOG_PERIOD == 0:
                 trainer.write_metrics(iteration, trainer.summarize(iteration))
             if reason:
@@ -212,6 +214,10 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
     if num_skipped:
         log.info(describe_skipped_steps(num_skipped, end))
     return results
+
+
+def _save(trainer: Trainer, iteration: int) -> None:
+    trainer.save(f"model_{iteration:07d}.pth", iteration)
 
 
 def _evaluate_and_save(
@@ -235,7 +241,7 @@ def _evaluate_and_save(
             raise Stopped(stop_reason)
         precise_bn(trainer, iteration)
         if iterations_done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
-            trainer.save(f"model_{iteration:07d}.pth", iteration)
+            _save(trainer, iteration)
         if is_final:
             trainer.save("model_final.pth", iteration)
             if trainer.rank == 0:

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -31,6 +32,23 @@ class Stopped(Exception):
 def describe_resume(folder: Path, step: int) -> str:
     """Return the remedy of a stopped stage that has a checkpoint."""
     return f"{folder} contains the checkpoint of step {step}; run the same command again to resume"
+
+
+def save_before_stop(batches: Iterator[T], save: Callable[[int], object]) -> Iterator[T]:
+    """Yield ``batches``; call ``save`` where a loader obeys a request to stop because no batch arrives.
+
+    Args:
+        save: takes the number of batches whose steps are complete; not called for 0.
+    """
+    steps = 0
+    try:
+        for batch in batches:
+            yield batch
+            steps += 1
+    except Stopped:
+        if steps:
+            save(steps)
+        raise
 
 
 class StopRequest:

@@ -1,6 +1,7 @@
 """The linear probe: a classifier on frozen features; a resumed probe equals an uninterrupted one to the bit."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,9 +106,12 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         if distributed.is_main():  # the run may have been killed before it removed the previous checkpoint
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
+    save = functools.partial(_save, run, heads, metadata, losses_H)
+    first_step = step
     scores = heads.score(val, held_out)
     with contextlib.closing(Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)) as progress:
-        for batch in progress.measure_waits(batch_source.batches(step, total_steps)):
+        batches = progress.measure_waits(batch_source.batches(step, total_steps))
+        for batch in interrupt.save_before_stop(batches, lambda steps: save(first_step + steps)):
             epoch = step // steps_per_epoch
             factor = heads.set_learning_rates(epoch)
             losses_H += heads.step(*batch_source.features(batch))
@@ -124,13 +128,17 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
                     progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
                 losses_H.zero_()
             if is_epoch_end or stop_reason:
-                content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
-                on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
+                save(step)
             if stop_reason and step < total_steps:
                 raise interrupt.Stopped(stop_reason, interrupt.describe_resume(run.folder, step))
     if metrics:
         metrics.close()
     return scores
+
+
+def _save(run: ProbeRun, heads: Heads, metadata: dict[str, Any], losses_H: Tensor, step: int) -> None:
+    content = {**heads.state(), **metadata, "step": step, "losses": losses_H}
+    on_first_rank(checkpoint.save_step, run.folder, step, content, keep=1)
 
 
 def restore_heads(heads: Heads, saved: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:

@@ -26,7 +26,7 @@ from tests.pretrain.runs import (
     stopped,
 )
 from tests.pretrain.test_steps import config
-from tests.stops import stop_after
+from tests.stops import stop_after, stop_before_batch
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -93,6 +93,15 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     assert 0 < saved["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     assert f"resumed from {path.name} at step {saved['step']} of 12" in (tmp_path / "run/log.txt").read_text()
+    assert_same_end(whole, tmp_path / "run")
+
+
+def test_a_stop_while_no_batch_arrives_loses_no_step(images, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_before_batch(patch, 4)
+        assert stopped(lambda: run(images, tmp_path / "run"), "SIGTERM") == "no batch arrives"
+    assert load_newest(tmp_path / "run")[1]["step"] == 3
+    run(images, tmp_path / "run")
     assert_same_end(whole, tmp_path / "run")
 
 

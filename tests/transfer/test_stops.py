@@ -15,6 +15,7 @@ from torch import multiprocessing
 
 from pretrain.common.run.state import Job
 from tests.pretrain.runs import stopped
+from tests.stops import stop_before_batch
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
 from transfer import distributed
 
@@ -62,6 +63,19 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
     evaluated = work(tmp_path, engine, "--eval-only", "--resume", **keys, OUTPUT_DIR=str(cut))
     assert evaluated["metrics"] == expected["metrics"]
     assert evaluated["weights"]["path"] == str(cut / "model_final.pth")
+
+
+def test_a_stop_while_no_batch_arrives_loses_no_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"SOLVER__MAX_ITER": 3, "DATASETS__TEST": ()}
+    for number, remedy, saved in ((1, "no batch arrives", []), (3, "--resume", ["model_0000001.pth"])):
+        with monkeypatch.context() as patch:
+            stop_before_batch(patch, number)
+            assert remedy in stopped(lambda: work(tmp_path, "torchvision", "--resume", **keys), "SIGTERM")
+        assert [path.name for path in (tmp_path / "out").glob("*.pth")] == saved
+    assert work(tmp_path, "torchvision", "--resume", **keys)["iteration"] == 3
+    work(tmp_path, "torchvision", **keys, OUTPUT_DIR=str(tmp_path / "whole"))
+    ends = (torch.load(tmp_path / out / "model_final.pth")["model"] for out in ("whole", "out"))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
 def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from .socket_folder import choose_socket_folder
 _START_METHODS = ("fork", "forkserver", "spawn")
 _POLL_S = 1.0  # between two checks of the workers and of the request to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
+_LARGE_BATCH = 120  # images; a larger batch may take proportionally longer, such as 5 s for each image
 _STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
 _STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class SignalSafeDataLoader(DataLoader):
         describe: returns the name of an item's image, for messages.
         stop: a request that is obeyed even while a worker hangs.
         warn_after_s: seconds of waiting for a batch until a warning.
-        end_after_s: seconds of waiting for a batch until the error.
+        end_after_s: seconds of waiting for a batch of up to 120 images until the error; in proportion for more.
         kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
     """
 
@@ -148,6 +149,8 @@ class SignalSafeDataLoader(DataLoader):
         waited_s = 0.0  # counted in polls: the time for which the whole job was suspended does not count
         dead_s = 0.0
         has_warned = False
+        images = len(self._batches.pending[0]) if self._batches.pending else 0
+        end_after_s = self._end_after_s * max(1.0, images / _LARGE_BATCH)  # slow is not dead
         while True:
             try:
                 return receiver.results.get(timeout=poll_s)
@@ -161,12 +164,12 @@ class SignalSafeDataLoader(DataLoader):
                 continue
             problem = f"no batch for {waited_s:.0f} s: {self._describe_wait(worker)}"
             _raise_if_stopped(self._stop.reason, problem, waited_s)
-            if waited_s >= self._end_after_s:
+            if waited_s >= end_after_s:
                 cause = "the disk or file server does not respond, or the process was stopped"
                 raise UserError(f"{problem}; {cause}; check that these files can be read, and run again to resume")
             if waited_s >= self._warn_after_s and not has_warned:
                 has_warned = True
-                log.warning(f"{problem}; is the disk or file server slow? The run ends after {self._end_after_s:.0f} s")
+                log.warning(f"{problem}; is the disk or file server slow? The run ends after {end_after_s:.0f} s")
 
     def _describe_wait(self, worker: Any) -> str:
         """Name the process that reads the batch waited for, and the images."""

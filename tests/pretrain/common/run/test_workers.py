@@ -72,6 +72,12 @@ def test_a_slow_read_costs_its_time_alone(caplog: pytest.LogCaptureFixture):
     assert len(caplog.records) == 1 and "image6.png" in caplog.text
 
 
+def test_a_large_batch_may_take_longer(monkeypatch: pytest.MonkeyPatch):
+    """A batch of thousands of photographs takes minutes, although its worker does not hang."""
+    monkeypatch.setattr(workers, "_LARGE_BATCH", 0.2)  # of the 2 images
+    assert len(list(load(Images(6, 1.5), warn_after_s=0.3, end_after_s=0.6))) == 8
+
+
 def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "pretrain"):
         assert len(list(load(Images(6, 0.6), num_workers=0, warn_after_s=0.3))) == 8

@@ -49,10 +49,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let names in tables break after dots and underscores, and keep a difference in parentheses on one line."""
-    return _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_breakable, cell[0])), html)
+    return _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_allow_breaks, cell[0])), html)
 
 
-def _breakable(name: re.Match[str]) -> str:
+def _allow_breaks(name: re.Match[str]) -> str:
     return re.sub(r"(?<=\w[._])(?=\w)", "<wbr>", name[0])
 
 

@@ -27,22 +27,26 @@ def markdown() -> str:
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
         recipes = read_recipes(pattern)
-        parts += [f"## {title}", _table(recipes, "summary"), _table(recipes, "hardware", "time", "published")]
+        parts += [
+            f"## {title}",
+            _build_table(recipes, "summary"),
+            _build_table(recipes, "hardware", "time", "published"),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(recipes: Sequence[Recipe], *fields: str) -> str:
+def _build_table(recipes: Sequence[Recipe], *fields: str) -> str:
     """Return a table with one row per recipe, without the columns in which no recipe states anything."""
     columns = [["recipe", "---", *(f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})" for recipe in recipes)]]
     for field in fields:
-        cells = [_cell(getattr(recipe, field)) for recipe in recipes]
+        cells = [_format_cell(getattr(recipe, field)) for recipe in recipes]
         if any(cells):
             columns.append([_HEADINGS.get(field, field), "---", *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
-def _cell(text: str) -> str:
-    """Return what a header states, with short links; that a paper does not state something says nothing in a table."""
+def _format_cell(text: str) -> str:
+    """Return what a header states, with short links; leave out that a paper does not state something."""
     stated = re.sub(r"^not stated[^;]*(; )?", "", text).replace("|", "\\|")
     return re.sub(r"configs/papers/\w+\.csv", r"[CSV](../\g<0>)", stated)
 

@@ -114,7 +114,7 @@ def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images:
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
     assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process on this machine" in shown
-    assert "stages to run\n" in shown
+    assert "1 of 1 stage to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert not (tmp_path / "runs").exists()
 
@@ -127,7 +127,7 @@ def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(capsys, m
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "stages to run\n" in shown and "# warning: https://example.org/a.pth is not checked" in shown
+    assert "1 of 1 stage to run\n" in shown and "# warning: https://example.org/a.pth is not checked" in shown
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 

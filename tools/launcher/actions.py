@@ -1,0 +1,136 @@
+"""What the commands of launch.py do, after their options are parsed (see `commands`)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pretrain.common.errors import UserError, escape_control
+
+if TYPE_CHECKING:
+    from .graphs.graph import Graph
+    from .options import Options
+    from .spec import StageSpec
+
+
+def start_pretrain(args: argparse.Namespace) -> int:
+    from . import stages
+
+    recipe = args.config_file or os.path.relpath(stages.find_recipe(args.method))
+    method_overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
+    print(" ".join(["recipe:", str(recipe), *method_overrides]), file=sys.stderr)
+    words = [*method_overrides, *args.overrides]
+    if args.change_recipe:
+        words += ["SOLVER.CHANGE_RECIPE", "True"]
+    return _start_stage(stages.build_pretrain(recipe, words), args)
+
+
+def start_probe(args: argparse.Namespace) -> int:
+    from . import stages
+
+    return _start_stage(stages.build_probe(args.command, args.weights, args.config_file, args.overrides), args)
+
+
+def start_convert(args: argparse.Namespace) -> int:
+    from . import stages
+
+    return _start_stage(stages.build_convert(args.source, args.output, options=vars(args)), args)
+
+
+def start_transfer(args: argparse.Namespace) -> int:
+    from . import stages
+
+    options = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
+    return _start_stage(stages.build_transfer(args.config_file, args.overrides, **options), args)
+
+
+def show_status(args: argparse.Namespace) -> int:
+    from .execution.status import print_status
+
+    return print_status(args.folder, args.failed, args.json)
+
+
+def show_logs(args: argparse.Namespace) -> None:
+    from .execution import jobs
+    from .execution.status import find_stage_to_show
+
+    jobs.print_logs(find_stage_to_show(args.folder), args.rank, args.follow)
+
+
+def compare_runs(args: argparse.Namespace) -> None:
+    from tools.reporting.compare import compare
+
+    print(escape_control(compare(*args.runs)))
+
+
+def show_recipes(args: argparse.Namespace) -> None:
+    from . import recipes
+
+    recipes.show(args.word)
+
+
+def examine_machine(args: argparse.Namespace) -> int:
+    from . import doctor
+
+    return doctor.examine(args.output, args.data_root)
+
+
+def start_pipeline(args: argparse.Namespace) -> int:
+    from .graphs.pipeline import load_pipeline
+
+    return _start(load_pipeline(args.file, args.output, args.engine), args)
+
+
+def start_paper(args: argparse.Namespace) -> int:
+    from .graphs.paper_pipeline import write_pipeline
+    from .graphs.pipeline import load_pipeline
+
+    with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
+        file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
+        return _start(load_pipeline(str(file), args.output), args)
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Resume the run or pipeline that the launch record in the folder describes."""
+    from .graphs.graph import find_record, read_graph
+
+    record = find_record(args.folder)
+    if record is None:
+        other = "a run of transfer/train_net.py continues by its own command with --resume"
+        raise UserError(f"no launcher jobs in {args.folder}; pass the folder of a stage or of a pipeline ({other})")
+    owner = record.stat().st_uid
+    if owner != os.getuid():  # its setup lines and modules would run as this user
+        remedy = "rerun the original command in a folder that you can write to"
+        raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
+    graph, resources = read_graph(record, partition=args.partition, time=args.time)
+    return _start(graph, args, resources)
+
+
+def cancel(args: argparse.Namespace) -> None:
+    from .execution import jobs
+
+    jobs.cancel(args.folder, args.now)
+
+
+def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:
+    from .graphs.graph import build_single
+
+    return _start(build_single(spec), args)
+
+
+def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = None) -> int:
+    """Start a graph with ``resources`` (default: those of the command line)."""
+    from pretrain.common.run import wandb
+
+    from .graphs import start
+    from .options import from_arguments
+
+    wandb.check_logger()
+    resources = resources or from_arguments(args)
+    if args.dry_run or args.test:
+        return start.show_graph(graph, resources, args.check_data, ask_slurm=args.test)
+    return start.start_graph(graph, resources, args.check_data)

@@ -129,6 +129,16 @@ def test_equal_runs_in_other_places_share_a_table(tmp_path: Path):
     assert text.count("| run ") == 1 and "Not compared" not in text  # also next to the paper's random row
 
 
+def test_images_with_more_objects_than_predictions_count_are_explained_once(tmp_path: Path):
+    ceiling = {"images_over_limit": 7, "AP_ceiling": 66.34, "AR_ceiling": 66.67}
+    sets = {"coco_2017_val": {"bbox": {"AP": 38.0, **ceiling, "AP@300": 41.5}, "segm": {"AP": 36.0, "AP@300": 40.2}}}
+    for name in ("a", "b"):
+        write(tmp_path / name, detector("TEST.DETECTIONS_PER_IMAGE", "300", datasets=sets))
+    text = render([tmp_path])
+    assert text.count("7 images") == 1 and "bbox AP is at most 66.3, and AR at most 66.7" in text
+    assert column(text, "a", "box AP@300") == "41.5" and column(text, "a", "mask AP@300") == "40.2"
+
+
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):
     sets = {"coco_2017_val": {"bbox": {"AP": 38.0}}, "other_val": {"bbox": {"AP": 11.0}}}
     write(tmp_path / "a", detector("DATASETS.TEST", str(tuple(sets)), datasets=sets))

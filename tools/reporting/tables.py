@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transfer.coco.ceiling import describe_ceiling
+
 from .document import Table
 from .paper_tables import Verdict, find_published
 from .runs import TASK_NAMES, Origin, Protocol, Score, describe, list_differences
@@ -122,19 +124,34 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     detector, *protocol = runs[0].headline
     tasks = [task for task in TASK_NAMES if any(f"{task}/AP" in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
-    head += [f"{TASK_NAMES[task]} {name}" for task in tasks for name in _METRICS]
+    more = sorted({name for run in runs for name in run.metrics if name.partition("/")[2].startswith("AP@")})
+    columns = [f"{task}/{name}" for task in tasks for name in _METRICS] + more
+    head += [f"{TASK_NAMES[task]} {name}" for task, _, name in (column.partition("/") for column in columns)]
     lines = []
     for run in runs:
         o = run.origin
         cells = [names[run.folder] + (" (evaluation only)" if run.evaluated_only else "")]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
-        cells += [_format_values([run.metrics.get(f"{task}/{metric}")]) for task in tasks for metric in _METRICS]
+        cells += [_format_values([run.metrics.get(column)]) for column in columns]
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
+    notes += _explain_ceilings(runs, tasks)
     notes += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
     return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
+
+
+def _explain_ceilings(runs: Sequence[Score], tasks: Sequence[str]) -> list[str]:
+    """Explain once that the images have more objects than predictions count, where they do."""
+    lines: dict[str, None] = {}
+    for task in tasks:
+        for run in runs:
+            names = ("images_over_limit", "AP_ceiling", "AR_ceiling")
+            ceiling = {name: run.metrics.get(f"{task}/{name}") for name in names}
+            if ceiling["AP_ceiling"] is not None:
+                lines[f"{describe_ceiling(task, ceiling, run.test)}."] = None
+    return list(lines)
 
 
 def _explain_refusals(verdicts: Iterable[tuple[str, Verdict]]) -> list[str]:

@@ -18,6 +18,7 @@ from pretrain.common.errors import count_noun
 from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
+from .ceiling import compute_ceiling, describe_ceiling
 from .data import CocoSet, folder_name, read_annotations
 from .visualize import draw
 
@@ -26,6 +27,7 @@ _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "A
 _KEYPOINTS = {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9}
 _STATS = {"bbox": _BOX, "segm": _BOX, "keypoints": _KEYPOINTS}  # task -> name -> position in COCOeval.stats
 TASKS = tuple(_STATS)
+_TABLE_LIMIT = 100  # predictions of a class in an image that count in COCO's tables of boxes and masks
 _DETECTORS = {"bbox": "faster", "segm": "mask", "keypoints": "keypoint"}  # by the last task
 Metrics = dict[str, dict[str, float | None]]  # task -> name -> value
 
@@ -56,8 +58,12 @@ def score(
     if keep:
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
     content = read_annotations(data_set.annotations)
-    metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    most = cfg.TEST.DETECTIONS_PER_IMAGE
+    metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS, most)
     log.info(f"{name}: {count_noun(len(predictions), 'prediction')}\n{format_table(metrics)}")
+    for task, row in metrics.items():
+        if "AP_ceiling" in row:
+            log.warning(describe_ceiling(task, row, name), extra={"once": f"{task} ceiling of {name}"})
     if figures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
         draw(content, data_set.images, predictions, output_dir / "visualizations" / folder, count=figures)
@@ -70,7 +76,11 @@ def predictions_file(name: str) -> str:
 
 
 def evaluate(
-    content: Mapping[str, Any], predictions: Sequence[Detection], tasks: Sequence[str], oks_sigmas: Sequence[float] = ()
+    content: Mapping[str, Any],
+    predictions: Sequence[Detection],
+    tasks: Sequence[str],
+    oks_sigmas: Sequence[float] = (),
+    detections_per_image: int = _TABLE_LIMIT,
 ) -> Metrics:
     """Compute COCO's metrics.
 
@@ -79,10 +89,14 @@ def evaluate(
         predictions: if there are none, every metric is 0.
         tasks: some of `TASKS`; a prediction needs a segmentation for segm and keypoints for keypoints.
         oks_sigmas: one per keypoint, for keypoints other than COCO's 17.
+        detections_per_image: the most predictions that an image may have.
 
     Returns:
         {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}} from 0 to 100 (no APs and ARs for
-        keypoints), or None if the ground truth has no such object.
+        keypoints), or None if the ground truth has no such object. As in COCO's tables, 100 predictions of a class in
+        an image count at most (20 with keypoints). Where this or ``detections_per_image`` is less than the objects, a
+        row also has what `compute_ceiling` returns. If ``detections_per_image`` is above 100, it has AP and AR for
+        which so many count, such as AP@300 and AR@300.
     """
     truth = _build_ground_truth(content)
     results: Metrics = {}
@@ -94,16 +108,23 @@ def evaluate(
             coco_eval: Any = COCOeval(truth, truth.loadRes(records) if records else _index(content, []), iou_type)
             if len(oks_sigmas):
                 coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
+            limits = coco_eval.params.maxDets  # (1, 10, 100), or (20) with keypoints
+            per_class = limits[-1]
+            is_above = detections_per_image > _TABLE_LIMIT
+            if is_above:  # with another limit, which leaves the metrics of the others as they are
+                coco_eval.params.maxDets = [*limits, detections_per_image]
             coco_eval.evaluate()
             coco_eval.accumulate()
             coco_eval.summarize()
-        results[task] = {name: _to_percent(coco_eval.stats[i]) for name, i in _STATS[task].items()}
+        row = {name: _to_percent(coco_eval.stats[i]) for name, i in _STATS[task].items()}
         precision = coco_eval.eval["precision"]  # IoU thresholds x recalls x categories x areas x detections
         for k, category_id in enumerate(coco_eval.params.catIds):
-            values = precision[:, :, k, 0, -1]
-            values = values[values > -1]
-            name = truth.cats[category_id]["name"]
-            results[task][f"AP-{name}"] = _to_percent(values.mean() if values.size else -1)
+            row[f"AP-{truth.cats[category_id]['name']}"] = _average(precision[:, :, k, 0, len(limits) - 1])
+        if is_above:
+            row[f"AP@{detections_per_image}"] = _average(precision[:, :, :, 0, -1])
+            row[f"AR@{detections_per_image}"] = _average(coco_eval.eval["recall"][:, :, 0, -1])
+        ceiling = compute_ceiling(truth.dataset["annotations"], task, per_class, detections_per_image)
+        results[task] = row | ceiling
     return results
 
 
@@ -211,6 +232,12 @@ def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
+
+
+def _average(values: np.ndarray) -> float | None:
+    """Return the mean, from 0 to 100, of those values that are defined."""
+    values = values[values > -1]
+    return _to_percent(values.mean() if values.size else -1)
 
 
 def _to_percent(value: float) -> float | None:

@@ -88,6 +88,64 @@ def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxes(people: 
     assert scores == [scores[0]] * 3 and scores[0] == pytest.approx(100)
 
 
+def crowded(*counts: tuple[int, ...]) -> dict[str, Any]:
+    """Return a data set: of each image, the number of objects of each class."""
+    annotations = []
+    for image_id, of_classes in enumerate(counts, 1):
+        classes = [category_id for category_id, count in enumerate(of_classes, 1) for _ in range(count)]
+        for i, category_id in enumerate(classes):
+            x, y = i % 20 * 20, i // 20 * 20
+            square = {"bbox": [x, y, 15, 15], "segmentation": [[x, y, x + 15, y, x + 15, y + 15, x, y + 15]]}
+            points = {"keypoints": [x + 5, y + 5, 2] * 17, "num_keypoints": 17, "area": 225}
+            annotations.append({"image_id": image_id, "category_id": category_id, "iscrowd": 0, **square, **points})
+    images = [{"id": i, "width": 400, "height": 400} for i in range(1, len(counts) + 1)]
+    categories = [{"id": i, "name": f"c{i}"} for i in range(1, len(counts[0]) + 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+CEILINGS = {  # task, objects per image and class, detections per image -> images, AP and AR of perfect detections
+    "one class": ("bbox", [(150,)], 300, (1, 100 * 67 / 101, 100 * 100 / 150)),
+    "masks": ("segm", [(150,)], 300, (1, 100 * 67 / 101, 100 * 100 / 150)),
+    "two images": ("bbox", [(150,), (90,)], 300, (1, 100 * 80 / 101, 100 * 190 / 240)),
+    "two classes, one of few": ("bbox", [(150, 3)], 300, (1, (100 + 100 * 67 / 101) / 2, (100 + 100 * 100 / 150) / 2)),
+    "the detector's limit": ("bbox", [(30,)], 20, (1, 100 * 67 / 101, 100 * 20 / 30)),
+    "the detector's limit, rare first": ("bbox", [(30, 10)], 20, (1, (100 + 100 * 34 / 101) / 2, (100 + 100 / 3) / 2)),
+    "keypoints": ("keypoints", [(25,)], 100, (1, 100 * 81 / 101, 100 * 20 / 25)),
+    "exactly the limit": ("bbox", [(100,)], 100, ()),
+    "several classes, none above 100": ("bbox", [(80, 70)], 300, ()),
+}
+
+
+@pytest.mark.parametrize("case", CEILINGS)
+def test_perfect_detections_reach_the_ceiling_and_no_more(case: str) -> None:
+    task, counts, most, expected = CEILINGS[case]
+    content = crowded(*counts)
+    detections: list[Any] = perfect(content)
+    rare_first = sorted(detections, key=lambda d: sum(e["category_id"] == d["category_id"] for e in detections))
+    by_image = [[d for d in rare_first if d["image_id"] == image["id"]][:most] for image in content["images"]]
+    row = results.evaluate(content, [d for some in by_image for d in some], [task], detections_per_image=most)[task]
+    assert [row["AP"], row["AR"]] == pytest.approx(list(expected[1:]) or [100, 100])
+    ceiling = [row[name] for name in ("images_over_limit", "AP_ceiling", "AR_ceiling") if name in row]
+    assert ceiling == pytest.approx(list(expected))
+    assert [row.get("AP@300"), row.get("AR@300")] == ([pytest.approx(100)] * 2 if most == 300 else [None] * 2)
+
+
+def test_a_crowd_and_another_limit_leave_the_tables_as_they_are(people: dict[str, Any]) -> None:
+    detections: list[Any] = perfect(people)
+    for number, record in enumerate(detections):
+        record["score"] = 0.1 + number / 100
+        record["bbox"][0] += number % 3
+    plain = results.evaluate(people, detections, results.TASKS)
+    more = results.evaluate(people, detections, results.TASKS, detections_per_image=300)
+    for task, row in plain.items():
+        assert row == {name: more[task][name] for name in row}
+        assert more[task].keys() - row.keys() == {"AP@300", "AR@300"}
+    content = crowded((150,))
+    for record in content["annotations"][60:]:
+        record["iscrowd"] = 1
+    assert "AP_ceiling" not in results.evaluate(content, [], ["bbox"])["bbox"]
+
+
 @pytest.mark.detectron2
 def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) -> None:
     from detectron2.evaluation.coco_evaluation import _evaluate_predictions_on_coco

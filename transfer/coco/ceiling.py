@@ -1,4 +1,4 @@
-"""The highest AP and AR that predictions can reach, where COCO's metrics count fewer of them than there are objects."""
+"""The highest AP and AR that predictions can reach if COCO's metrics count fewer of them than there are objects."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def compute_ceiling(
 
     Returns:
         images_over_limit: the number of images with more objects than predictions that count. AP_ceiling and
-        AR_ceiling: the means of r_c and of that AP over the classes, from 0 to 100.
+        AR_ceiling: the means of that AP and of r_c over the classes, from 0 to 100.
     """
     by_image: dict[Any, Counter[Any]] = {}
     for record in annotations:

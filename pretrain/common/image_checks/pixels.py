@@ -98,7 +98,7 @@ def advise_array(image: Any) -> str:
         expression = "np.asarray(image)"
     array = np.asarray(image)
     if not array.size:
-        return "leave empty images out of the data set"
+        return "leave out empty images"
     if array.dtype.kind not in "biuf":
         return "its pixels are not numbers"
     return _advise_values(array, _advise_shape(array.shape, expression))

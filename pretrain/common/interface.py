@@ -12,7 +12,7 @@ from typing import Any
 from .errors import UserError
 from .interrupt import Stopped, StopRequest
 
-_TURN_POLL_S = 0.5  # between two looks at a request to stop
+_TURN_POLL_S = 0.5  # between two checks of the request to stop
 _turn = threading.RLock()
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ def list_words(overrides: Any) -> list[Any]:
 def take_turn(stop: StopRequest) -> Iterator[None]:
     """Wait until no other thread of this process has a run, and keep others waiting until the block ends.
 
-    Runs at the same time would draw from the same random numbers of torch, and write to each other's logs.
+    Simultaneous runs would share torch's random numbers, and write to each other's logs.
 
     Raises:
         Stopped: a stop was requested while this run waited.
     """
     turn = _turn
     if not turn.acquire(blocking=False):
-        log.info("a run of another thread waits for the end of this one")
+        log.info("a run in another thread waits until this one ends")
         while not turn.acquire(timeout=_TURN_POLL_S):
             if stop.reason:
                 raise Stopped(stop.reason)

@@ -35,7 +35,7 @@ def describe_resume(folder: Path, step: int) -> str:
 
 
 def save_before_stop(batches: Iterator[T], save: Callable[[int], object]) -> Iterator[T]:
-    """Yield ``batches``; call ``save`` where a loader obeys a request to stop because no batch arrives.
+    """Yield ``batches``; call ``save`` if the loader obeys a request to stop because no batch arrives.
 
     Args:
         save: takes the number of batches whose steps are complete; not called for 0.

@@ -197,7 +197,9 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
         content: without bad records.
     """
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    records = content["annotations"][:_SAMPLE]
+    records = content["annotations"][
+        :: 1 + len(content["annotations"]) // _SAMPLE
+    ]  # also of the parts of a merged file
     boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
     outlines = [outline for record in records for outline in select_outlines(record.get("segmentation") or ())]
     keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]
@@ -206,6 +208,10 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
         if 0 < max(chain(*lists), default=0) <= 1:
             remedy = "multiply them by the images' width and height"
             return f"its {kind} lie between 0 and 1, but COCO's are in pixels; {remedy}"
+    small = sum(max(box[:4]) <= 1 for box in boxes)
+    if small > max(1, len(boxes) / 100):
+        problem = f"{small} of {len(boxes)} boxes are smaller than a pixel, with values between 0 and 1"
+        return f"{problem}; they look normalized: multiply them by the images' width and height"
     corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
     outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
     if sum(outside) > len(boxes) / 2 and all(corners):

@@ -157,6 +157,10 @@ def test_boxes_in_another_format_are_named() -> None:
         return find_box_format_problem({"images": images, "annotations": records})
 
     assert "between 0 and 1" in problem([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5])
+    normalized = [[0.1, 0.2, 0.3, 0.4]] * 2
+    assert "2 of 5 boxes" in problem(*[[30.0, 8.0, 20.0, 30.0]] * 3, *normalized), "the second part of a merged file"
+    assert "normalized" in problem(*[[30.0, 8.0, 20.0, 30.0]] * 11_000, *normalized * 500), "a large one"
+    assert problem(*[[30.0, 8.0, 20.0, 30.0]] * 3, normalized[0]) == "", "a single small box"
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
     assert problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0]) == "", "over the border, and without area"
     box: list[float] = [30, 8, 20, 30]

@@ -3,8 +3,8 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
+from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 
 _SAMPLE_BYTES = 4096  # from the middle of a file: other photos of the same size may have the same header
@@ -17,12 +17,12 @@ def find_equal_files(train: Iterable[str], test: Iterable[str]) -> dict[str, str
     Sizes are compared first, then a few bytes of files of the same size; where these agree, SHA-256 decides. Files that
     cannot be read are left out.
     """
-    groups: _Pairs = {(): (sorted(train), sorted(test))}
+    groups: _Pairs = {(): (list(train), list(test))}
     for read in (os.path.getsize, _read_sample, sha256):
         groups = {
             (key, value): files for key, members in groups.items() for value, files in _divide(*members, read).items()
         }
-    return {path: train_files[0] for train_files, test_files in groups.values() for path in test_files}
+    return {path: min(train_files) for train_files, test_files in groups.values() for path in test_files}
 
 
 def _divide(train: list[str], test: list[str], read: Callable[[str], object]) -> _Pairs:
@@ -30,8 +30,10 @@ def _divide(train: list[str], test: list[str], read: Callable[[str], object]) ->
     groups: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for position, paths in enumerate((train, test)):
         for path in paths:
-            with suppress(OSError, ValueError):  # sha256 raises UserError, which is one
+            try:
                 groups[read(path)][position].append(path)
+            except (OSError, UserError):
+                continue
     return {value: files for value, files in groups.items() if all(files)}
 
 

@@ -1,10 +1,11 @@
-"""Make small data sets, convert boxes to COCO's format, and split or draw subsets of COCO annotations.
+"""Make small data sets, convert boxes to COCO's format, split or draw subsets of annotations, and find duplicates.
 
 python tools/make_data.py digits --output datasets/digits
 python tools/make_data.py trees --output datasets/trees
 python tools/make_data.py voc VOC2007/Annotations --output datasets/boxes --images VOC2007/JPEGImages
 python tools/make_data.py yolo data/labels --output datasets/boxes --images data/images --names data/data.yaml
 python tools/make_data.py split datasets/boxes/annotations.json --output datasets/own --val 0.2
+python tools/make_data.py duplicates folder:data/train folder:data/test --output duplicates
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json --output datasets/coco_subsets
 """
 
@@ -34,7 +35,7 @@ from transfer.coco.data import read_annotations
 
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
-_VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
+_VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1, "duplicates": 1}
 # Arguments of which the manifest needs no record: the digests of what is read tell the rest.
 _WITHOUT_EFFECT = ("output", "wheel", "from_zero")
 _MIN_SIZE = 16  # pixels
@@ -73,6 +74,12 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
             content = read_boxes(Path(args.labels), Path(args.images or args.labels), names, from_zero=from_zero)
             digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
             return lambda folder: _write_annotations(folder, content), {"content": digest}
+        case "duplicates":
+            from tools.data.duplicates import find_duplicates, write_duplicates  # imports torch
+
+            content = find_duplicates(args.train, args.test, args.weights)
+            digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            return lambda folder: write_duplicates(folder, content), {"content": digest}
     file = check_file(args.annotations, "annotation file", "*.json")
     digests: dict[str, str | None] = {"annotations": sha256(file)}
     if args.kind == "split":
@@ -132,6 +139,7 @@ def _build_parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="kind", required=True)
     _add_drawn_kinds(kinds)
     _add_coco_kinds(kinds)
+    _add_duplicates(kinds)
     return parser
 
 
@@ -142,7 +150,7 @@ def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
     if name in ("voc", "yolo"):
         sub.add_argument("labels", help="folder of the label files, at any depth")
     sub.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
-    if name not in ("trees", "voc", "yolo"):
+    if name not in ("trees", "voc", "yolo", "duplicates"):
         _add_number(sub, "--seed", 0, "random seed")
     return sub
 
@@ -192,6 +200,16 @@ def _add_coco_kinds(kinds: Any) -> None:
             boxes.add_argument("--from-zero", action="store_true", help=text)
     text = "data.yaml with names, or a text file with one name per line; keypoints (kpt_shape) are not converted"
     boxes.add_argument("--names", required=True, metavar="FILE", help=text)  # yolo only
+
+
+def _add_duplicates(kinds: Any) -> None:
+    text = "test images that are training images, or nearly so: FOLDER/duplicates.json and duplicates.png"
+    duplicates = _add_kind(kinds, "duplicates", text)
+    text = "training images: a data set as in DATASETS.TRAIN or DATA.TRAIN, such as coco:FILE:DIR or folder:DIR"
+    duplicates.add_argument("train", help=text)
+    duplicates.add_argument("test", help="test images: another one; of a folder with splits, its val split")
+    text = "run folder or checkpoint whose frozen features are compared (default: a random ResNet-18)"
+    duplicates.add_argument("--weights", default="random", metavar="RUN", help=text)
 
 
 if __name__ == "__main__":

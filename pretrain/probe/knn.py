@@ -134,7 +134,7 @@ def classify(
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
         stop.raise_if_requested()
         similarity_QT = F.normalize(queries, dim=1) @ bank_TF.T
-        nearest_QK, labels_QK = _find_nearest(similarity_QT, train.labels_N, max(k, *reported_k, 0))
+        nearest_QK, labels_QK = find_nearest(similarity_QT, train.labels_N, max(k, *reported_k, 0))
         votes = vote(nearest_QK[:, :k], labels_QK[:, :k], temperature, classes)
         correct = votes.topk(min(5, classes)).indices == labels[:, None]
         hits["top1"] += int(correct[:, 0].sum())
@@ -146,7 +146,7 @@ def classify(
     return {**scores, "train_images": train_images, "val_images": len(val.labels_N)}
 
 
-def _find_nearest(similarity_QT: Tensor, labels_T: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def find_nearest(similarity_QT: Tensor, labels_T: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return similarities and labels, (Q, k), of the nearest training images of all ranks, the nearest first."""
     local_k = min(k, len(labels_T))
     top_QK, index_QK = similarity_QT.topk(local_k, dim=1)

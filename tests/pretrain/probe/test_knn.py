@@ -77,7 +77,7 @@ def test_equally_similar_images_vote_in_the_order_of_the_data():
     train, val = _draw_with_ties()
     similarity = F.normalize(val.features_NF, dim=1) @ F.normalize(train.features_NF, dim=1).T
     for k in (1, 7, 50, 101):
-        nearest, labels = knn._find_nearest(similarity, train.labels_N, k)
+        nearest, labels = knn.find_nearest(similarity, train.labels_N, k)
         for q, row in enumerate(similarity.tolist()):
             expected_order = sorted(range(101), key=lambda t, row=row: (-row[t], t))[:k]
             assert nearest[q].tolist() == [row[t] for t in expected_order]

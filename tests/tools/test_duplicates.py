@@ -1,0 +1,83 @@
+"""Test images that are training images, or nearly so, are found by content and by frozen features."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.errors import refused
+from tools import make_data
+
+
+def write_photos(folder: Path, seeds: range) -> list[Path]:
+    """Write images of smooth random colors, which have little in common."""
+    folder.mkdir(parents=True)
+    for seed in seeds:
+        colors = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
+        Image.fromarray(colors).resize((96, 96), Image.Resampling.BICUBIC).save(folder / f"{seed}.png")
+    return sorted(folder.iterdir())
+
+
+def test_copies_are_found_and_other_images_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_photos(tmp_path / "train", range(30))
+    test = write_photos(tmp_path / "test", range(100, 120))
+    photo = Image.open(train[4])
+    variants = {
+        "reencoded.jpg": photo,
+        "resized.png": photo.resize((50, 60)),
+        "flipped.png": photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        "cropped.png": photo.crop((3, 3, 93, 93)),
+    }
+    for name, variant in variants.items():
+        variant.save(tmp_path / "test" / name)
+    shutil.copy(train[7], tmp_path / "test" / "copy.png")
+    boxes = {
+        "images": [{"id": n, "file_name": path.name} for n, path in enumerate(train)],
+        "annotations": [],
+        "categories": [],
+    }
+    (tmp_path / "train.json").write_text(json.dumps(boxes))
+    for name in (f"folder:{tmp_path / 'train'}", f"coco:{tmp_path / 'train.json'}:{tmp_path / 'train'}"):
+        output = tmp_path / name.partition(":")[0]
+        make_data.main(["duplicates", name, f"folder:{tmp_path / 'test'}", "--output", str(output)])
+        content = json.loads((output / "duplicates.json").read_text())
+        assert (content["train_images"], content["test_images"]) == (30, len(test) + 5)
+        pairs = {Path(pair["test"]).name: pair for pair in content["pairs"]}
+        assert pairs.keys() == {*variants, "copy.png"}
+        assert content["pairs"][0] == {
+            "test": str(tmp_path / "test/copy.png"),
+            "train": str(train[7]),
+            "similarity": 1.0,
+            "equal": True,
+        }
+        assert {pairs[variant]["train"] for variant in variants} == {str(train[4])}
+        assert not any(pairs[variant]["equal"] for variant in variants)
+        assert min(pair["similarity"] for pair in content["pairs"]) >= content["threshold"]
+        assert np.asarray(Image.open(output / "duplicates.png")).shape[0] == 2 * 136
+        assert "5 of 25 test images" in capsys.readouterr().out
+
+
+def test_a_clean_test_set_has_no_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seeds in (("train", range(20)), ("test", range(50, 60))):
+        write_photos(tmp_path / name, seeds)
+    words = ["duplicates", f"folder:{tmp_path}/train", f"folder:{tmp_path}/test", "--output", str(tmp_path / "out")]
+    make_data.main(words)
+    assert json.loads((tmp_path / "out/duplicates.json").read_text())["pairs"] == []
+    assert not (tmp_path / "out/duplicates.png").exists() and "0 of 10 test images" in capsys.readouterr().out
+    make_data.main(words)
+    assert "already exists" in capsys.readouterr().out
+
+
+def test_missing_sets_and_weights_are_named(tmp_path: Path) -> None:
+    write_photos(tmp_path / "train", range(3))
+    name = f"folder:{tmp_path}/train"
+    command = ["duplicates", "--output", str(tmp_path / "out")]
+    refused(lambda: make_data.main([*command, name, f"folder:{tmp_path}/gone"]), "gone")
+    refused(lambda: make_data.main([*command, f"coco:{tmp_path}/a.json:{tmp_path}/train", name]), "a.json")
+    refused(lambda: make_data.main([*command, name, name, "--weights", str(tmp_path / "w.pth")]), "w.pth")
+    (tmp_path / "train" / "0.png").write_bytes(b"no image")
+    refused(lambda: make_data.main([*command, name, name]), "0.png")
+    assert not (tmp_path / "out").exists()

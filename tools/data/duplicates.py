@@ -1,0 +1,98 @@
+"""Test images that are training images, or nearly so: a list, a table and a picture of the worst."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError, count_noun
+from pretrain.data import datasets, view_grid
+from pretrain.data.image_data import ImageData
+from pretrain.data.sources import Files
+from pretrain.data.views import make_center_view
+from transfer.coco.data import find_data_set, in_catalog, read_annotations
+from transfer.coco.equal_files import find_equal_files
+
+from .features import find_nearest_images
+
+# docs/tutorials/own_images.md has the recall and the false alarms at this similarity.
+THRESHOLD = 0.85
+_WORST = 12  # pairs in the table and in the picture
+_SIDE = 128  # pixels per side of an image in the picture
+
+
+def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, Any]:
+    """Compare each test image with all training images.
+
+    Args:
+        train_name: a data set as in DATASETS.TRAIN or, as ``folder:DIR``, in DATA.TRAIN.
+        test_name: another one; of a folder with splits, its val split is used.
+        weights: run folder or checkpoint whose features are compared, or ``random``.
+
+    Returns:
+        The content of duplicates.json: ``pairs`` has the test images whose similarity to a training image is at least
+        ``threshold``, the most similar first.
+
+    Raises:
+        UserError: a data set or the weights are missing, or an image cannot be decoded.
+    """
+    train = open_data_set(train_name, "train")
+    test = open_data_set(test_name, "val")
+    train_paths, test_paths = ([data.image_name(n) for n in range(len(data))] for data in (train, test))
+    equal = find_equal_files(train_paths, test_paths)
+    similarities, nearest = find_nearest_images(train, test, weights)
+    pairs = []
+    for position in np.argsort(-similarities, kind="stable").tolist():
+        path = test_paths[position]
+        is_equal = path in equal
+        partner = equal[path] if is_equal else train_paths[nearest[position]]
+        similarity = 1.0 if is_equal else round(float(similarities[position]), 4)
+        if similarity >= THRESHOLD:
+            pairs.append({"test": path, "train": partner, "similarity": similarity, "equal": is_equal})
+    pairs.sort(key=lambda pair: (not pair["equal"], -pair["similarity"]))
+    counts = {"train_images": len(train), "test_images": len(test)}
+    names = {"train": train_name, "test": test_name, "weights": weights}
+    return {**names, **counts, "threshold": THRESHOLD, "pairs": pairs}
+
+
+def open_data_set(name: str, split: str) -> ImageData:
+    """Open the images of a data set in COCO's format, or a split of one that pretraining reads."""
+    if not in_catalog(name):
+        data_set = find_data_set(name)
+        if data_set is None:
+            raise UserError(f"{name} has no files in COCO's format; use coco:ANNOTATIONS.json:IMAGE_FOLDER")
+        records = read_annotations(data_set.annotations)["images"]
+        return ImageData(Files(data_set.images, [record["file_name"] for record in records]), None, [], name)
+    return datasets.load(name, split)
+
+
+def write_duplicates(folder: Path, content: dict[str, Any]) -> None:
+    """Write ``duplicates.json`` and, if there are pairs, ``duplicates.png``; print the numbers and the worst pairs."""
+    (folder / "duplicates.json").write_text(json.dumps(content, indent=1))
+    pairs = content["pairs"]
+    if pairs:
+        data = {name: open_data_set(content[name], split) for name, split in (("train", "train"), ("test", "val"))}
+        view_grid.write(folder / "duplicates.png", _draw(pairs[:_WORST], data))
+        rows = [[pair["test"], pair["train"], pair["similarity"], pair["equal"]] for pair in pairs[:_WORST]]
+        print(tabulate(rows, ["test image", "training image", "similarity", "equal files"]))
+    equal = sum(pair["equal"] for pair in pairs)
+    what = f"{len(pairs):,} of {count_noun(content['test_images'], 'test image')}"
+    print(
+        f"{what} are near-duplicates of training images (similarity {THRESHOLD} or more), {equal:,} of them equal files"
+    )
+
+
+def _draw(pairs: Sequence[dict[str, Any]], data: dict[str, ImageData]) -> np.ndarray:
+    """Draw the pairs, three in a row, the test image on the left of its partner."""
+    position_of = {name: {part.image_name(n): n for n in range(len(part))} for name, part in data.items()}
+    cells = []
+    for pair in pairs:
+        images = [data[name].read(position_of[name][pair[name]]) for name in ("test", "train")]
+        sides = [make_center_view(image, _SIDE, 0) for image in images]
+        cells.append(np.pad(np.concatenate(sides, axis=1), ((4, 4), (4, 4), (0, 0)), constant_values=255))
+    empty = np.full_like(cells[0], 255)
+    cells += [empty] * (-len(cells) % 3)
+    return np.concatenate([np.concatenate(cells[n : n + 3], axis=1) for n in range(0, len(cells), 3)])

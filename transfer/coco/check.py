@@ -197,9 +197,8 @@ def find_box_format_problem(content: Mapping[str, Any]) -> str:
         content: without bad records.
     """
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    records = content["annotations"][
-        :: 1 + len(content["annotations"]) // _SAMPLE
-    ]  # also of the parts of a merged file
+    stride = 1 + len(content["annotations"]) // _SAMPLE
+    records = content["annotations"][::stride]  # of all parts of a merged file
     boxes = [(*record["bbox"], *sizes[record["image_id"]]) for record in records]
     outlines = [outline for record in records for outline in select_outlines(record.get("segmentation") or ())]
     keypoints = [record["keypoints"] for record in records if are_numbers(record.get("keypoints"))]

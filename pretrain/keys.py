@@ -54,7 +54,7 @@ def _list_queue_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.kind == "queue"]
 
 
-# Which value of which key makes others be read.
+# Keys that are read only if another key has one of these values.
 _QUEUE: dict[str, Any] = {"chooser": "METHOD.NAME", "readers": _list_queue_methods}
 _LARS: dict[str, Any] = {"chooser": "SOLVER.OPTIMIZER", "readers": ("lars",)}
 _SGD_OR_LARS: dict[str, Any] = {"chooser": "SOLVER.OPTIMIZER", "readers": ("sgd", "lars")}

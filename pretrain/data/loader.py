@@ -60,7 +60,7 @@ class Loader:
     world_size: int = 1
     num_workers: int = 4  # 0 means that this process decodes
     on_corrupt: str = "error"  # or skip, which takes the next readable image instead
-    reduced_decoding: bool = False  # decode JPEGs at the smallest size of which every crop has S pixels per side
+    reduced_decoding: bool = False  # decode JPEGs at the smallest size that leaves every crop S pixels per side
     pin_memory: bool = False  # for copies to a GPU without a host-device synchronization
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ def run(
         write_environment(output_dir)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if checkpoint:
-        weights = Weights(str(path), "", from_c4(content.pop("model")), {})
+        weights = Weights(str(path), "", from_c4(content.pop("model")), None)
     else:
         assert weights
         check_weights_fit(weights, cfg)

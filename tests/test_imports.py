@@ -1,9 +1,13 @@
 """The packages import one another without cycles, and only downward."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = [
@@ -32,3 +36,45 @@ def test_no_module_imports_itself_through_others():
     assert "pretrain.common.errors" in graph["tools.launcher.graphs.start"]
     assert "tools.launcher.commands" in graph["tools.launch"]
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
+
+
+# Imports each module, for the second time, since other libraries change the process when they are imported first.
+IMPORT_AGAIN = """
+import importlib, logging, os, signal, sys
+
+def state():
+    loggers = [logging.root, *map(logging.getLogger, sorted(logging.root.manager.loggerDict))]
+    return {
+        "sys.path": list(sys.path),
+        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "logging handlers": [(logger.name, list(logger.handlers)) for logger in loggers if logger.handlers],
+        "environment": dict(os.environ),
+    }
+
+is_without_detectron2, *modules = sys.argv[1:]
+if is_without_detectron2 == "True":
+    sys.modules["detectron2"] = None
+for module in modules:
+    importlib.import_module(module)
+for name in [name for name in sys.modules if name.split(".")[0] in ("pretrain", "transfer", "detectron2")]:
+    del sys.modules[name]
+for module in modules:
+    before = state()
+    importlib.import_module(module)
+    after = state()
+    for name in before:
+        if before[name] != after[name]:
+            print(module, "changes", name, before[name], after[name])
+"""
+
+
+@pytest.mark.parametrize("without_detectron2", [True, pytest.param(False, marks=pytest.mark.detectron2)])
+def test_importing_the_packages_changes_nothing_else(without_detectron2: bool) -> None:
+    """Neither sys.path nor handlers nor the environment: a notebook imports them beside its own modules."""
+    modules = [module for module in MODULES if module.split(".")[0] in ("pretrain", "transfer")]
+    if without_detectron2:
+        modules = [module for module in modules if ".detectron2_engine" not in module]
+    command = [sys.executable, "-c", IMPORT_AGAIN, str(without_detectron2), *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done

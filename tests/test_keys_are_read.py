@@ -1,5 +1,6 @@
 """Every key of both stages is read somewhere; short runs record which keys they read."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from pretrain.config import load_config as load_pretraining
 from pretrain.probe import embedding, knn, linear
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
-from transfer import config, train_net
+from transfer import api, config, train_net
 from transfer.keys import KEYS
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -83,9 +84,8 @@ def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str
     for schedule in ("WarmupMultiStepLR", "WarmupCosineLR"):
         keys = ["SOLVER.LR_SCHEDULER_NAME", schedule, *words.split()]
         command = [*tiny_coco.command(tmp_path / schedule, name, "torchvision"), *keys]
-        args = train_net.parse(command)
-        engine, cfg = train_net.resolve_config(args)
-        train_net.run_rank(args, engine, config.scale_to_world(record_reads(cfg), 1), Job())
+        run = train_net.prepare(train_net.parse(command))
+        api.run_rank(dataclasses.replace(run, cfg=config.scale_to_world(record_reads(run.cfg), 1)), Job())
     # Checks of the config read keys with a single possible value; test_own_modules.py uses a mapper.
     honored = {row.name for row in KEYS.values() if "torchvision" not in row.engines}
     assert honored - {"MODEL.RESNETS.RES2_OUT_CHANNELS"} - reads == set()

@@ -75,7 +75,7 @@ ANSWERS = {
 NOT_NEEDED = {
     ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.options",
     ("pretrain", "--method", "jcl", "--help"): "cv2 tools.report tools.launcher.doctor tools.launcher.graphs.start",
-    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.train_net tools.launcher.stages",
+    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.launcher.stages",
     ("report", "tests/golden/run"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",
 }
 

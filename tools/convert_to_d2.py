@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    run(parser.parse_args(argv))
+    run(**vars(parser.parse_args(argv)))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace an output that differs")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert as the options of `add_options` say, and print a summary."""
-    check_name(args.output, "OUTPUT")
-    print(convert(**vars(args)).summary())
+def run(source: str, output: str, **options: Any) -> None:
+    """Convert with the options of `add_options`, and print a summary."""
+    check_name(output, "OUTPUT")
+    print(convert(source, output, **options).summary())
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from .registries import HOOKS, MAPPERS
 
 if TYPE_CHECKING:
-    from .predict import load_detector
-    from .train_net import fine_tune
+    from .api import evaluate, fine_tune, load_detector
     from .weights.convert import convert
 
-__all__ = ["HOOKS", "MAPPERS", "convert", "fine_tune", "load_detector"]
+__all__ = ["HOOKS", "MAPPERS", "convert", "evaluate", "fine_tune", "load_detector"]
 # They are imported when they are used first, since command lines import this package first.
-_MODULES = {"convert": "weights.convert", "fine_tune": "train_net", "load_detector": "predict"}
+_MODULES = {"convert": "weights.convert", "evaluate": "api", "fine_tune": "api", "load_detector": "api"}
 
 # fvcore scripts two losses when it is imported; this package does not use them.
 warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)

@@ -34,11 +34,30 @@ def load_config(config_file: str | Path | None, opts: Sequence[Any] = ()) -> Cfg
     """
     cfg = default_config()
     yaml_io.merge(cfg, KEYS, config_file, opts)
-    for key in ("SIZES", "ASPECT_RATIOS"):  # one flat list is for all feature maps, as Detectron2 reads it
+    _nest_anchors(cfg)
+    return cfg
+
+
+def from_yaml_text(text: str, opts: Sequence[Any] = ()) -> CfgNode:
+    """Return the config that `dump` returned as text, with ``KEY VALUE`` overrides.
+
+    Raises:
+        ValueError: the text is not YAML.
+        UserError: unknown key or wrong type.
+    """
+    cfg = default_config()
+    leaves = flatten(parse_yaml(text))
+    yaml_io.merge(cfg, KEYS, None, [*(word for pair in leaves for word in pair), *opts])
+    _nest_anchors(cfg)
+    return cfg
+
+
+def _nest_anchors(cfg: CfgNode) -> None:
+    """Make the sizes and ratios of anchors lists of lists: one flat list is for all feature maps, as in Detectron2."""
+    for key in ("SIZES", "ASPECT_RATIOS"):
         values = cfg.MODEL.ANCHOR_GENERATOR[key]
         if values and not any(isinstance(value, (list, tuple)) for value in values):
             cfg.MODEL.ANCHOR_GENERATOR[key] = [list(values)]
-    return cfg
 
 
 def check_same_training(cfg: CfgNode, recorded: Path) -> None:
@@ -49,10 +68,8 @@ def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     """
     if not recorded.is_file():
         return
-    earlier = default_config()
     try:
-        leaves = flatten(parse_yaml(recorded.read_text(encoding="utf-8")))
-        yaml_io.merge(earlier, KEYS, None, [word for pair in leaves for word in pair])
+        earlier = from_yaml_text(recorded.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{recorded} cannot be read ({error}); use the version that wrote it") from error
     changes = compare(KEYS, dict(flatten(earlier)), dict(flatten(cfg)), SAME_STEPS, is_resumed=True)

@@ -23,7 +23,6 @@ from . import preflight
 from .coco import catalog, data
 from .coco.classes import category_names, check_same_categories
 from .config import check_ranges, classes_key, load_config
-from .train_net import choose_engine
 
 if TYPE_CHECKING:  # they import torch
     import torch
@@ -145,7 +144,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
             engine = read_json(source / "results.json")["engine"]["name"]
     else:
         check_file(source, "run folder or config file")
-    engine = choose_engine(engine)
+    engine = preflight.choose_engine(engine)
     cfg = load_config(config_file, opts)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; pass the file of a fine-tuned detector")

@@ -24,8 +24,32 @@ from .keys import KEYS
 from .registries import HOOKS, MAPPERS
 from .weights.locate import find_weights
 
+ENGINES = ("auto", "detectron2", "torchvision")
+FALLBACK_NOTE = (
+    "fine-tuning uses the torchvision engine, since Detectron2 is not installed; run `make detectron2` to install it, "
+    "or pass --engine torchvision"
+)
 # Saved before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
 EVALUATING = "evaluating.pth"
+
+
+def check_engine_name(name: str) -> None:
+    """Raise UserError for a name that is not one of `ENGINES`."""
+    if name not in ENGINES:
+        raise UserError(f"engine {name!r} is not one of {', '.join(ENGINES)}{suggest_name(name, ENGINES)}")
+
+
+def choose_engine(name: str) -> str:
+    """Return the engine's name; ``auto`` is Detectron2 if it is installed.
+
+    Raises:
+        UserError: Detectron2 is requested but not installed, or the name is unknown.
+    """
+    check_engine_name(name)
+    is_installed = importlib.util.find_spec("detectron2") is not None
+    if name == "detectron2" and not is_installed:
+        raise UserError("Detectron2 is not installed; run `make detectron2`, or use --engine torchvision")
+    return "detectron2" if is_installed and name != "torchvision" else "torchvision"
 
 
 def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:

@@ -64,7 +64,7 @@ def run(
     """Train and evaluate, or evaluate only, in each process of the process group, which was joined before.
 
     Args:
-        cfg: the config as `train_net.resolve_config` returns it; its SEED is set to the one that is used.
+        cfg: the config as `api.prepare` returns it; its SEED is set to the one that is used.
         data_sets: those of DATASETS.TRAIN (which an evaluation does not need) and DATASETS.TEST, by name.
         request: a request to stop (default: none comes).
         weights: initial weights; cleared once loaded; not needed where the run resumes from a checkpoint.

@@ -18,7 +18,7 @@ from tests import tiny
 START_METHOD = "forkserver"
 _IMPORTED = (
     "pytest torch._dynamo torch.utils.tensorboard.writer cv2 matplotlib.figure sklearn.datasets scipy.stats "
-    "pycocotools.cocoeval pretrain.train transfer.train_net tools.convert_to_d2 tools.report tests.in_process"
+    "pycocotools.cocoeval pretrain.train transfer.api tools.convert_to_d2 tools.report tests.in_process"
 )
 multiprocessing.set_forkserver_preload([*_IMPORTED.split()])
 

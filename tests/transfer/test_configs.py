@@ -9,7 +9,7 @@ import torch
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer import train_net
+from transfer import preflight
 from transfer.config import check_supported, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -108,6 +108,6 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_detectron2_is_requested_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
-    refused(lambda: train_net.choose_engine("detectron2"), "make detectron2")
-    assert train_net.choose_engine("auto") == "torchvision"
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    refused(lambda: preflight.choose_engine("detectron2"), "make detectron2")
+    assert preflight.choose_engine("auto") == "torchvision"

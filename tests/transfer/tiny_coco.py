@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from pretrain.common.run.state import Job
 from tests.resnets import resnet_state
-from transfer import preflight, train_net
+from transfer import api, preflight, train_net
 from transfer.coco import data
 from transfer.config import dump, load_config
 from transfer.weights.convert import convert
@@ -110,8 +110,7 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> l
 
 def fine_tune(argv: list[str], job: Job | None = None) -> dict[str, Any]:
     """Run a command line of train_net in this process; return the content of results.json."""
-    args = train_net.parse(argv)
-    return dict(train_net.run_rank(args, *train_net.resolve_config(args), job or Job()))
+    return api.run_rank(train_net.prepare(train_net.parse(argv)), job or Job())
 
 
 def train(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:

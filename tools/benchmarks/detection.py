@@ -17,8 +17,8 @@ from pretrain.common import distributed
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
 from transfer.config import check_supported, load_config
 from transfer.engine import Engine
+from transfer.preflight import choose_engine
 from transfer.train import load_engine
-from transfer.train_net import choose_engine
 
 ENGINES = ("torchvision", "detectron2")
 

@@ -33,6 +33,7 @@ from transfer import config as fine_tuning
 from transfer.keys import KEYS
 
 from . import MOVED
+from .arguments import TransferArguments
 
 # The function that each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
@@ -128,7 +129,7 @@ class StageSpec:
         changes = [str(change) for change in compare(keys, earlier["config"], self.identity["config"], allowed)]
         arguments = [identity["arguments"] for identity in (earlier, self.identity)]
         if self.stage == "transfer":  # may get --visualize, but not another engine
-            arguments = [words[1][:3] for words in arguments]
+            arguments = [TransferArguments.from_words(words[1]).describe_work() for words in arguments]
         if arguments[0] != arguments[1]:
             changes.append(f"arguments {arguments[0]} -> {arguments[1]}")
         parents = earlier["parents"]

@@ -1,24 +1,23 @@
 """Specs of all stages, built from a command line or a pipeline file, with its config resolved and checked."""
 
-import argparse
-import contextlib
 import functools
+import inspect
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain import config as pretraining
-from pretrain.common.command_line import Parser
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import Job
 from tools import ROOT, convert_to_d2
+from transfer import api, preflight
 from transfer import config as fine_tuning
-from transfer import train_net
+from transfer.weights.convert import convert
 
+from .arguments import TransferArguments
 from .spec import ENTRIES, StageSpec
 
 # The default recipe of a method: its paper's on ImageNet-1K where there is one.
@@ -86,9 +85,10 @@ def build_convert(source: str, output: str, folder: str = "", options: Mapping[s
     """Build the conversion of a run or checkpoint to Detectron2 weights at ``output``; its run folder is next to it.
 
     Args:
-        options: values of options of convert_to_d2.py, by name; other names are ignored.
+        options: values of options of `convert`, by name; other names are ignored.
     """
-    defaults = vars(_parse_conversion([source, output], {}))
+    parameters = inspect.signature(convert).parameters.values()
+    defaults = {option.name: option.default for option in parameters if option.kind is option.KEYWORD_ONLY}
     changed = {name: value for name, value in (options or {}).items() if value != defaults.get(name, value)}
     source = _make_absolute(source)
     target = _make_absolute(output)
@@ -98,13 +98,7 @@ def build_convert(source: str, output: str, folder: str = "", options: Mapping[s
 
 def run_conversion(words: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
     """Run convert_to_d2.py in a job."""
-    convert_to_d2.run(_parse_conversion(words, options or {}))
-
-
-def _parse_conversion(words: Sequence[str], options: Mapping[str, Any]) -> argparse.Namespace:
-    parser = Parser()
-    convert_to_d2.add_options(parser)
-    return parser.parse_args(words, argparse.Namespace(**options))
+    convert_to_d2.run(*words, **(options or {}))
 
 
 def build_transfer(
@@ -118,35 +112,33 @@ def build_transfer(
     Args:
         engine: if it is empty or auto, Detectron2 where it is installed.
     """
-    engines = train_net.ENGINES
-    if engine not in ("", *engines):
-        raise UserError(f"engine {engine!r} is not one of {', '.join(engines)}{suggest_name(engine, engines)}")
     if engine in ("", "auto"):
         engine = _choose_installed_engine()
+    preflight.check_engine_name(engine)
     cfg = fine_tuning.load_config(config_file, overrides)
     is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _make_absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     if eval_only:
         output = str(Path(output) / "eval_only")
-    drawing = ["--visualize", str(visualize)] if visualize else []
-    words = ["--eval-only" if eval_only else "--resume", "--engine", engine, *drawing, "OUTPUT_DIR", output]
-    config = fine_tuning.dump(cfg)
-    return StageSpec("transfer", output, ENTRIES["transfer"], config, args=(words,), inputs=_list_weights(cfg))
+    arguments = TransferArguments(engine, output, eval_only, visualize)
+    inputs = _list_weights(cfg)
+    return StageSpec(
+        "transfer", output, ENTRIES["transfer"], fine_tuning.dump(cfg), args=(arguments.to_words(),), inputs=inputs
+    )
 
 
 def run_fine_tuning(config: str, words: Sequence[str], *, job: Job) -> None:
-    """Run transfer/train_net.py with a config as YAML text, in each process of a job."""
-    with write_config(config) as file:
-        train_net.run(["--config-file", file, *words], job)
+    """Fine-tune or evaluate with a config as YAML text, in each process of a job."""
+    api.start(prepare_fine_tuning(config, words), job)
 
 
-@contextlib.contextmanager
-def write_config(text: str) -> Iterator[str]:
-    """Yield the path of a YAML file that contains ``text`` until the block ends."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        yield file.name
+def prepare_fine_tuning(config: str, words: Sequence[str], world_size: int | None = None) -> api.Run:
+    """Check the config of a stage and the words of its `TransferArguments`; see `transfer.api.prepare`."""
+    arguments = TransferArguments.from_words(words)
+    cfg = fine_tuning.from_yaml_text(config, ["OUTPUT_DIR", arguments.output])
+    is_evaluation = arguments.eval_only
+    options = {"resume": not is_evaluation, "eval_only": is_evaluation, "visualize": arguments.visualize}
+    return api.prepare(cfg, arguments.engine, world_size, **options)
 
 
 def build_data(words: Sequence[str], folder: str) -> StageSpec:
@@ -200,9 +192,9 @@ def _build(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **fields: A
 
 @functools.cache  # print the note once for all detectors of a pipeline
 def _choose_installed_engine() -> str:
-    engine = train_net.choose_engine("auto")
+    engine = preflight.choose_engine("auto")
     if engine == "torchvision":
-        print(train_net.FALLBACK_NOTE, file=sys.stderr)
+        print(preflight.FALLBACK_NOTE, file=sys.stderr)
     return engine
 
 

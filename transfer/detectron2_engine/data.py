@@ -52,6 +52,7 @@ def build_mapper(cfg: CfgNode, is_train: bool) -> Mapper:
 
 def _map(mapper: Callable[[Any], Any], record: Record, seeds: tuple[int, int]) -> ModelInput:
     """Map a record under NumPy's random state of ``seeds``."""
+    adapt_detectron2()  # this process may be a new one of the loader
     words = [word & 0xFFFFFFFF for seed in seeds for word in (seed, seed >> 32)]
     np.random.seed(words)  # Detectron2's augmentations draw from the global state
     path = record["file_name"]
@@ -76,7 +77,6 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
     return detection_utils.convert_PIL_to_numpy(Image.fromarray(pixels), format)
 
 
-detection_utils.read_image = read_image  # which every mapper calls
 _output_shape = ResizeShortestEdge.get_output_shape
 
 
@@ -86,7 +86,10 @@ def get_output_shape(oldh: int, oldw: int, short_edge_length: int, max_size: int
     return max(1, height), max(1, width)
 
 
-ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
+def adapt_detectron2() -> None:
+    """Replace two functions of Detectron2, which its mappers and its test-time augmentation call, in this process."""
+    detection_utils.read_image = read_image
+    ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
 def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:

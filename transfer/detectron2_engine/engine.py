@@ -31,7 +31,7 @@ from ..coco.results import Detection, Metrics, format_table
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
 from . import heads
-from .data import build_mapper, load_test_records, load_training_records, read_category_ids, register
+from .data import adapt_detectron2, build_mapper, load_test_records, load_training_records, read_category_ids, register
 
 log = logging.getLogger(__name__)
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -63,6 +63,7 @@ class Detectron2Engine(Engine):
     def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
         """Derive Detectron2's config; set up its log, process group and data sets."""
         super().__init__(detectron2_config(cfg), data_sets, stop)
+        adapt_detectron2()
         if comm.get_world_size() > 1:
             comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
         for name in ("detectron2", "fvcore"):  # this run's log has their warnings

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,24 +58,20 @@ def test_a_changed_base_config_makes_a_different_run():
 
 
 def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.MonkeyPatch):
-    from transfer import train_net
+    from transfer import api
     from transfer.config import load_config
 
-    received: dict[str, Any] = {}
-
-    def run(words: list[str], _job: Job) -> None:
-        received["cfg"], received["words"] = load_config(words[1], words[-2:]), words
-
-    monkeypatch.setattr(train_net, "run", run)
+    received: list[api.Run] = []
+    monkeypatch.setattr(api, "start", lambda run, job: received.append(run))
     base = "SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}"
-    spec = detector("DATASETS.TEST", "('coco:a.json:images',)", base=base)
-    expected = load_config("mask.yaml", ["DATASETS.TEST", "('coco:a.json:images',)", "OUTPUT_DIR", spec.folder])
+    words = ["DATASETS.TRAIN", "('coco:a.json:images',)", "MODEL.ANCHOR_GENERATOR.SIZES", "[[16, 32, 64]]"]
+    spec = detector(*words, base=base)
+    expected = load_config("mask.yaml", [*words, "OUTPUT_DIR", spec.folder])
     queued = StageSpec.from_json(json.loads(json.dumps(spec.to_json())))
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
     queued.run(Job())
-    assert received["cfg"] == expected
-    assert received["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+    assert received == [api.Run(expected, "torchvision", resume=True)]
 
 
 def test_weights_count_by_content_and_not_by_path():

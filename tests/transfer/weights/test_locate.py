@@ -1,6 +1,5 @@
 """MODEL.WEIGHTS may be a URL."""
 
-import argparse
 import shutil
 import socket
 from pathlib import Path
@@ -11,7 +10,7 @@ from pretrain.common.files import sha256
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.transfer import tiny_coco
-from transfer import train_net
+from transfer import api
 from transfer.config import default_config
 from transfer.weights import locate
 from transfer.weights.load import check_same_weights, read_weights
@@ -73,8 +72,8 @@ def _fail_to_download(folder: Path) -> None:
         patch.setattr("iopath.common.file_io.download", download)
         cfg = default_config()
         cfg.MODEL.WEIGHTS = f"{ROOT}/a.pth"
-        args = argparse.Namespace(eval_only=True, resume=False)
-        refused(lambda: train_net._read_initial_weights(cfg, args), "a.pth: timed out; try again")
+        run = api.Run(cfg, "torchvision", eval_only=True)
+        refused(lambda: api._read_initial_weights(run), "a.pth: timed out; try again")
 
 
 def test_a_silent_server_is_not_awaited_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

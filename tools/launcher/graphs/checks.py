@@ -15,15 +15,15 @@ from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_batch_size, check_data_exists, check_divisible, check_same_run
-from transfer import train_net
 from transfer.preflight import check_inputs
 from transfer.weights.locate import find_weights
 
+from ..arguments import TransferArguments
 from ..execution import slurm
 from ..execution.jobs import check_not_running, read_settled_jobs
 from ..options import Options
 from ..spec import StageSpec
-from ..stages import read_pretrain_config, write_config
+from ..stages import prepare_fine_tuning, read_pretrain_config
 from .graph import RECORD, Graph, Node
 
 
@@ -124,16 +124,15 @@ def _check_stage(node: Node, options: Options, download: bool, check_data: bool)
     warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
-        with write_config(spec.config) as file:
-            args = train_net.parse(["--config-file", file, *spec.args[0]])
-            _, cfg = train_net.resolve_config(args, world_size)
+        run = prepare_fine_tuning(spec.config, spec.args[0], world_size)
+        cfg = run.cfg
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS
         if reads_weights and is_address and download:
             find_weights(cfg.MODEL.WEIGHTS)
         elif reads_weights and is_address:
             warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
-        check = functools.partial(check_inputs, cfg, eval_only=args.eval_only, weights=reads_weights and not is_address)
+        check = functools.partial(check_inputs, cfg, eval_only=run.eval_only, weights=reads_weights and not is_address)
     else:
         cfg = from_yaml_text(spec.config)
         check_divisible(cfg, spec.stage, world_size)
@@ -180,7 +179,7 @@ def check_may_continue(spec: StageSpec) -> None:
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
-    is_evaluation = spec.stage == "transfer" and "--eval-only" in spec.args[0]
+    is_evaluation = spec.stage == "transfer" and TransferArguments.from_words(spec.args[0]).eval_only
     check_stage_of(folder, "evaluation" if is_evaluation else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return

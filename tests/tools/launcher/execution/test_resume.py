@@ -98,7 +98,7 @@ def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: st
 
 
 def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(pipeline_file: str, monkeypatch):
-    monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("transfer.preflight.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("tools.launcher.graphs.start.LocalRun.run", lambda run: pytest.fail("it was started"))
     words = ["pipeline", pipeline_file, "--cluster", "local", "--gpus", "0", "--engine"]
     refused(lambda: launch.main([*words, "detectron"]), "'detectron'", "did you mean 'detectron2'")

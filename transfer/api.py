@@ -1,0 +1,270 @@
+"""Fine-tune and evaluate detectors: the functions of the Python interface, and the core that every command calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common import interface
+from pretrain.common.config import extensions
+from pretrain.common.files import read_json, write_json
+from pretrain.common.interrupt import Stopped
+from pretrain.common.logs import setup_logging
+from pretrain.common.run import wandb
+from pretrain.common.run.folder import read_stage
+from pretrain.common.run.state import Job
+
+from . import preflight
+from .coco import data
+from .coco.classes import CLASSES
+from .config import check_batch_division, check_ranges, check_training, load_config, scale_to_world
+from .predict import load_detector
+
+if TYPE_CHECKING:
+    from .weights.load import Weights
+
+__all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training with its evaluations, or an evaluation, that may start; see `prepare`.
+
+    Attributes:
+        cfg: the config, checked and scaled to the number of processes.
+        engine: detectron2 | torchvision.
+        resume: continue from the newest undamaged checkpoint in OUTPUT_DIR, if any; of an evaluation, evaluate it.
+        eval_only: evaluate MODEL.WEIGHTS, a fine-tuned detector, instead of training.
+        visualize: number of test images per data set on which to draw the predictions.
+    """
+
+    cfg: CfgNode
+    engine: str
+    resume: bool = False
+    eval_only: bool = False
+    visualize: int = 0
+
+
+def fine_tune(
+    config_file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    engine: str = "auto",
+    resume: bool = False,
+    eval_only: bool = False,
+) -> dict[str, Any]:
+    """Fine-tune or evaluate a detector in this process, and return the content of results.json.
+
+    Ctrl-C (in a notebook: interrupting the cell) stops after the current step and writes a checkpoint.
+
+    Args:
+        config_file: a Detectron2 YAML file, as in configs/coco_*.yaml.
+        overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.01}``.
+        engine: detectron2, torchvision, or auto for Detectron2 if it is installed.
+        resume: continue from the newest checkpoint in OUTPUT_DIR, if any.
+        eval_only: evaluate MODEL.WEIGHTS, a fine-tuned detector; see `evaluate`.
+
+    Raises:
+        pretrain.common.errors.UserError: bad input, in one line.
+        pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` says how to continue.
+    """
+    interface.check_path(config_file, "config_file")
+    words = interface.list_words(overrides or {})
+    job = Job()
+    with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
+        try:
+            run = prepare(load_config(config_file, words), engine, resume=resume, eval_only=eval_only)
+            _check_inputs(run)
+            return run_rank(run, job)
+        except Stopped as stop:
+            stop.add_note(stop.remedy)  # a notebook shows only the exception
+            raise
+
+
+def evaluate(
+    config_file: str | Path, overrides: Mapping[str, Any] | None = None, *, engine: str = "auto", resume: bool = False
+) -> dict[str, Any]:
+    """Evaluate a fine-tuned detector in this process, and return the content of results.json.
+
+    In the folder of a training run, all output goes to its eval_only/, so that the run's own results are kept.
+
+    Args:
+        config_file: a Detectron2 YAML file, such as the config.yaml of a run folder.
+        overrides: config keys and their values; MODEL.WEIGHTS is the detector's file.
+        engine: detectron2, torchvision, or auto for Detectron2 if it is installed.
+        resume: evaluate the newest checkpoint in OUTPUT_DIR instead of MODEL.WEIGHTS, if there is one.
+
+    Raises:
+        pretrain.common.errors.UserError: bad input, in one line.
+        pretrain.common.interrupt.Stopped: the evaluation was interrupted.
+    """
+    return fine_tune(config_file, overrides, engine=engine, resume=resume, eval_only=True)
+
+
+def prepare(
+    cfg: CfgNode,
+    engine: str = "auto",
+    world_size: int | None = None,
+    *,
+    resume: bool = False,
+    eval_only: bool = False,
+    visualize: int = 0,
+) -> Run:
+    """Choose the engine, check the config and scale it to the number of processes.
+
+    Args:
+        cfg: a config as `load_config` returns it.
+        world_size: the number of processes (default: WORLD_SIZE of the environment, or else 1).
+        engine, resume, eval_only, visualize: see `Run`; the engine may be auto, Detectron2 if it is installed.
+
+    Raises:
+        UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
+    """
+    name = preflight.choose_engine(engine)
+    if (engine, name) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
+        print(preflight.FALLBACK_NOTE, file=sys.stderr)
+    world_size = world_size or int(os.environ.get("WORLD_SIZE") or 1)
+    check_ranges(cfg)
+    if not eval_only:
+        check_training(cfg)
+    preflight.check_engine(cfg, name, eval_only=eval_only)
+    cfg = scale_to_world(cfg, world_size)
+    if not eval_only:
+        check_batch_division(cfg, world_size)
+    return Run(cfg, name, resume, eval_only, visualize)
+
+
+def start(run: Run, job: Job, num_processes: int = 1) -> None:
+    """Check the run's folder, data and weights; run it in this process or, if it is to be several, in new ones.
+
+    If the environment has WORLD_SIZE, this process is one rank and starts no others.
+
+    Raises:
+        UserError: a mistake in the data or the weights, or a run folder that is in use or another run's.
+        Stopped: a stop was requested; the checkpoint is written.
+    """
+    _check_inputs(run)
+    if num_processes > 1 and "WORLD_SIZE" not in os.environ:
+        from .distributed import launch
+
+        launch(num_processes, run_rank, run)
+    else:
+        run_rank(run, job)
+
+
+def _check_inputs(run: Run) -> None:
+    """Check run folder, data and weights on rank 0 only: other ranks may start after it has written to the folder."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    wandb.check_logger()
+    if not run.eval_only:
+        preflight.check_output_dir(run.cfg, run.resume)
+    reads_weights = not run.resume  # a resumed run does not need them
+    preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
+
+
+def run_rank(run: Run, job: Job) -> dict[str, Any]:
+    """Run one rank; rank 0 writes results.json, and every rank returns its content.
+
+    Args:
+        job: what this process was started for, with the request to stop it.
+    """
+    from pretrain.common.distributed import on_every_rank, on_first_rank, rank
+    from pretrain.common.run.stage import process_group, stage
+
+    from . import train
+    from .coco.results import write_results
+    from .distributed import join
+
+    with process_group(join, run.cfg.MODEL.DEVICE) as device:
+        on_every_rank(extensions.load)
+        if run.eval_only:
+            run = replace(run, cfg=on_first_rank(_resolve_evaluation, run.cfg, run.resume))
+        cfg = run.cfg
+        output_dir = Path(cfg.OUTPUT_DIR)
+        check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
+        with stage("evaluation" if run.eval_only else "transfer", output_dir, job, check):
+            setup_logging(output_dir, rank())
+            on_first_rank(_prepare_data, cfg, run.eval_only)
+            names = preflight.data_names(cfg, run.eval_only)
+            data_sets = {name: on_every_rank(data.resolve_data_set, name, output_dir) for name in names}
+            weights, weights_record = _read_initial_weights(run)
+            options = {"resume": run.resume, "eval_only": run.eval_only, "visualize": run.visualize}
+            engine = train.load_engine(run.engine)
+            metrics = train.run(engine, cfg, device, data_sets, job.stop, weights=weights, **options)
+            iteration = None if run.eval_only else cfg.SOLVER.MAX_ITER
+            return on_first_rank(write_results, cfg, metrics, run.engine, weights_record, iteration)
+
+
+def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
+    """Check the data sets, and their classes against those that the run folder records; training records them."""
+    recorded = preflight.read_recorded_classes(cfg, eval_only)
+    if eval_only and not recorded:
+        log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
+    classes = data.prepare_data_sets(cfg, preflight.data_names(cfg, eval_only), recorded)
+    if not eval_only:
+        write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
+
+
+def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
+    """Return the config of an evaluation in its own folder: with ``resume``, of the newest checkpoint."""
+    from . import checkpoints
+    from .weights.load import check_same_weights
+
+    cfg = cfg.clone()
+    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    newest = checkpoints.load_newest(cfg.OUTPUT_DIR) if resume else None
+    if newest:
+        if record.is_file():
+            check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
+            cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
+        cfg.MODEL.WEIGHTS = str(newest[0])
+    if read_stage(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
+        cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
+    return cfg
+
+
+def _read_initial_weights(run: Run) -> tuple[Weights | None, dict[str, Any]]:
+    """Read the weights that the run starts from; return them and their record for results.json.
+
+    A training saves the record in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
+    returned, and the record is the saved one.
+
+    Raises:
+        UserError: a resumed run is given weights other than those it was started with.
+    """
+    from pretrain.common.distributed import on_every_rank, on_first_rank
+
+    from .weights.load import read_weights
+    from .weights.locate import find_weights
+
+    cfg = run.cfg
+    saved_record = {} if run.eval_only or not run.resume else on_first_rank(_read_weights_record, cfg)
+    if saved_record:
+        return None, saved_record
+    on_first_rank(find_weights, cfg.MODEL.WEIGHTS)  # ranks whose downloads fail would try one after another
+    weights = on_every_rank(read_weights, cfg.MODEL.WEIGHTS)
+    if not run.eval_only:
+        on_first_rank(write_json, Path(cfg.OUTPUT_DIR) / "initial_weights.json", weights.summary())
+    return weights, weights.summary()
+
+
+def _read_weights_record(cfg: CfgNode) -> dict[str, Any]:
+    """Read the record of the weights that the run in OUTPUT_DIR was started with; {} if there is no checkpoint."""
+    from . import checkpoints
+    from .weights.load import check_same_weights
+
+    if not checkpoints.list_checkpoints(cfg.OUTPUT_DIR, evaluating=True):
+        return {}
+    weights_record = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
+    check_same_weights(cfg.MODEL.WEIGHTS, weights_record, cfg.OUTPUT_DIR)
+    return weights_record

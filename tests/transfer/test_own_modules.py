@@ -147,7 +147,7 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
         refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
     for classes in ([], ["c1"]):
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
-        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", "categories")
+        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", "MODEL.ROI_HEADS.NUM_CLASSES")
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name) -> None:

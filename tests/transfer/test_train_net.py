@@ -115,6 +115,10 @@ def test_the_python_interface(tmp_path: Path, name: str) -> None:
     assert results["iteration"] == 1 and signal.getsignal(signal.SIGINT) is before
     again = transfer.fine_tune(tiny_coco.BASE, keys, engine="torchvision", resume=True)
     assert again["metrics"] == results["metrics"]
+    recorded = tmp_path / "out" / "config.yaml"
+    final = {"MODEL.WEIGHTS": str(tmp_path / "out" / "model_final.pth")}
+    evaluated = transfer.evaluate(recorded, final, engine="torchvision")
+    assert evaluated["metrics"] == results["metrics"] and evaluated["iteration"] is None
 
 
 def test_a_run_keeps_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:

@@ -11,7 +11,7 @@ from pretrain import keys
 from pretrain.common.config.keys import Effect, Key
 from pretrain.common.run.state import Job
 from tests.errors import refused
-from tests.tools.launcher.helpers import TINY, complete
+from tests.tools.launcher.helpers import CONFIGS, TINY, complete
 from tools.launcher import stages
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.checks import check_may_continue
@@ -63,7 +63,7 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
 
     received: list[api.Run] = []
     monkeypatch.setattr(api, "start", lambda run, job: received.append(run))
-    base = "SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}"
+    base = f"_BASE_: {CONFIGS / 'coco_R50_FPN_1x.yaml'}\nSOLVER: {{MAX_ITER: 3, STEPS: '(2,)'}}"
     words = ["DATASETS.TRAIN", "('coco:a.json:images',)", "MODEL.ANCHOR_GENERATOR.SIZES", "[[16, 32, 64]]"]
     spec = detector(*words, base=base)
     expected = load_config("mask.yaml", [*words, "OUTPUT_DIR", spec.folder])

@@ -59,7 +59,7 @@ def test_a_backbone_without_a_config_takes_the_default_images(tmp_path: Path):
     gray = transform(np.full((300, 400, 3), 124, np.uint8))
     expected = pytest.approx((124 / 255 - 0.485) / 0.229, abs=1e-5)
     assert gray.shape == (3, 224, 224) and gray[0].unique().item() == expected
-    refused(lambda: transform(np.zeros((8, 8, 3))), "image is an array", "float64", ".astype(np.uint8)")
+    refused(lambda: transform(np.zeros((8, 8, 3))), "array", "float64", ".astype(np.uint8)")
     refused(lambda: transform([[1, 2]]), "image 1", "list", "PIL")
 
 

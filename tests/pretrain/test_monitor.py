@@ -33,7 +33,7 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatc
     report.check()
     assert report._skipped.total == 5  # steps 0, 2 and 3
     report.step(torch.tensor(1.0), 4, 0.1, INDEX)
-    refused(report.check, "3 steps up to step 4", "scale of 2")
+    refused(report.check, "3 steps", "step 4", "scale of 2")
 
 
 @pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])

@@ -73,7 +73,7 @@ def test_a_batch_larger_than_the_data_set_is_named_by_its_key(few: Path, name: s
     words = ["DATA.TRAIN", name.format(few), "OUTPUT_DIR", f"{few}_run"]
     preflight.check_batch_size(load_config(None, [*words, key, "6"]), stage)
     cfg = load_config(None, [*words, key, "8"])
-    refused(lambda: preflight.check_batch_size(cfg, stage), f"{key} is 8", "6 images", f"set {key} to at most 6")
+    refused(lambda: preflight.check_batch_size(cfg, stage), f"{key} is 8", "6 images", "at most 6")
     preflight.check_batch_size(cfg, "knn")
 
 

@@ -17,7 +17,7 @@ def test_what_the_detectron2_engine_cannot_run_is_refused(monkeypatch) -> None:
     for architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):
         words = (f"MODEL.META_ARCHITECTURE is {architecture}", "GeneralizedRCNN")
         refused(functools.partial(check, MODEL__META_ARCHITECTURE=architecture), *words)
-    refused(lambda: check(MODEL__LOAD_PROPOSALS=True), "MODEL.LOAD_PROPOSALS is True", "files are not supported")
+    refused(lambda: check(MODEL__LOAD_PROPOSALS=True), "MODEL.LOAD_PROPOSALS is True", "not supported")
     check(DATALOADER__SAMPLER_TRAIN="Random")  # refused for training alone: an evaluation does not read it
     refused(lambda: check(MODEL__RESNETS__NORM="syncBN"), "MODEL.RESNETS.NORM is 'syncBN'", "did you mean 'SyncBN'")
     refused(lambda: check(SOLVER__LR_SCHEDULER_NAME="Cosine"), "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR")

@@ -38,8 +38,8 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch) -> None:
     _meet_on_gpus(monkeypatch, [("a", "1"), ("a", "2"), ("b", "1")])
     with_rank_0 = [("a", "1"), ("b", "1"), ("a", "1")]
     without_it = [("b", "2"), ("a", "1"), ("a", "1")]
-    refused(lambda: _meet_on_gpus(monkeypatch, with_rank_0), "ranks 0 and 2 have the same GPU")
-    refused(lambda: _meet_on_gpus(monkeypatch, without_it), "ranks 1 and 2 have the same GPU")
+    refused(lambda: _meet_on_gpus(monkeypatch, with_rank_0), "ranks 0 and 2", "GPU")
+    refused(lambda: _meet_on_gpus(monkeypatch, without_it), "ranks 1 and 2", "GPU")
 
 
 @pytest.mark.usefixtures("tiny_resnet18")

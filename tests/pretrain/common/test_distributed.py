@@ -68,7 +68,7 @@ def test_a_job_with_gpus_that_torch_cannot_use_is_refused(monkeypatch, variables
         refused(lambda: fine_tuning.join("cuda"), named, "set MODEL.DEVICE cpu")
     else:
         assert distributed.init_process_group("auto") == fine_tuning.join("cuda") == torch.device("cpu")
-        refused(lambda: distributed.init_process_group("cuda"), "DEVICE is cuda, but torch sees no CUDA device")
+        refused(lambda: distributed.init_process_group("cuda"), "DEVICE is cuda", "no CUDA device")
     assert distributed.init_process_group("cpu") == torch.device("cpu")
 
 
@@ -82,7 +82,7 @@ def test_ranks_that_cannot_meet_end(monkeypatch: pytest.MonkeyPatch, address: st
         monkeypatch.setattr(distributed, "RENDEZVOUS_S", 1.0)
     for name, value in {"MASTER_ADDR": address, "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": rank}.items():
         monkeypatch.setenv(name, value)
-    refused(lambda: distributed.init_process_group("cpu"), f"cannot connect to each other at {address}:0", says)
+    refused(lambda: distributed.init_process_group("cpu"), f"{address}:0", says)
 
 
 def test_three_ranks_exchange_and_agree():

@@ -72,7 +72,7 @@ def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, ban
 def test_bands_that_are_not_rgb_are_counted(tmp_path: Path, capfd, bands, photometric, kind, planar):
     extra = (0,) * (bands - (3 if photometric == 2 else 1))
     data = tiff(np.ones((40, 56, bands), kind), photometric, extra=extra, planar=planar)
-    refused(tmp_path, data, f"it has {bands} bands, but images are RGB")
+    refused(tmp_path, data, f" {bands} bands.*RGB")
     assert capfd.readouterr() == ("", "")
 
 
@@ -266,7 +266,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     monkeypatch.setattr(images.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(images, "_decode_by_pillow", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
-    refused(tmp_path, encoded(PICTURE, "PNG"), "exceeds limit of 2238 pixels; cut it .*, or shrink it$")
+    refused(tmp_path, encoded(PICTURE, "PNG"), " 2238 pixels.*cut .*shrink")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])

@@ -123,7 +123,7 @@ def test_addresses_are_refused(name: str):
 
 def test_an_address_of_a_file_names_its_path():
     refused(lambda: load("file:///data/x", "train"), "folder:/data/x")
-    refused(lambda: load("cifar10", "train", "s3://bucket"), "'s3://bucket' is an address")
+    refused(lambda: load("cifar10", "train", "s3://bucket"), "'s3://bucket'", "address")
 
 
 def test_a_list_in_a_config(top: Path):
@@ -138,8 +138,8 @@ def test_a_list_in_a_config(top: Path):
     ):
         assert cfg.DATA.TRAIN == name == from_yaml_text(cfg.dump()).DATA.TRAIN
         inside = ["DATA.TRAIN", name, "OUTPUT_DIR", f"{top}/b/run"]
-        refused(lambda: load_config(None, inside), f"{top}/b/run is inside folder:{top}/b")  # noqa: B023
-    refused(lambda: load_config(None, ["DATA.TRAIN", [1]]), "[1]", "list of data sets")
+        refused(lambda: load_config(None, inside), f"{top}/b/run", f"folder:{top}/b")  # noqa: B023
+    refused(lambda: load_config(None, ["DATA.TRAIN", [1]]), "[1]", "DATA.TRAIN")
 
 
 def test_a_repeated_class_name_is_only_refused_where_names_matter():

@@ -240,7 +240,7 @@ def test_categories_of_another_number_of_one_name_and_none_are_refused(tmp_path:
     tiny_coco.edit(name, lambda content: content["categories"][2].update(name="c1"))
     refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
     tiny_coco.edit(name, lambda content: content.update(categories=[]))
-    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "the export is empty")
+    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "empty")
 
 
 @pytest.mark.detectron2

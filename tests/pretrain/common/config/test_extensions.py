@@ -104,7 +104,7 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     refused(lambda: check_same_run(edited, *earlier), "IMPORTED 'mine.py@", "--change-recipe")
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
     assert check_same_run(changed, *earlier) == [f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"]
-    refused(lambda: train.main(submitted), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
+    refused(lambda: train.main(submitted), "modules", edited.IMPORTED)  # a job that waited meanwhile
     assert stages.build_pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
     assert stages.build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 

@@ -35,12 +35,9 @@ def test_options_may_follow_key_value() -> None:
     ("word", "remedy"),
     [
         ("--confg-file=x", "did you mean '--config-file'"),
-        *(
-            (word, "config keys take no dashes: write SOLVER.BASE_LR VALUE")
-            for word in ("--base-lr", "--base_lr=0.1", "--lr")
-        ),
+        *((word, "SOLVER.BASE_LR VALUE") for word in ("--base-lr", "--base_lr=0.1", "--lr")),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_option_or_key(word: str, remedy: str) -> None:
     words = ["--config-file", "a.yaml", "SEED", "1", word]
-    refused(lambda: overrides.parse(parser(), words), f"train: unknown option '{word}'; {remedy}")
+    refused(lambda: overrides.parse(parser(), words), "train: ", f"'{word}'", remedy)

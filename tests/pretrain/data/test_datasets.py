@@ -139,7 +139,7 @@ def test_a_list_in_a_config(top: Path):
         assert cfg.DATA.TRAIN == name == from_yaml_text(cfg.dump()).DATA.TRAIN
         inside = ["DATA.TRAIN", name, "OUTPUT_DIR", f"{top}/b/run"]
         refused(lambda: load_config(None, inside), f"{top}/b/run", f"folder:{top}/b")  # noqa: B023
-    refused(lambda: load_config(None, ["DATA.TRAIN", [1]]), "[1]", "DATA.TRAIN")
+    refused(lambda: load_config(None, ["DATA.TRAIN", [1]]), "[1]", "list")
 
 
 def test_a_repeated_class_name_is_only_refused_where_names_matter():

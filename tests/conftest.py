@@ -23,10 +23,8 @@ _ALLOWED_SKIPS = ("no CUDA device", "needs two CUDA devices", "lightly is not in
 _LONGEST = ("test_one_device", "test_two_ranks", "test_kills", "test_slurm_pretraining", "test_stops", "test_learning")
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 48 training and 16 validation images of 20 px in two classes of different colors."""
-    root = tmp_path_factory.mktemp("images")
+def write_images(root: Path) -> Path:
+    """Write 48 training and 16 validation images of 20 px in two classes of different colors; return their folder."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 8)):
         for c, color in enumerate(((200, 60, 60), (60, 60, 200))):
@@ -36,6 +34,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 image = np.clip(rng.normal(color, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
                 cv2.imwrite(str(folder / f"{i:03d}.png"), image)
     return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a module's own copy of `write_images`."""
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

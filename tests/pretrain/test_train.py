@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -29,15 +28,6 @@ from tests.pretrain.test_steps import config
 from tests.stops import stop_after, stop_before_batch
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-
-
-@pytest.fixture(scope="module")
-def whole(images, tmp_path_factory) -> Path:
-    """Train without interruption, with kNN after each epoch; return the run folder."""
-    output = tmp_path_factory.mktemp("runs") / "whole"
-    results = run(images, output, "PROBE.KNN_PERIOD", "1")
-    assert results["steps"] == 2 * STEPS_PER_EPOCH
-    return output
 
 
 def test_a_run_folder_is_self_contained(whole):
@@ -139,11 +129,11 @@ def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():
         assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)
 
 
-def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, tmp_path, monkeypatch):
+def test_the_initial_weights_of_a_run_are_not_needed_on_resume(images, whole, tmp_path, monkeypatch):
     weights = tmp_path / "start/checkpoint_final.pth"
     read = []
     real = objectives.read_backbone
-    run(images, weights.parent, "SOLVER.MAX_STEPS", "1")
+    shutil.copytree(whole, weights.parent)
     monkeypatch.setattr(objectives, "read_backbone", lambda path: read.append(path) or real(path))
     run(images, tmp_path / "run", "MODEL.WEIGHTS", str(weights), "SOLVER.MAX_STEPS", "2")
     weights.unlink()

@@ -19,13 +19,6 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 READ = images.read_file
 
 
-@pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run(images, folder)
-    return folder
-
-
 DEATHS = {  # what a worker does, and what the error says
     "killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), ("a worker process", "if memory ran out, lower ")),
     "/dev/shm": (lambda: os.kill(os.getpid(), signal.SIGBUS), ("a worker process", "--shm-size 16g or --ipc=host")),
@@ -34,13 +27,13 @@ DEATHS = {  # what a worker does, and what the error says
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_worker_that_dies_ends_the_run_in_one_line(images: Path, undisturbed: Path, tmp_path: Path, death: str):
+def test_a_worker_that_dies_ends_the_run_in_one_line(images: Path, whole: Path, tmp_path: Path, death: str):
     die, says = DEATHS[death]
     with pytest.MonkeyPatch.context() as changed:
         _during_the_second_epoch(changed, tmp_path / "reads", die)
         refused(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2"), *says)
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", whole)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting a small /dev/shm needs root")
@@ -56,7 +49,7 @@ def test_shared_memory_that_is_too_small_is_one_line_at_once(images: Path, tmp_p
 
 
 @pytest.mark.parametrize(("fault", "workers"), [("decode", "2"), ("read", "0")])
-def test_an_image_that_goes_bad_during_the_run_is_named(images, undisturbed, tmp_path, fault, workers):
+def test_an_image_that_goes_bad_during_the_run_is_named(images, whole, tmp_path, fault, workers):
     """It is truncated or deleted."""
     data = shutil.copytree(images, tmp_path / "images")
     bad = data / "train/class1/011.png"
@@ -67,7 +60,7 @@ def test_an_image_that_goes_bad_during_the_run_is_named(images, undisturbed, tmp
         refused(lambda: run(data, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers), f"cannot {fault} image {bad}")
     bad.write_bytes(content)
     run(data, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", whole)
 
 
 def _during_the_second_epoch(changed: pytest.MonkeyPatch, reads: Path, change: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 __all__ = ["AUGMENTATIONS", "METHODS", "load_backbone", "pretrain", "register"]
 
 
-def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def pretrain(config_file: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Pretrain in this process and return the content of results.json; resume an interrupted run.
 
     Ctrl-C (in a notebook: interrupting the cell) stops after the current step and its checkpoint.

@@ -68,8 +68,9 @@ def merge(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[Any]
 
 def set_data_set_defaults(cfg: CfgNode, named: Collection[str]) -> None:
     """Set the keys that follow from a named data set, except those that a file or an override has ``named``."""
-    if cfg.DATA.TRAIN in _DATA_SETS:
-        for key, value in zip(_DATA_SET_KEYS, _DATA_SETS[cfg.DATA.TRAIN], strict=True):
+    defaults = [_DATA_SETS.get(name) for name in list_names(cfg.DATA.TRAIN)]
+    if defaults[0] and defaults.count(defaults[0]) == len(defaults):
+        for key, value in zip(_DATA_SET_KEYS, defaults[0], strict=True):
             if key not in named:
                 merge(cfg, None, [key, value])
 

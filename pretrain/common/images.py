@@ -173,7 +173,7 @@ def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
         with _read_planes() if bands and bands.is_planar else contextlib.nullcontext():
             image = Image.open(io.BytesIO(encoded))
     except UnidentifiedImageError as error:  # whose text is an address in memory
-        reason = "its format is not supported (HEIC needs pip install pillow-heif)"
+        reason = "it is damaged, or its format is not supported (HEIC needs pip install pillow-heif)"
         if bands:
             reason = f"{count_noun(bands.count, 'band')} of {bands.bits} bits are not supported in this format"
         raise ValueError(describe_text(encoded) or reason) from error

@@ -26,7 +26,9 @@ os.register_at_fork(after_in_child=_renew_turn)  # the thread that holds it is n
 
 
 def check_path(value: Any, name: str, *, is_optional: bool = False) -> None:
-    """Raise UserError unless an argument is a path; an optional one may be empty."""
+    """Raise UserError unless an argument is a path; an optional one may be empty or None."""
+    if is_optional and value is None:
+        return
     if not isinstance(value, (str, os.PathLike)):
         raise UserError(f"{name} is {value!r}, of type {type(value).__name__}; pass a path")
     if not is_optional and not os.fspath(value):

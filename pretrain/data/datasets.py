@@ -4,6 +4,7 @@ Every set has a fixed order (sorted names), so an index means the same image in 
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -102,12 +103,18 @@ def _has_splits(name: str) -> bool:
 
 
 def _check_no_overlap(names: list[str]) -> None:
-    """Raise UserError if one of several folders is in another one: its images would be read twice."""
-    paths = {name: _parse_path(name).resolve() for name in names if name.startswith(FOLDER)}
-    for name, path in paths.items():
-        for other, other_path in paths.items():
-            if name != other and path.is_relative_to(other_path):
-                raise UserError(f"{name} is in {other}, so its images would be read twice; remove one of them")
+    """Raise UserError if one of several folders is in another one, or tars are in two: images would be read twice."""
+    if len(names) == 1:
+        return
+    folder_paths = {name: _parse_path(name).resolve() for name in names if name.startswith(FOLDER)}
+    patterns = {name: name.removeprefix(TAR) for name in names if name.startswith(TAR)}
+    tar_paths = {name: set(map(os.path.realpath, tars.find_tars(pattern))) for name, pattern in patterns.items()}
+    for name, other in itertools.permutations(names, 2):
+        has_folders = name in folder_paths and other in folder_paths
+        is_inside = has_folders and folder_paths[name].is_relative_to(folder_paths[other])
+        if is_inside or not tar_paths.get(name, set()).isdisjoint(tar_paths.get(other, ())):
+            problem = f"{name} is in {other}" if is_inside else f"{name} and {other} have tars in common"
+            raise UserError(f"{problem}, so images would be read twice; remove one of them")
 
 
 def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[str], ImageData]]:
@@ -134,6 +141,8 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
         return is_there, lambda split: archives.load(name, split, folder, download)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
+    if name.lower().endswith(".tar"):
+        raise UserError(f"{name!r} is a path; write tar:{name}")
     known = (*FOLDERS, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path, tar:/path/*.tar or a list of them"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")

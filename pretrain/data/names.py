@@ -18,14 +18,13 @@ def list_names(value: str) -> list[str]:
         UserError: the list is empty, contains anything but text, or names a data set twice.
     """
     text = value.strip()
-    if not text.startswith(("[", "(")):
-        return re.split(rf",\s*(?={FOLDER}|{TAR})", value)
+    is_list = text.startswith(("[", "("))
     try:
-        names = list(ast.literal_eval(text))
+        names = list(ast.literal_eval(text)) if is_list else re.split(rf",\s*(?={FOLDER}|{TAR})", text)
     except (ValueError, SyntaxError, TypeError):  # without quotes, which a shell removes
         names = [name.strip(" '\"") for name in text.strip("[]()").split(",")]
     names = [name.strip() if isinstance(name, str) else name for name in names]
-    if not names or not all(isinstance(name, str) and name for name in names):
+    if is_list and (not names or not all(isinstance(name, str) and name for name in names)):
         raise UserError(f"{value!r} is not a list of data sets; write {LIST_FORM}")
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

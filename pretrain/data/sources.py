@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..common import images
+from ..common.errors import UserError
 
 
 class Source(Protocol):
@@ -90,6 +91,8 @@ class Array:
     """
 
     def __init__(self, parts: Mapping[str, np.ndarray], transposed: bool = False) -> None:
+        if not isinstance(parts, Mapping):
+            raise UserError("Array needs a name for its images, which messages contain; write Array({'NAME': images})")
         self.parts = parts
         self.transposed = transposed
 

@@ -82,7 +82,7 @@ REFUSED = {
     "a list of pairs": (lambda: pretrain.pretrain("", [("SOLVER.EPOCHS", 1)]), "list", "dictionary"),  # type: ignore
     "words": (lambda: pretrain.pretrain("", "SOLVER.EPOCHS 1"), "str", "dictionary"),  # type: ignore
     "a config for the file": (lambda: pretrain.pretrain({"SOLVER.EPOCHS": 1}), "config_file", "dict"),  # type: ignore
-    "no file": (lambda: pretrain.pretrain(None), "config_file", "NoneType"),  # type: ignore
+    "no data": (lambda: pretrain.pretrain(None, {"DATA.TRAIN": [Path("a"), Path("b")]}), "'a'"),
     "a key that is no name": (lambda: pretrain.pretrain("", {1: 2}), "key 1", "int"),  # type: ignore
     "no path": (lambda: pretrain.load_backbone(None), "path", "NoneType"),  # type: ignore
     "an empty path": (lambda: pretrain.load_backbone(""), "path", "empty"),

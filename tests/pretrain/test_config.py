@@ -64,6 +64,9 @@ def test_values_follow_from_a_named_data_set_unless_they_are_set(tmp_path: Path)
     assert cfg.VIEWS.IMAGE_SIZE == 32
     assert cfg.MODEL.STEM == "imagenet"
     assert from_yaml_text(cfg.dump()) == cfg
+    for several in ("['cifar100']", " cifar100 ", "['cifar100', 'folder:/photos']"):
+        cfg = load_config(None, ["DATA.TRAIN", several])
+        assert (cfg.MODEL.STEM == "imagenet") == ("photos" in several)
     defaults = default_config().VIEWS
     assert defaults == load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "folder:/photos"]).VIEWS
 

@@ -166,7 +166,8 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
         hint = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
         raise UserError(f"unknown config key {key}{where}{hint}{suggest_key(key, keys)}")
     if key.startswith("DATA.") and isinstance(default, str) and isinstance(value, (list, tuple)):
-        value = str(list(value))  # several data sets, which are one text (see `pretrain.data.names.list_names`)
+        # Several data sets, which are one text (see `pretrain.data.names.list_names`).
+        value = str([str(item) if isinstance(item, Path) else item for item in value])
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:
@@ -191,6 +192,7 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
 
 
 def _shorten(text: str) -> str:
+    text = " ".join(text.split())  # the representation of an array has several lines
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

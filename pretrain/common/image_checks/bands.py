@@ -60,6 +60,8 @@ def _read_tiff_bands(encoded: bytes) -> Bands | None:
         tags: Any = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if encoded[2] == 43 else 8))  # 43: BigTIFF
         file.seek(tags.next)
         tags.load(file)
+        if TiffImagePlugin.IMAGEWIDTH not in tags:  # of a truncated file
+            return None
         colors = _COLORS.get(tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0), 1)
         count = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
         extra = tags.get(TiffImagePlugin.EXTRASAMPLES)  # some writers leave it out for alpha

@@ -4,6 +4,7 @@ The contract: an array (H, W, 3) of uint8, RGB. An error names the type and shap
 and says how to convert it.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,8 @@ def read_any(image: Any, name: str) -> np.ndarray:
         if by_channel:
             image = image.permute(1, 2, 0)
         if by_channel or shape[2:] == (3,):
-            image = np.asarray(image.detach().cpu())
+            with contextlib.suppress(TypeError):  # a type that NumPy lacks, such as bfloat16
+                image = np.asarray(image.detach().cpu())
     elif not isinstance(image, np.ndarray):
         raise UserError(f"{name} is of type {type(image).__name__}; pass {FORMS}")
     if image.ndim == 4 and len(image) > 1:
@@ -90,13 +92,14 @@ def describe(value: Any) -> str:
 
 def advise_array(image: Any) -> str:
     """Return how to convert an array, a tensor or nested lists to (H, W, 3) uint8 RGB."""
-    expression = "image"
-    if is_tensor(image):
-        image = image.detach().cpu().numpy()
-        expression = "image.numpy()"
-    elif not isinstance(image, np.ndarray):
-        expression = "np.asarray(image)"
-    array = np.asarray(image)
+    is_torch = is_tensor(image)
+    expression = "image.numpy()" if is_torch else "np.asarray(image)"
+    try:
+        array = np.asarray(image.detach().cpu() if is_torch else image)
+    except (ValueError, TypeError):  # rows of different lengths, or a type that NumPy lacks, such as bfloat16
+        return "make it an array of whole numbers from 0 to 255, all rows of one length"
+    if array is image:
+        expression = "image"
     if not array.size:
         return "leave out empty images"
     if array.dtype.kind not in "biuf":

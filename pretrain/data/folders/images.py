@@ -163,6 +163,7 @@ def _check_no_masks(folder: Path, names: list[str]) -> None:
         remedy = "move the masks away"
         if masks.folder:
             remedy += f", or choose folder:{folder / masks.folder}"
+        remedy += "; if they are not masks, give them other names"
         raise UserError(f"{folder / masks.images} {masks.describe()}; {remedy}")
 
 

@@ -103,9 +103,12 @@ def load_tars(pattern: str) -> ImageData:
             splits = " and ".join(sorted(mixed[1]))
             raise UserError(f"{TAR}{pattern} contains {splits}: splits, not classes; {remedy}")
     tar_names = [re.sub("[-_.]?[0-9]+$", "", stem) for stem in stems]  # images-000 and masks-000
-    masks = find_masks([f"{tar_names[tar]}/{name}" for tar, name in zip(tar_N.tolist(), names, strict=True)])
+    paths = names
+    if len(set(tar_names)) > 1:
+        paths = [f"{tar_names[tar]}/{name}" for tar, name in zip(tar_N.tolist(), names, strict=True)]
+    masks = find_masks(paths)
     if masks:
-        remedy = "write only the images to tars"
+        remedy = "write only the images to tars; if the others are not masks, give them other names"
         raise UserError(f"{TAR}{pattern}: {masks.images} {masks.describe()}; {remedy}")
     common = os.path.commonpath(name_folders)
     labels: np.ndarray | None = None

@@ -169,8 +169,9 @@ def test_exif_orientation_is_applied(orientation: int, form: str):
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.9])
 def test_truncated_files_are_corrupt(form: str, share: float):
     data = encoded(PICTURE, form)
-    with pytest.raises(CorruptImage, match=r"/a/b\.jpg"):
+    with pytest.raises(CorruptImage, match=r"/a/b\.jpg") as raised:
         decode(data[: int(len(data) * share)], "/a/b.jpg")
+    assert "band" not in str(raised.value)  # the tags of a TIFF are at its end
 
 
 @pytest.mark.parametrize(

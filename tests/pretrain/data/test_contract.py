@@ -12,6 +12,7 @@ from PIL import Image
 from pretrain.common.errors import UserError
 from pretrain.common.images import CorruptImage
 from pretrain.data.datasets import LOADERS, ImageData, load
+from pretrain.data.sources import Array
 from tests.errors import refused
 from tests.pretrain.images import picture
 
@@ -186,6 +187,8 @@ def test_gray_images_are_refused_with_a_remedy_that_works(opened, kind: str):
         (PIXELS.astype(object), "not numbers"),
         (scaled(PIXELS) - 0.5, "normalized"),
         (PIXELS > 9, "255 * image"),
+        ([[1], [1, 2]], "one length"),
+        (torch.rand(3, 8, 8).bfloat16(), "0 to 255"),
     ],
 )
 def test_what_is_no_image_is_refused(opened, image: Any, named: str):
@@ -200,6 +203,10 @@ def test_a_loader_must_return_image_data(opened, loaded: Any):
 @pytest.mark.parametrize("source", [None, Source, PIXELS, [PIXELS], (PIXELS for _ in range(COUNT))])
 def test_a_source_must_have_its_methods(opened, source: Any):
     refused(lambda: opened(ImageData(source, None, [])), "'mine'", "source")
+
+
+def test_an_array_has_a_name():
+    refused(lambda: Array(PIXELS[None]), "Array({'NAME': images})")  # pyright: ignore
 
 
 def test_a_source_of_no_images(opened):

@@ -57,6 +57,11 @@ def test_unlabeled_folders_in_a_list(top: Path):
 def test_tars_and_folders_in_a_list(top: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(top))
     pack(top / "x-{1,2}.tar", top / "b", ["ant/3.png", "dog/4.png"])
+    pack(top / "y.tar", top / "a", ["cat/1.png", "dog/2.png"])
+    several_tars = f"['tar:{top}/y.tar', 'tar:{top}/x-*.tar'%s]"
+    assert len(load(several_tars % "", "train")) == 4
+    refused(lambda: check_exists(several_tars % f", 'tar:{top}/*.tar'"), "y.tar", "*.tar", "twice")
+    refused(lambda: load(f"{top}/y.tar", "train"), f"write tar:{top}/y.tar")
     data = load(f"['tar:{top}/x-*.tar', 'folder:{top}/a']", "train")
     assert data.classes == ["ant", "cat", "dog"] and labels(data) == [0, 2, 1, 2]
 
@@ -90,6 +95,7 @@ def test_what_is_no_list_of_data_sets(top: Path):
     refused(lambda: load(several(top, "a", "a/cat"), "train"), f"folder:{top}/a/cat is in folder:{top}/a")
     refused(lambda: check_exists(several(top, "a", ".")), f"folder:{top}/a is in folder:{top}")
     refused(lambda: load(several(top, "a", "none"), "train"), top / "none")
+    refused(lambda: load(f"folder:{top}/a,folder:{top}/a", "train"), "a twice")
     for name in ("[]", "[1, 2]", "['']"):
         refused(lambda name=name: load(name, "train"), name, "['folder:/a', 'folder:/b']")
 

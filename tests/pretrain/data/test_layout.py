@@ -19,7 +19,7 @@ def test_masks_next_to_images_are_not_trained_on(tmp_path: Path, files: list[str
     mask = os.path.basename(files[1])
     refused(lambda: load(f"folder:{tmp_path}/data", "train"), f"/data/{files[0]} lies next to {mask}", "masks")
     pack(tmp_path / "x.tar", tmp_path / "data", files)
-    refused(lambda: load(f"tar:{tmp_path}/x.tar", "train"), f"x/{files[0]} lies next to {mask}", "masks")
+    refused(lambda: load(f"tar:{tmp_path}/x.tar", "train"), f"x.tar: {files[0]} lies next to {mask}", "names")
 
 
 @pytest.mark.parametrize("files", TABLE["no_mask_files"])

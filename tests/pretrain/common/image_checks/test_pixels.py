@@ -85,6 +85,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a batch tensor": (torch.zeros(2, 3, 8, 10, dtype=torch.uint8), ("(2, 3, 8, 10)", "list(image)")),
     "fractions": (PIXELS / 255, ("float64", "(255 * image).round().astype(np.uint8)")),
     "a tensor of fractions": (torch.rand(3, 8, 10), ("float32", "(255 * image).round()")),
+    "a tensor of bfloat16": (torch.rand(3, 8, 10).bfloat16(), ("bfloat16", "0 to 255")),
     "alpha": (np.dstack([PIXELS, PIXELS[:, :, :1]]), ("(8, 10, 4)", "image[:, :, :3]")),
     "empty": (PIXELS[:0], ("(0, 10, 3)",)),
     "text": (np.array(["a.png"]), ("shape (1,)",)),

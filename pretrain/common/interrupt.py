@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
+_PARENT_POLL_S = 5.0  # between two looks of a worker at its parent
 T = TypeVar("T")
 
 
@@ -106,7 +107,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
-    threading.Thread(target=_end_with_parent, args=(parent.pid,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -119,7 +120,10 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
-def _end_with_parent(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
+def _end_with_parent(parent: Any) -> None:
+    """Exit when the parent sends SIGTERM or has ended; torch overlooks a parent killed before a worker has started."""
+    while parent.is_alive():
+        received = signal.sigtimedwait({signal.SIGTERM}, _PARENT_POLL_S)
+        if received and received.si_pid == parent.pid:
+            break
     os._exit(0)

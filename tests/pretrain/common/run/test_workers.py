@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from pretrain.common import interrupt
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.run import receiver, socket_folder, workers
 from pretrain.common.run.workers import SignalSafeDataLoader
@@ -146,6 +148,14 @@ def test_a_loader_may_be_abandoned_while_workers_hang(taken: int, monkeypatch: p
         next(batches)
     batches.close()
     del batches
+
+
+def test_a_worker_whose_parent_was_killed_while_it_started_exits(monkeypatch: pytest.MonkeyPatch):
+    """torch's own watch begins after the start, which takes seconds with spawn."""
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    interrupt._end_with_parent(mock.Mock(is_alive=lambda: False))
+    assert exits == [0]
 
 
 TMPDIRS = {"long": "/".join(["x" * 60] * 3), "not ASCII": "\u00e9" * 40, "relative": "a", "missing": "", "a file": "b"}

@@ -26,7 +26,7 @@ from .socket_folder import choose_socket_folder
 _START_METHODS = ("fork", "forkserver", "spawn")
 _POLL_S = 1.0  # between two checks of the workers and of the request to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
-_LARGE_BATCH = 120  # images; a larger batch may take proportionally longer, such as 5 s for each image
+_LARGE_BATCH = 600  # images; a larger batch may take proportionally longer: 1 s for each image
 _STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
 _STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class SignalSafeDataLoader(DataLoader):
         describe: returns the name of an item's image, for messages.
         stop: a request that is obeyed even while a worker hangs.
         warn_after_s: seconds of waiting for a batch until a warning.
-        end_after_s: seconds of waiting for a batch of up to 120 images until the error; in proportion for more.
+        end_after_s: seconds of waiting for a batch of up to 600 images until the error; in proportion for more.
         kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
     """
 

@@ -145,9 +145,9 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
         refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
-    for classes in ([], ["c1"]):
+    for classes, named in (([], "thing_classes"), (["c1"], "MODEL.ROI_HEADS.NUM_CLASSES")):
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
-        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", "MODEL.ROI_HEADS.NUM_CLASSES")
+        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", named)
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name) -> None:

@@ -32,7 +32,7 @@ from detectron2.modeling import build_model as build_theirs
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 from detectron2.utils.events import EventStorage
 
-from transfer.detectron2_engine.data import register
+from transfer.detectron2_engine.data import adapt_detectron2, register
 
 pytestmark = pytest.mark.detectron2
 
@@ -206,6 +206,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
 
 
 def test_every_image_file_gives_both_engines_the_pixels_of_pretraining(tmp_path):
+    adapt_detectron2()
     mapper = ImageMapper([64], "choice", 128, False, "RGB", "")
     for kind in [*image_formats.lossless(), *image_formats.lossy()]:
         path = tmp_path / "image"

@@ -69,4 +69,5 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int, name: str) -> 
 
 
 def test_a_thin_image_keeps_a_pixel():
+    data.adapt_detectron2()
     assert data.ResizeShortestEdge.get_output_shape(2, 3000, 96, 128) == (1, 128)

@@ -94,7 +94,9 @@ def test_a_large_data_set_is_not_counted(few: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_dry_run_finds_a_batch_that_is_too_large(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["pretrain", "--method", "simclr", "--dry-run", "DATA.TRAIN", f"folder:{few}", "OUTPUT_DIR", f"{few}_run"]
+    here = ["--cluster", "local", "--gpus", "0"]  # whatever this machine has
+    data = ["DATA.TRAIN", f"folder:{few}", "OUTPUT_DIR", f"{few}_run"]
+    words = ["pretrain", "--method", "simclr", "--dry-run", *here, *data]
     assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "64", "MODEL.BN_GROUPS", "1"]) == 2
     assert "SOLVER.IMS_PER_BATCH is 64, but the data set has 6 images" in capsys.readouterr().out
     assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "4", "MODEL.BN_GROUPS", "1"]) == 0

@@ -49,7 +49,7 @@ RUN_ELSEWHERE = {
 FEWER_IMAGES = "--images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
     "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
-    "LINEAR.EPOCHS 1 LINEAR.STEPS [] LINEAR.IMS_PER_BATCH 16"
+    "LINEAR.EPOCHS 1 LINEAR.LR_SCHEDULE cosine LINEAR.IMS_PER_BATCH 16"
 )
 FINE_TUNING = (
     "SOLVER.MAX_ITER 2 SOLVER.STEPS () SOLVER.IMS_PER_BATCH 2 TEST.PRECISE_BN.NUM_ITER 1 DATALOADER.NUM_WORKERS 0 "
@@ -153,7 +153,7 @@ def test_readme_trains_on_your_own_images(tmp_path: Path, monkeypatch: pytest.Mo
     shell, python = (block._replace(text=block.text.replace("/data/", "data/")) for block in blocks)
     for line in shell.lines():
         run_line(line)
-    assert len(list(Path("predictions/pictures").iterdir())) == 4
+    assert len(json.loads(Path("predictions/images.json").read_text())["images"]) == 4
     variables: dict[str, Any] = {}
     exec(python.text, variables)
     assert variables["resnet"](torch.zeros(2, 3, 64, 64)).shape == (2, 512)
@@ -178,7 +178,7 @@ def test_few_commands_of_the_pages_are_shortened() -> None:
     lines = [line for page in PAGES for block in runnable(page) if block.language == "bash" for line in block.lines()]
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
     data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
-    assert sorted(data_sets) == ["digits"] * 5 + ["trees"]  # fewer images; no download
+    assert sorted(data_sets) == [*["digits"] * 5, "duplicates", "trees"]  # fewer images; no download
     assert sum(is_training(program, words) for program, words in programs) == 8  # fewer steps on smaller images
     added = [*PRETRAINING.split(), *shlex.split(FINE_TUNING)]
     assert not [word for word in added if word.startswith(("DATA.", "DATASETS.", "MODEL.ROI_HEADS"))]

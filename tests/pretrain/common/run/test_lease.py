@@ -104,7 +104,8 @@ def test_a_live_owner_is_named_and_a_dead_ones_folder_is_free(tmp_path: Path, mo
 def test_the_file_of_an_owner_killed_before_it_had_written_its_name_is_removed(tmp_path: Path, content: str) -> None:
     path = tmp_path / ".owner.1.json"
     path.write_text(content)
-    os.utime(path, (time.time() - lease._NAMELESS_AFTER_S - 1,) * 2)
+    written = time.time() - lease._NAMELESS_AFTER_S - 1
+    os.utime(path, (written, written))
     with lease.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".owner.2.json"]
 

@@ -226,7 +226,7 @@ KEYS = (
     ),
     Key("DATALOADER.REDUCED_DECODING", False, None, _REDUCED_MEANING, RESULT),
     *_SOLVER,
-    Key("PROBE.KNN_PERIOD", 0, _COUNT, "epochs between RankMe and kNN evaluations; 0: only at the end", PROBE),
+    Key("PROBE.KNN_PERIOD", 0, _COUNT, "epochs between evaluations by kNN and RankMe; 0: only at the end", PROBE),
     Key("PROBE.KNN_K", 200, _AT_LEAST_1, "neighbors that vote", PROBE),
     Key("PROBE.KNN_TEMPERATURE", 0.07, ABOVE_0, "temperature T of the vote weights exp(similarity / T)", PROBE),
     Key("PROBE.KNN_MAX_IMAGES", 0, _COUNT, "use at most this many training images, evenly spaced; 0 means all", PROBE),

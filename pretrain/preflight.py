@@ -16,17 +16,21 @@ from .data.count import count_images
 from .keys import list_keys
 from .methods import METHODS
 from .model.batch_split import check_batch_fits, check_multiple, count_bn_groups
+from .probe.data import data_names, find_held_out
 
 
 def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     """Raise UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
     data = cfg.DATA
-    train = data.TRAIN if stage == "pretrain" else data.PROBE_TRAIN or data.TRAIN
-    for name in filter(None, [train, data.PROBE_TRAIN, data.VAL]):
+    for name in filter(None, [_find_training_data(cfg, stage), data.PROBE_TRAIN, data.VAL]):
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
         check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
+
+
+def _find_training_data(cfg: CfgNode, stage: str) -> str:
+    return cfg.DATA.TRAIN if stage == "pretrain" else data_names(cfg)[0]
 
 
 def check_batch_size(cfg: CfgNode, stage: str) -> None:
@@ -35,10 +39,9 @@ def check_batch_size(cfg: CfgNode, stage: str) -> None:
     if stage not in sections:
         return
     batch_size = cfg[sections[stage]].IMS_PER_BATCH
-    name = cfg.DATA.TRAIN if stage == "pretrain" else cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    images = count_images(name, cfg.DATA.ROOT, batch_size)
+    images = count_images(_find_training_data(cfg, stage), cfg.DATA.ROOT, batch_size)
     if images and stage == "linear" and len(cfg.LINEAR.LRS) > 1:
-        images -= max(1, images // 10)  # on which the learning rate is selected
+        images -= int(find_held_out(images).sum())
     if images is not None:
         check_batch_fits(f"{sections[stage]}.IMS_PER_BATCH", batch_size, images)
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 from fvcore.common.config import CfgNode
 
 from ..common.errors import UserError, shorten_list
@@ -23,6 +24,16 @@ def data_names(cfg: CfgNode) -> tuple[str, str]:
     """Return the names of the data that a probe learns from, and of the data that it is scored on."""
     train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
     return train, cfg.DATA.VAL or train
+
+
+def find_held_out(count: int) -> np.ndarray:
+    """Return which of ``count`` training images select the learning rate of a linear probe: every tenth, at least one.
+
+    Returns:
+        (count,) bool.
+    """
+    positions = np.arange(count)
+    return positions % 10 == 9 if count > 9 else positions == 0
 
 
 def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> ProbeData:

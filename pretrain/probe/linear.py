@@ -26,7 +26,7 @@ from ..data.loader import Batch, build_loader
 from ..model.batch_split import check_batch_fits, log_left_out
 from ..model.encoder import count_channels
 from ..preflight import check_divisible
-from .data import ProbeData
+from .data import ProbeData, find_held_out
 from .features import compute_features, extract, load_frozen
 from .heads import Heads
 from .protocol import build_protocol, check_same_probe, choose_evaluation_size, list_linear_settings
@@ -149,10 +149,9 @@ def restore_heads(heads: Heads, saved: dict[str, Any], losses_H: Tensor) -> tupl
 
 
 def _split(train: ImageData) -> tuple[ImageData, ImageData]:
-    """Return the images to learn from, and every tenth image, on which the learning rate is selected."""
-    positions = np.arange(len(train))
-    is_held_out = positions % 10 == 9 if len(train) > 9 else positions == 0
-    return train.subset(positions[~is_held_out]), train.subset(positions[is_held_out])
+    """Return the images to learn from, and those on which the learning rate is selected."""
+    is_held_out = find_held_out(len(train))
+    return train.subset(np.flatnonzero(~is_held_out)), train.subset(np.flatnonzero(is_held_out))
 
 
 class _Augmented:

@@ -23,14 +23,10 @@ from .named import archives, imagenet
 from .names import FOLDER, LIST_FORM, TAR, check_local, list_names
 from .tars import images as tars
 
-__all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
+__all__ = ["LOADERS", "NAMES", "ImageData", "MissingSplit", "check_exists", "is_there", "load"]
 
 log = logging.getLogger(__name__)
-FOLDERS = {  # data set -> its folder in DATA.ROOT
-    "imagenet": "imagenet",
-    "imagenet100": "imagenet100",
-    **{name: layout.partition("/")[0] for name, layout in archives.LAYOUTS.items()},
-}
+NAMES = ("imagenet", "imagenet100", *archives.LAYOUTS)  # the data sets that are found in DATA.ROOT
 LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # users register (split, DATA.ROOT) -> images by name
 
 
@@ -38,7 +34,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """Load a split of a data set.
 
     Args:
-        name: one of FOLDERS or LOADERS, or ``folder:/path`` with images (no labels) or one folder per class. Folders
+        name: one of NAMES or LOADERS, or ``folder:/path`` with images (no labels) or one folder per class. Folders
             in it that are named like splits (train, training, val, valid, validation, test, with or without a year)
             are splits, never classes; test is the val split where there is no other. ``tar:/data/*.tar`` or
             ``tar:/data/{000..146}.tar`` names uncompressed tars, which are every split. A list of several,
@@ -65,12 +61,17 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     return data
 
 
+def is_there(name: str, root: str | Path) -> bool:
+    """Return whether this machine has one of NAMES."""
+    return bool(_find(name, root, download=False)[0])
+
+
 def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
     """Raise UserError for an unknown name or a missing folder, without listing the images, which would take long."""
     names = list_names(name)
     for member in names:
-        is_there, load_split = _find(member, root, download)
-        if not is_there:
+        exists, load_split = _find(member, root, download)
+        if not exists:
             load_split("train")  # raises the error that shows the layout expected
     _check_no_overlap(names)
 
@@ -136,14 +137,14 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
         tar = imagenet.find_tar("train", folder)
         load_split = imagenet.load_tars if tar and not unpacked else imagenet.load_folders
         return unpacked or tar, lambda split: load_split(name, split, folder)
-    if name in FOLDERS:
-        is_there = download or os.path.isdir(folder / FOLDERS[name])
-        return is_there, lambda split: archives.load(name, split, folder, download)
+    if name in archives.LAYOUTS:
+        exists = download or archives.find_folder(name, folder).is_dir()
+        return exists, lambda split: archives.load(name, split, folder, download)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
     if name.lower().endswith(".tar"):
         raise UserError(f"{name!r} is a path; write tar:{name}")
-    known = (*FOLDERS, *LOADERS)
+    known = (*NAMES, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path, tar:/path/*.tar or a list of them"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")
 

@@ -122,10 +122,13 @@ def _inspect_slurm() -> Finding:
 
 
 def _inspect_data(root: Path) -> Finding:
-    names = [name for name, folder in {**datasets.FOLDERS, "coco": "coco"}.items() if (root / folder).is_dir()]
+    names = [name for name in datasets.NAMES if datasets.is_there(name, root)]
+    if (root / "coco").is_dir():
+        names.append("coco")
     if names:
-        return "data", "ok", f"{', '.join(names)} in {root}; a run checks its own data before it starts"
-    return "data", "note", f"no named data set in {root}; set DATA.ROOT, or use DATA.TRAIN folder:/path"
+        return "data", "ok", f"{', '.join(names)} with DATA.ROOT {root}; a run checks its own data before it starts"
+    remedy = "set DATA.ROOT, or use DATA.TRAIN folder:/path; Debian's package dataset-fashion-mnist is a first data set"
+    return "data", "note", f"no named data set in {root}; {remedy}"
 
 
 def _inspect_disk(output: Path) -> Finding:

@@ -1,6 +1,8 @@
 """Data sets distributed as archives: CIFAR, Fashion-MNIST, STL10 and Tiny-ImageNet, in their unpacked files."""
 
+import gzip
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,19 @@ LAYOUTS = {  # below the root; each starts with the folder that the archive unpa
     "stl10": "stl10_binary/{train_X.bin,train_y.bin,test_X.bin,test_y.bin,unlabeled_X.bin,class_names.txt}",
     "tiny_imagenet": "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/{images/*.JPEG,val_annotations.txt}}",
 }
+_PACKAGES = {
+    "fashion_mnist": ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"))
+}  # Debian's, Ubuntu's
+_DAMAGED = (RuntimeError, OSError, ValueError, EOFError, AssertionError, TypeError, LookupError, zlib.error)
+
+
+def find_folder(name: str, root: Path) -> Path:
+    """Return the folder of a data set: in ``root``, or where the system's package has it if ``root`` does not."""
+    folder = root / LAYOUTS[name].partition("/")[0]
+    if name in _PACKAGES and not folder.is_dir():
+        package_folder = _PACKAGES[name][1]
+        return package_folder if package_folder.is_dir() else folder
+    return folder
 
 
 def load(name: str, split: str, root: Path, download: bool) -> ImageData:
@@ -29,22 +44,25 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
     Raises:
         UserError: it is missing, damaged, or cannot be downloaded.
     """
-    folder = root / LAYOUTS[name].partition("/")[0]
-    read = {"stl10": _read_stl10, "tiny_imagenet": _read_tiny_imagenet}.get(name, _read_with_torchvision)
+    folder = find_folder(name, root)
     try:
         if download and not folder.is_dir():
             with hold_lock(folder.with_name(f".{folder.name}.lock")):  # other ranks and runs wait for this download
                 if not folder.is_dir():
                     _fetch(name, folder)
-        return read(name, split, folder)
+        return _READERS[name](name, split, folder)
     except UserError:
         raise
-    except (RuntimeError, OSError, ValueError, EOFError, AssertionError, TypeError, LookupError) as error:
-        remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
+    except _DAMAGED as error:
+        remedy = "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
+        if name in _PACKAGES:
+            remedy += f", or install Debian's package {_PACKAGES[name][0]}"
         if folder.exists():
             remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
-        reason = "" if not download and "not found" in str(error) else f" ({one_line(error)})"
-        raise UserError(f"cannot read {name}: expected {root}/{LAYOUTS[name]}; {remedy}{reason}") from error
+            remedy += f" ({one_line(error)})"
+        elif download:
+            remedy = f"the download failed ({one_line(error)})"
+        raise UserError(f"cannot read {name}: expected {root}/{LAYOUTS[name]}; {remedy}") from error
 
 
 def _fetch(name: str, folder: Path) -> None:
@@ -72,10 +90,30 @@ def _find_class(name: str) -> Any:
     return {"cifar10": tv.CIFAR10, "cifar100": tv.CIFAR100, "fashion_mnist": tv.FashionMNIST}[name]
 
 
-def _read_with_torchvision(name: str, split: str, folder: Path) -> ImageData:
+def _read_cifar(name: str, split: str, folder: Path) -> ImageData:
     data = _find_class(name)(str(folder.parent), train=split == "train")
     images = np.asarray(data.data, dtype=np.uint8)
     return ImageData(Array({f"{name}/{split}": images}), np.asarray(data.targets, dtype=np.int64), list(data.classes))
+
+
+def _read_fashion_mnist(name: str, split: str, folder: Path) -> ImageData:
+    """Read IDX files, compressed or not: torchvision reads only uncompressed ones, and packages are compressed."""
+    raw = folder / "raw" if (folder / "raw").is_dir() else folder
+    part = "train" if split == "train" else "t10k"
+    images = _read_idx(raw / f"{part}-images-idx3-ubyte")
+    labels = _read_idx(raw / f"{part}-labels-idx1-ubyte").astype(np.int64)
+    return ImageData(Array({f"{name}/{split}": images}), labels, list(_find_class(name).classes))
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Read bytes in IDX format, from ``path`` or its ``.gz``: two zeros, type 8, dimensions, sizes, values."""
+    compressed = path.with_name(f"{path.name}.gz")
+    content = path.read_bytes() if path.is_file() else gzip.decompress(compressed.read_bytes())
+    if content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path.name} is not an IDX file of bytes")
+    dimensions = content[3]
+    sizes = np.frombuffer(content, ">u4", dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(sizes)
 
 
 def _read_stl10(name: str, split: str, folder: Path) -> ImageData:
@@ -103,3 +141,12 @@ def _read_tiny_imagenet(name: str, split: str, folder: Path) -> ImageData:
     rows = sorted(line.split("\t")[:2] for line in (folder / "val/val_annotations.txt").read_text().splitlines())
     labels = np.array([classes.index(wnid) for _, wnid in rows], np.int64)
     return ImageData(Files(folder / "val/images", [image for image, _ in rows]), labels, classes)
+
+
+_READERS = {
+    "cifar10": _read_cifar,
+    "cifar100": _read_cifar,
+    "fashion_mnist": _read_fashion_mnist,
+    "stl10": _read_stl10,
+    "tiny_imagenet": _read_tiny_imagenet,
+}

@@ -1,5 +1,6 @@
 """Named data sets: archives in their real layout on disk, and their downloads."""
 
+import gzip
 import hashlib
 import os
 import pickle
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torchvision.datasets as tv
 
-from pretrain.data.datasets import load
+from pretrain.data.datasets import check_exists, is_there, load
 from pretrain.data.named import archives
 from tests.errors import refused
 from tests.pretrain.data.test_folders import labels
@@ -23,16 +24,47 @@ from tests.pretrain.images import picture, write_folder
 RNG = np.random.default_rng(0)
 
 
-def test_fashion_mnist(tmp_path: Path):
-    raw = tmp_path / "FashionMNIST" / "raw"
+def write_fashion_mnist(raw: Path, suffix: str = "") -> np.ndarray:
+    """Write IDX files of four images, compressed for the suffix .gz; return their pixels."""
     raw.mkdir(parents=True)
     pixels = RNG.integers(0, 256, (4, 28, 28), dtype=np.uint8)
     for part in ("train", "t10k"):  # IDX: magic number, sizes, bytes
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">iiii", 2051, 4, 28, 28) + pixels.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 4) + bytes([3, 1, 0, 9]))
+        images = struct.pack(">iiii", 2051, 4, 28, 28) + pixels.tobytes()
+        classes = struct.pack(">ii", 2049, 4) + bytes([3, 1, 0, 9])
+        for name, content in (("images-idx3", images), ("labels-idx1", classes)):
+            content = gzip.compress(content) if suffix else content
+            (raw / f"{part}-{name}-ubyte{suffix}").write_bytes(content)
+    return pixels
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_fashion_mnist(tmp_path: Path, suffix: str):
+    pixels = write_fashion_mnist(tmp_path / "FashionMNIST/raw", suffix)
     data = load("fashion_mnist", "val", tmp_path)
     assert labels(data) == [3, 1, 0, 9] and data.classes[9] == "Ankle boot"
     np.testing.assert_array_equal(data.read(1), np.dstack([pixels[1]] * 3))
+
+
+def test_a_data_set_is_read_where_a_package_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "share/fashion-mnist"
+    monkeypatch.setattr(archives, "_PACKAGES", {"fashion_mnist": ("dataset-fashion-mnist", package)})
+    root = tmp_path / "root"
+    refused(lambda: check_exists("fashion_mnist", root), "FashionMNIST/raw", "dataset-fashion-mnist")
+    packaged = write_fashion_mnist(package, ".gz")
+    check_exists("fashion_mnist", root)
+    assert is_there("fashion_mnist", root)
+    data = load("fashion_mnist", "train", root, download=True)  # which downloads nothing
+    np.testing.assert_array_equal(data.read(3), np.dstack([packaged[3]] * 3))
+    assert not root.exists()
+    own = write_fashion_mnist(root / "FashionMNIST/raw")  # DATA.ROOT goes first
+    np.testing.assert_array_equal(load("fashion_mnist", "train", root).read(0), np.dstack([own[0]] * 3))
+    for content in (b"\0\0\x08", b"<html>", gzip.compress(b"")):
+        (root / "FashionMNIST/raw/train-images-idx3-ubyte").write_bytes(content)
+        refused(lambda: load("fashion_mnist", "train", root), "FashionMNIST", "incomplete or damaged")
+    for path in package.iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    shutil.rmtree(root)
+    refused(lambda: load("fashion_mnist", "train", root), package, "incomplete or damaged")
 
 
 def test_stl10(tmp_path: Path):

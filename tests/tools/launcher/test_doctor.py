@@ -20,7 +20,7 @@ def test_the_doctor_examines_this_machine(tmp_path: Path, capsys: pytest.Capture
     launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     assert any(re.fullmatch(r"ok +packages +all \d+ are installed in the required versions", line) for line in lines)
-    assert any(re.fullmatch(rf"ok +data +imagenet, coco in {tmp_path}; .*", line) for line in lines)
+    assert any(re.fullmatch(rf"ok +data +imagenet, .*coco with DATA.ROOT {tmp_path}; .*", line) for line in lines)
     assert any(re.fullmatch(rf"(ok|note) +disk +{tmp_path}: \d+ GiB free.*", line) for line in lines)
 
 

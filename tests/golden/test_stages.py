@@ -1,0 +1,20 @@
+"""Records of stages that an earlier version started: today's code finds the same work in them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.launcher.spec import StageSpec
+
+RECORDS: dict[str, Any] = json.loads((Path(__file__).parent / "stages.json").read_text())
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_recorded_stage_is_the_same_work(name: str):
+    record = RECORDS[name]
+    stage = StageSpec.from_json(record["spec"])
+    assert stage.identity == record["work"]
+    assert stage.fingerprint() == record["fingerprint"]
+    assert StageSpec.from_json(json.loads(json.dumps(stage.to_json()))) == stage

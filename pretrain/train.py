@@ -131,7 +131,9 @@ def _train(run: PretrainRun, first_step: int) -> None:
     steps_per_epoch = run.state.steps_per_epoch
     checkpoint_period = solver.CHECKPOINT_PERIOD or steps_per_epoch
     batches = run.progress.measure_waits(run.loader.batches(first_step, run.total_steps, run.stop.request))
-    for step, batch in interrupt.save_before_stop(batches, lambda steps: _check_and_save(run, first_step + steps)):
+    processes = distributed.world_size()
+    batches = interrupt.save_before_stop(batches, lambda steps: _check_and_save(run, first_step + steps), processes)
+    for step, batch in batches:
         lr = set_learning_rate(run.state.optimizer, solver, step, steps_per_epoch)
         views_VnCHW = batch.views_VnCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)

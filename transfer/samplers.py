@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
+from pretrain.common.images import CorruptImage
 from pretrain.common.interrupt import StopRequest
 from pretrain.common.run.workers import SignalSafeDataLoader
 
@@ -126,12 +127,15 @@ class TrainingData:
     def batches(
         self, *, seed: int, start: int, workers: int, stop: StopRequest | None = None
     ) -> Iterator[list[ModelInput]]:
-        """Yield batches from number ``start`` on; raise the UserError of a bad record."""
+        """Yield batches from number ``start`` on; raise the UserError of a bad record, with the remedy."""
         rank = distributed.rank()
         world_size = distributed.world_size()
         items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world_size, start)
         images = MappedRecords(self.records, self.mapper, seed)
-        return load_batches(images, items, workers, pin_memory=self.pin_memory, stop=stop)
+        try:
+            yield from load_batches(images, items, workers, pin_memory=self.pin_memory, stop=stop)
+        except CorruptImage as error:
+            raise CorruptImage(f"{error}, and run the same command with --resume") from error
 
 
 def load_batches(

@@ -187,7 +187,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
     stop = trainer.engine.stop
     ddp_model = data_parallel(trainer.model, trainer.device)
     batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS, stop=stop.request)
-    batches = save_before_stop(batches, lambda steps: _save(trainer, start + steps - 1))
+    batches = save_before_stop(batches, lambda steps: _save(trainer, start + steps - 1), trainer.world_size)
     trainer.call_hooks("before_train")
     try:
         for iteration in range(start, end):

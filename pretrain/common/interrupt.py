@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from .errors import UserError
+
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 _PARENT_POLL_S = 5.0  # between two looks of a worker at its parent
 T = TypeVar("T")
@@ -35,18 +37,22 @@ def describe_resume(folder: Path, step: int) -> str:
     return f"{folder} contains the checkpoint of step {step}; run the same command again to resume"
 
 
-def save_before_stop(batches: Iterator[T], save: Callable[[int], object]) -> Iterator[T]:
+def save_before_stop(batches: Iterator[T], save: Callable[[int], object], num_processes: int) -> Iterator[T]:
     """Yield ``batches``; call ``save`` if the loader obeys a request to stop because no batch arrives.
+
+    A single process also saves before a UserError of the loader, such as an image that was deleted. Of several, the
+    others already compute the next step when one cannot read its batch.
 
     Args:
         save: takes the number of batches whose steps are complete; not called for 0.
     """
+    causes = (Stopped, UserError) if num_processes == 1 else Stopped
     steps = 0
     try:
         for batch in batches:
             yield batch
             steps += 1
-    except Stopped:
+    except causes:
         if steps:
             save(steps)
         raise

@@ -111,7 +111,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     scores = heads.score(val, held_out)
     with contextlib.closing(Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)) as progress:
         batches = progress.measure_waits(batch_source.batches(step, total_steps))
-        for batch in interrupt.save_before_stop(batches, lambda steps: save(first_step + steps)):
+        for batch in interrupt.save_before_stop(batches, lambda n: save(first_step + n), distributed.world_size()):
             epoch = step // steps_per_epoch
             factor = heads.set_learning_rates(epoch)
             losses_H += heads.step(*batch_source.features(batch))

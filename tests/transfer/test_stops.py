@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from pretrain.common import images
 from pretrain.common.run.state import Job
+from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.stops import stop_before_batch
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
@@ -22,6 +24,7 @@ from transfer import distributed
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 ROOT = Path(__file__).parents[2]
+READ_FILE = images.read_file
 
 
 def recorded(out: Path) -> dict[int, dict[str, float]]:
@@ -74,6 +77,32 @@ def test_a_stop_while_no_batch_arrives_loses_no_iteration(tmp_path: Path, monkey
         assert [path.name for path in (tmp_path / "out").glob("*.pth")] == saved
     assert work(tmp_path, "torchvision", "--resume", **keys)["iteration"] == 3
     work(tmp_path, "torchvision", **keys, OUTPUT_DIR=str(tmp_path / "whole"))
+    ends = (torch.load(tmp_path / out / "model_final.pth")["model"] for out in ("whole", "out"))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_that_goes_bad_in_training_is_named_and_costs_no_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    keys = {"SOLVER__MAX_ITER": 4, "DATASETS__TEST": ()}
+    work(tmp_path, engine, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
+    lost: list[Path] = []
+    reads = iter(range(1, 99))
+
+    def read_file(path: str) -> bytes:
+        if next(reads) == 5 and not lost:  # of two images per iteration
+            lost.append(Path(path).rename(tmp_path / "lost.png"))
+            lost.append(Path(path))
+        return READ_FILE(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "read_file", read_file)
+        error = refused(lambda: work(tmp_path, engine, **keys), "cannot read image", "--resume")
+    assert str(lost[1]) in error
+    assert [path.name for path in (tmp_path / "out").glob("*.pth")] == ["model_0000001.pth"]
+    lost[0].rename(lost[1])
+    work(tmp_path, engine, "--resume", **keys)
     ends = (torch.load(tmp_path / out / "model_final.pth")["model"] for out in ("whole", "out"))
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 

@@ -2,7 +2,9 @@
 
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
-`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. Images to test on, and those that may be
+skipped, are decoded once; of other training images, the header and the end are read. COCO's own files of 2017 are not
+checked.
 Both engines read the copy of a `coco:` data set that `prepare_data_sets` writes into OUTPUT_DIR.
 The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
@@ -166,7 +168,8 @@ def prepare_data_sets(
         elif size == _RELEASED_BYTES.get(data_set.annotations.name):
             classes[name] = ["person"] if "person_keypoints" in data_set.annotations.name else read_coco_names()
         else:
-            content = _read_good_records(data_set, cfg, decode=not early and name in cfg.DATASETS.TEST)
+            decode = not early and (data_set.skip_bad or name in cfg.DATASETS.TEST)
+            content = _read_good_records(data_set, cfg, decode=decode)
             classes[name] = category_names(content)
             keypoints[name] = list_named_keypoints(content) if cfg.MODEL.KEYPOINT_ON else []
             folder = os.path.realpath(data_set.images)

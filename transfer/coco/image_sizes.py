@@ -1,20 +1,38 @@
 """Reads the sizes of image files, as they are shown, where possible without decoding them."""
 
 import contextlib
+import logging
 import os
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from PIL import Image
 
 from pretrain.common.images import read_image, read_orientation
 
+_LOG_PERIOD_S = 60.0
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 
 def read_upright_sizes(paths: Sequence[str], decode: bool) -> dict[str, tuple[int, int] | None]:
     """Call `read_upright_size` in threads, because a network disk takes milliseconds to open a file."""
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(8) as pool:  # Pillow warns of odd EXIF data
-        return dict(zip(paths, pool.map(lambda path: read_upright_size(path, decode=decode), paths), strict=True))
+        sizes = pool.map(lambda path: read_upright_size(path, decode=decode), paths)
+        return dict(zip(paths, _log_progress(sizes, len(paths)) if decode else sizes, strict=True))
+
+
+def _log_progress(sizes: Iterable[T], total: int) -> Iterator[T]:
+    """Yield ``sizes``; log once per minute how many of ``total`` images are decoded."""
+    last_line = time.monotonic()
+    for number, size in enumerate(sizes, 1):
+        if time.monotonic() - last_line > _LOG_PERIOD_S:
+            last_line = time.monotonic()
+            log.info(f"checking images before the run: {number:,} of {total:,} decoded")
+        yield size
 
 
 def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:

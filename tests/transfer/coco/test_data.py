@@ -51,15 +51,21 @@ def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
     refused(lambda: data.prepare_data_sets(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "turned"])
+@pytest.mark.parametrize("damage", ["truncated", "truncated JPEG", "empty", "missing", "turned"])
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, split: str) -> None:
     good = tiny_coco.write(tmp_path / "good")
     bad = tiny_coco.write(tmp_path / "bad")
     path = tmp_path / "bad" / "1.png"
     exif = Image.Exif()
-    if damage == "truncated":
+    if damage == "truncated JPEG":
+        Image.open(path).save(path, "JPEG")
+    if damage.startswith("truncated"):
         path.write_bytes(path.read_bytes()[:300])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "missing":
+        path.unlink()
     else:
         exif[0x0112] = 6
         Image.open(path).save(path, exif=exif)
@@ -76,13 +82,24 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
     assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["skipped_records"]) == 3
 
 
-def test_test_images_are_decoded_before_the_training(tmp_path: Path, name: str) -> None:
+def test_test_images_are_decoded_before_the_training_and_those_that_may_be_skipped(tmp_path: Path, name: str) -> None:
+    good = tiny_coco.write(tmp_path / "good")
     path = tmp_path / "data" / "3.png"
     whole = path.read_bytes()
     path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
-    cfg = tiny_coco.config(tmp_path / "out", name)
-    data.check_data_sets_early(cfg, [name])  # which reads the headers
-    refused(lambda: data.prepare_data_sets(cfg, [name]), "image 3: ", path)
+
+    def prepare(train: str, test: str) -> list[Any]:
+        """Return the ids of the training images."""
+        cfg = tiny_coco.config(tmp_path / "out", good, DATASETS__TRAIN=(train,), DATASETS__TEST=(test,))
+        data.check_data_sets_early(cfg, [train, test])  # which reads the headers
+        data.prepare_data_sets(cfg, [train, test])
+        content = data.read_annotations(data.resolve_data_set(train, cfg.OUTPUT_DIR).annotations)
+        return [image["id"] for image in content["images"]]
+
+    refused(lambda: prepare(good, name), "image 3: ", path)
+    assert prepare(good, f"{name}:skip_bad") == [1, 2, 3, 4, 5, 6]
+    assert prepare(f"{name}:skip_bad", good) == [1, 2, 4, 5, 6]
+    assert prepare(name, good) == [1, 2, 3, 4, 5, 6]  # an iteration that draws the image names it
 
 
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])

@@ -88,19 +88,6 @@ class Options:
     signal_delay: int = field(default=120, metadata={"minimum": 1, "type": int})
 
     @property
-    def gpus_per_node(self) -> int:
-        if self.gpus is not None:
-            return int(str(self.gpus).rpartition(":")[2])
-        if self.cluster == "slurm":
-            return 1
-        visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
-        return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
-
-    @property
-    def tasks_per_node(self) -> int:
-        return self.tasks if self.tasks is not None else max(1, self.gpus_per_node)
-
-    @property
     def minutes(self) -> int:
         """The time limit."""
         return parse_minutes(self.time) if self.time else 240
@@ -110,34 +97,41 @@ class Options:
         """The cluster of the jobs, if it is not SLURM's default one."""
         return self.sbatch.get("clusters", "")
 
-    @property
-    def sbatch_parameters(self) -> dict[str, Any]:
-        """The parameters of sbatch, by submitit's names."""
-        parameters = {
-            "nodes": self.nodes,
-            "gpus_per_node": self.format_gpus(),
-            "ntasks_per_node": self.tasks_per_node,
-            "cpus_per_task": self.cpus_per_task,
-            "partition": self.partition,
-            "account": self.account,
-            "time": self.minutes,
-            "signal_delay_s": self.signal_delay,
-            "array_parallelism": self.parallel or 8,
-        }
-        return {name: value for name, value in parameters.items() if value}
+    def count_gpus(self) -> int:
+        """Return the GPUs per node; counting the visible ones of this machine imports torch in a process."""
+        if self.gpus is not None:
+            return int(str(self.gpus).rpartition(":")[2])
+        if self.cluster == "slurm":
+            return 1
+        visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
+        return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
-    def for_stage(self, spec: StageSpec) -> Options:
-        """Return the resources of a stage: one task for a single process, and GPUs only if it uses them."""
-        options = self
-        if options.cluster == "slurm" and options.cpus_per_task is None:
-            options = replace(options, cpus_per_task=spec.workers + 1)
-        if not spec.gpu:
-            options = options._drop_gpus() if options.cluster == "slurm" else replace(options, gpus=0)
-        if not spec.one_process:
-            return options
-        return replace(options, nodes=1, gpus=options.format_gpus(maximum=1), tasks=1)
+    def for_stage(self, spec: StageSpec) -> Resources:
+        """Return what the job of a stage gets: one task for a single process, and GPUs only if it uses them."""
+        is_slurm = self.cluster == "slurm"
+        gpus = self.count_gpus() if spec.gpu else 0
+        resources = Resources(
+            cluster=self.cluster,
+            nodes=1 if spec.one_process else self.nodes,
+            tasks=1 if spec.one_process else self.tasks or max(1, gpus),
+            gpus=min(gpus, 1) if spec.one_process else gpus,
+            gpu_type=str(self.gpus).rpartition(":")[0] if gpus else "",
+            cpus_per_task=spec.workers + 1 if is_slurm and self.cpus_per_task is None else self.cpus_per_task,
+            partition=self.partition,
+            account=self.account,
+            minutes=self.minutes,
+            max_timeouts=self.max_timeouts,
+            signal_delay=self.signal_delay,
+            parallel=self.parallel or (8 if is_slurm else 1),
+            sbatch=self.sbatch,
+            srun=self.srun,
+            python=self.python,
+            setup=self.setup,
+            request=self,
+        )
+        return resources if spec.gpu or not is_slurm else self._move_to_cpus(resources)
 
-    def _drop_gpus(self) -> Options:
+    def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
         unfit = _OF_NODES if self.cpu else ()
@@ -146,13 +140,42 @@ class Options:
         sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
         delay = min(self.signal_delay, minutes * 30)
-        return replace(self, gpus=0, **place, time=str(minutes), signal_delay=delay, sbatch=sbatch)
+        return replace(resources, **place, minutes=minutes, signal_delay=delay, sbatch=sbatch)
 
-    def format_gpus(self, maximum: int = 10**6) -> int | str:
-        """Return the GPUs per node, with their type if one was given: ``a100:2``."""
-        kind = str(self.gpus).rpartition(":")[0]
-        count = min(maximum, self.gpus_per_node)
-        return f"{kind}:{count}" if kind and count else count
+
+@dataclass(frozen=True)
+class Resources:
+    """What the job of one stage gets, as plain values (`Options.for_stage`).
+
+    Attributes:
+        tasks, gpus: numbers per node.
+        gpu_type: empty if the site asks for none.
+        parallel: stages, or jobs of an array, that run at the same time.
+        sbatch, srun: further options without their dashes; an empty value is a flag.
+        request: what the user asked for, which the record of the job keeps for `resume`.
+    """
+
+    cluster: str
+    nodes: int
+    tasks: int
+    gpus: int
+    gpu_type: str
+    cpus_per_task: int | None
+    partition: str
+    account: str
+    minutes: int
+    max_timeouts: int
+    signal_delay: int
+    parallel: int
+    sbatch: dict[str, str]
+    srun: dict[str, str]
+    python: str
+    setup: tuple[str, ...]
+    request: Options
+
+    def describe_gpus(self) -> str:
+        """Return the GPUs per node as sbatch takes them, ``a100:2``."""
+        return f"{self.gpu_type}:{self.gpus}" if self.gpu_type else str(self.gpus)
 
 
 def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
@@ -238,7 +261,7 @@ def _check(options: Options) -> None:
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     for key, value in options.sbatch.items():
         is_for_gpus = slurm.asks_for_gpus(key, value)
-        if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and options.gpus_per_node):
+        if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and options.count_gpus()):
             hint = "omit it, or use the launcher's own option (launch.py pretrain --help)"
             if is_for_gpus:
                 hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
@@ -251,8 +274,8 @@ def _check(options: Options) -> None:
         consequence = "the job would be asked to stop as soon as it starts"
         raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {consequence}")
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
-    if options.tasks and is_given and options.tasks > options.gpus_per_node > 0:
-        problem = f"--tasks {options.tasks} is more than the {count_noun(options.gpus_per_node, 'GPU')} per node"
+    if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
+        problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
         raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
     if options.cluster == "slurm":
         return

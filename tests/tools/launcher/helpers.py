@@ -70,7 +70,8 @@ def run_alone(spec: StageSpec, options: Options = HERE) -> int:
 
 def submit_jobs(specs: Sequence[StageSpec], options: Options) -> list[str]:
     """Submit stages without what `start_graph` checks; return the jobs' ids."""
-    return submit(specs, options, copy_code(os.path.commonpath([spec.folder for spec in specs])))
+    code = copy_code(os.path.commonpath([spec.folder for spec in specs]))
+    return submit(specs, options.for_stage(specs[0]), code)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -115,11 +115,11 @@ def spec(stage: str, **fields: Any) -> StageSpec:
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     asked = Options(cluster="slurm", nodes=2, gpus=8, partition="gpu", cpu={"partition": "cpu"})
     convert = asked.for_stage(CONVERT)
-    assert (convert.partition, convert.nodes, convert.gpus_per_node, convert.tasks_per_node) == ("cpu", 1, 0, 1)
+    assert (convert.partition, convert.nodes, convert.gpus, convert.tasks) == ("cpu", 1, 0, 1)
     assert replace(asked, cpu={}).for_stage(CONVERT).partition == "gpu"
     for count, used in ((4, 1), (0, 0)):
-        options = replace(asked, gpus=count).for_stage(ON_ONE_GPU)
-        assert (options.nodes, options.tasks_per_node, options.gpus_per_node) == (1, 1, used)
+        resources = replace(asked, gpus=count).for_stage(ON_ONE_GPU)
+        assert (resources.nodes, resources.tasks, resources.gpus) == (1, 1, used)
     assert Options(cluster="local").for_stage(spec("pretrain")).cpus_per_task is None
 
 
@@ -153,18 +153,19 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
     asked = from_site(site, gpus=0)
     convert = asked.for_stage(CONVERT)
     assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
-    assert convert.signal_delay < 60 * convert.minutes and convert.gpus_per_node == 0
-    assert convert.for_stage(CONVERT) == convert  # as for `resume`
-    assert asked.for_stage(spec("pretrain")) == replace(asked, cpus_per_task=1)
+    assert convert.signal_delay < 60 * convert.minutes and convert.gpus == 0
+    trained = asked.for_stage(spec("pretrain"))
+    assert (trained.minutes, trained.partition, trained.sbatch) == (asked.minutes, asked.partition, asked.sbatch)
+    assert (trained.cpus_per_task, trained.signal_delay, trained.request) == (1, asked.signal_delay, asked)
 
 
 def test_gpus_can_have_a_type():
     assert from_site("gpus: gpu:4\n").gpus == 4 and from_site("gpus: gpu:v100:4\n").gpus == "v100:4"  # as in gres
     asked = from_site("gpus: a100_3g.20gb:8\n", time="2:00:00")
-    assert (asked.gpus_per_node, asked.tasks_per_node) == (8, 8)
-    assert asked.sbatch_parameters["gpus_per_node"] == "a100_3g.20gb:8"
-    fitted = [asked.for_stage(stage) for stage in (ON_ONE_GPU, CONVERT)]
-    assert [options.sbatch_parameters.get("gpus_per_node") for options in fitted] == ["a100_3g.20gb:1", None]
+    stages = (spec("pretrain"), ON_ONE_GPU, CONVERT)
+    fitted = [asked.for_stage(stage) for stage in stages]
+    assert [resources.describe_gpus() for resources in fitted] == ["a100_3g.20gb:8", "a100_3g.20gb:1", "0"]
+    assert [resources.tasks for resources in fitted] == [8, 1, 1]
 
 
 def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +185,7 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus._count_devices.cache_clear()
-    assert [gpus.list_visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
+    assert [gpus.list_visible_gpus(), Options(cluster="local").count_gpus()] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
     gpus._count_devices.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
@@ -194,9 +195,9 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
     assert gpus.list_visible_gpus() == ["0", "1", "3", "GPU-ab12"]
-    counts = [Options(cluster="local", parallel=parallel).gpus_per_node for parallel in (None, 2, 8)]
+    counts = [Options(cluster="local", parallel=parallel).count_gpus() for parallel in (None, 2, 8)]
     assert counts == [4, 2, 1]
-    assert [Options(cluster="local", tasks=tasks).gpus_per_node for tasks in (3, 8)] == [3, 4]
+    assert [Options(cluster="local", tasks=tasks).count_gpus() for tasks in (3, 8)] == [3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert gpus.list_visible_gpus() == []
 
@@ -263,6 +264,6 @@ def test_the_site_files_of_the_documentation_are_read():
     for name, line in SITES.items():
         read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
         pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
-        scripts = [render_script([stage], read, Path("/code"), "") for stage in (pretraining, CONVERT)]
+        scripts = [render_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)]
         assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
         assert "Not tried at any site." in (folder / f"{name}.yaml").read_text()

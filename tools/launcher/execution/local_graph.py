@@ -19,7 +19,7 @@ from pretrain.common.run.state import update_state
 
 from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
-from ..options import Options
+from ..options import Resources
 from .jobs import describe_unrecorded_exit
 from .local_job import CANCEL, CANCEL_NOW, LocalJob
 from .rank_main import LOCAL_STOP_REASON, install_handler
@@ -34,16 +34,16 @@ _NEXT = {
 
 
 class LocalRun:
-    """A run of a graph's ``missing`` stages, at most `Options.parallel` of them at once."""
+    """A run of a graph's ``missing`` stages with the ``resources`` of each, at most ``parallel`` of them at once."""
 
-    def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
-        self._graph, self._options, self._missing = graph, options, missing
-        self._parallel = options.parallel or 1
+    def __init__(self, graph: Graph, missing: dict[str, Node], resources: dict[str, Resources], parallel: int) -> None:
+        self._graph, self._missing, self._resources = graph, missing, resources
+        self._parallel = parallel
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
-        needs_gpus = any(options.for_stage(node.spec).gpus_per_node for node in missing.values())
-        self._free_gpus = list_visible_gpus() if needs_gpus else []  # counting imports torch
+        needs_gpus = any(resources[key].gpus for key in missing)
+        self._free_gpus = list_visible_gpus() if needs_gpus else []
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._is_killing = False
         self._interruptions: list[str] = []
@@ -91,7 +91,7 @@ class LocalRun:
                 print(f"{self._name_node(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                gpus = self._options.for_stage(node.spec).gpus_per_node
+                gpus = self._resources[node.key].gpus
                 if gpus <= (0 if is_gpu_awaited else len(self._free_gpus)) or not self._running:
                     self._start(node)
                 else:
@@ -101,11 +101,11 @@ class LocalRun:
         self._waiting.pop(node.key)
         if not self._graph.is_single:
             print(f"{self._name_node(node.key)} -> {shorten_path(node.spec.folder)}", flush=True)
-        options = self._options.for_stage(node.spec)
-        gpus = self._free_gpus[: options.gpus_per_node]
+        resources = self._resources[node.key]
+        gpus = self._free_gpus[: resources.gpus]
         prefix = f"{node.key}: " if self._parallel > 1 else ""
         try:
-            job = self._running[node.key] = LocalJob(node.spec, options, gpus, prefix)
+            job = self._running[node.key] = LocalJob(node.spec, resources, gpus, prefix)
         except UserError as error:
             self._fail(node.key, f"error: {error}", 2)
             return

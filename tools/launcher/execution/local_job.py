@@ -22,7 +22,7 @@ from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
 
-from ..options import Options
+from ..options import Resources
 from ..spec import StageSpec
 from .rank_main import STOPPED, build_rank_environment
 from .records import name_log_folder, record_failure, record_job
@@ -38,12 +38,11 @@ class LocalJob:
     """The running ranks of a stage.
 
     Args:
-        options: the stage's own (`Options.for_stage`).
         gpus: names of its GPUs.
         prefix: before every line of its output.
     """
 
-    def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
+    def __init__(self, spec: StageSpec, resources: Resources, gpus: list[str], prefix: str) -> None:
         self.spec = spec
         self.gpus = gpus
         self.started = time.monotonic()
@@ -55,8 +54,8 @@ class LocalJob:
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
-        environment = _build_environment(options, gpus)
-        size = options.tasks_per_node
+        environment = _build_environment(resources, gpus)
+        size = resources.tasks
         command = [sys.executable, "-u", "-m", "tools.launcher.execution.rank_main", str(self.logs)]
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
@@ -74,7 +73,7 @@ class LocalJob:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}
         launcher = {str(os.getpid()): read_start_time(os.getpid())}
-        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
+        record_job(spec, resources, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
 
     def has_ended(self) -> bool:
         """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
@@ -112,7 +111,7 @@ class LocalJob:
             process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
 
 
-def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
+def _build_environment(resources: Resources, gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment of the ranks, which import this code whatever their working directory is."""
     values = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
     earlier = values.get("PYTHONPATH")
@@ -120,11 +119,10 @@ def _build_environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-    if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
-        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    processes = (options.parallel or 1) * options.tasks_per_node
-    if options.cpus_per_task:
-        values["OMP_NUM_THREADS"] = str(options.cpus_per_task)
+    values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    processes = resources.parallel * resources.tasks
+    if resources.cpus_per_task:
+        values["OMP_NUM_THREADS"] = str(resources.cpus_per_task)
     elif processes > 1:
         values.setdefault("OMP_NUM_THREADS", str(max(1, count_usable_cores() // processes)))
     return values

@@ -22,7 +22,7 @@ from pretrain.common.files import write_json
 from pretrain.common.run.folder import read_git_state
 from pretrain.common.run.state import read_failure, read_record, read_state, write_failure
 
-from ..options import Options
+from ..options import Resources
 from ..spec import StageSpec
 
 
@@ -56,18 +56,19 @@ def format_resume_command(folder: str) -> str:
     return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
 
 
-def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
+def record_job(spec: StageSpec, resources: Resources, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
     """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
-    clusters = {"cluster": options.cluster, "slurm_cluster": options.slurm_cluster}
+    request = resources.request
+    clusters = {"cluster": request.cluster, "slurm_cluster": request.slurm_cluster}
     source = {"host": socket.gethostname(), "submitted": time.time(), "code": read_git_state()}
     job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
     jobs = [*read_record(path).get("jobs", []), job]
-    record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
+    record = {"spec": spec.to_json(), "options": asdict(request), "command": shlex.join(sys.argv), "jobs": jobs}
     try:
         write_json(path, record)
     except UserError as error:  # too late to refuse: the job is submitted
-        warn(f"warning: {error}; {options.cluster} job {job_id} is submitted, but status and cancel cannot find it")
+        warn(f"warning: {error}; {request.cluster} job {job_id} is submitted, but status and cancel cannot find it")
 
 
 def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:

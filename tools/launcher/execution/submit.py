@@ -14,13 +14,14 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
+from pretrain.common.errors import count_noun
 from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
 
 from ..gpus import list_visible_gpus
-from ..options import SET_BY_LAUNCHER, Options
+from ..options import SET_BY_LAUNCHER, Resources
 from ..spec import StageSpec
 from . import slurm
 from .rank_main import SlurmJob
@@ -46,70 +47,70 @@ while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
 export MASTER_PORT=${MASTER_PORT:-$port}"""
 
 
-def submit(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str = "") -> list[str]:
+def submit(specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str = "") -> list[str]:
     """Submit one job to SLURM, or an array if there are several specs; return the ids.
 
     Args:
         code: the copy of the code that the jobs import (`copy_code`).
         dependency: in sbatch's form, ``afterok:12:13``.
     """
-    options = options.for_stage(specs[0])
     log_folder = name_log_folder(os.path.commonpath([spec.folder for spec in specs]))
-    patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
+    patience = max(resources.signal_delay - 20.0, resources.signal_delay / 2)  # leaves time for scontrol
     script = log_folder / "submission.sh"
     with clean_up(log_folder):
         make_folder(log_folder)
         for index, spec in enumerate(specs):
             job = DelayedSubmission(SlurmJob(spec, patience))
-            job.set_timeout(options.minutes, options.max_timeouts)
+            job.set_timeout(resources.minutes, resources.max_timeouts)
             job.dump(log_folder / f"{index}.pkl")
-        atomic_write(script, _build_script(specs, options, code, dependency, log_folder))
-        job_id = slurm.submit_script(script, name_job(specs), build_environment(options), options.slurm_cluster)
+        atomic_write(script, _build_script(specs, resources, code, dependency, log_folder))
+        cluster = resources.request.slurm_cluster
+        job_id = slurm.submit_script(script, name_job(specs), build_environment(resources), cluster)
     ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
     for spec, listed_id in zip(specs, ids, strict=True):
-        record_job(spec, options, listed_id, log_folder, name=name_job(specs), dependency=dependency)
+        record_job(spec, resources, listed_id, log_folder, name=name_job(specs), dependency=dependency)
     return ids
 
 
-def render_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> str:
+def render_script(specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str) -> str:
     """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
-    options = options.for_stage(specs[0])
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
-    if options.cluster == "slurm":
-        script = _build_script(specs, options, code, dependency, log_folder)
-        variables = ", ".join(f"{name}={value}" for name, value in _list_variables(options).items())
+    if resources.cluster == "slurm":
+        script = _build_script(specs, resources, code, dependency, log_folder)
+        variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())
         return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
-    processes = f"{options.tasks_per_node} process{'es' if options.tasks_per_node > 1 else ''}"
-    gpus = options.gpus_per_node
-    devices = ",".join(list_visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
+    processes = count_noun(resources.tasks, "process", "processes")
+    devices = ",".join(list_visible_gpus()[: resources.gpus]) if resources.gpus else "none"
     return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 
-def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str, log_folder: Path) -> str:
-    """Build the script of sbatch; ``options`` are the stage's own."""
+def _build_script(
+    specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str, log_folder: Path
+) -> str:
+    """Build the script of sbatch."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
     # In SLURM 22.05 and later, srun does not take the number of cores from sbatch.
-    srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={options.cpus_per_task}"]
-    srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in options.srun.items()]
+    srun_args = ["--kill-on-bad-exit=1", "--export=ALL", f"--cpus-per-task={resources.cpus_per_task}"]
+    srun_args += [f"--{key}={value}" if value else f"--{key}" for key, value in resources.srun.items()]
     # A child of a failed parent would wait forever.
     parameters: dict[str, Any] = {"kill-on-invalid-dep": "yes", "requeue": True}
-    parameters |= {key: value or True for key, value in options.sbatch.items()}
+    parameters |= {key: value or True for key, value in resources.sbatch.items()}
     if dependency:
-        parameters["dependency"] = ",".join(filter(None, [options.sbatch.get("dependency"), dependency]))
+        parameters["dependency"] = ",".join(filter(None, [resources.sbatch.get("dependency"), dependency]))
     # The job imports the copy of the code, before anything that the setup lines add, and never the folder that it was
     # submitted from.
     setup = [
-        *([_CHECK_SETUP, *options.setup, "trap - ERR"] if options.setup else []),
+        *([_CHECK_SETUP, *resources.setup, "trap - ERR"] if resources.setup else []),
         f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
         "export PYTHONSAFEPATH=1",
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in _PASSED_VARIABLES if os.environ.get(name)),
-        *([_PORT] if options.nodes * options.tasks_per_node > 1 else []),
+        *([_PORT] if resources.nodes * resources.tasks > 1 else []),
     ]
     return _make_sbatch_string(
-        command=f"{options.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main "
+        command=f"{resources.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main "
         + shlex.quote(str(log_folder)),
         folder=log_folder,
-        **options.sbatch_parameters,
+        **_list_parameters(resources),
         job_name=name_job(specs),
         wckey=None,  # pyright: ignore[reportArgumentType]  # submitit would name its own
         srun_args=srun_args,
@@ -117,6 +118,22 @@ def _build_script(specs: Sequence[StageSpec], options: Options, code: Path, depe
         setup=setup,
         map_count=len(specs) if len(specs) > 1 else None,
     )
+
+
+def _list_parameters(resources: Resources) -> dict[str, Any]:
+    """Return the options of sbatch that are the launcher's, by submitit's names."""
+    parameters = {
+        "nodes": resources.nodes,
+        "gpus_per_node": resources.describe_gpus() if resources.gpus else "",
+        "ntasks_per_node": resources.tasks,
+        "cpus_per_task": resources.cpus_per_task,
+        "partition": resources.partition,
+        "account": resources.account,
+        "time": resources.minutes,
+        "signal_delay_s": resources.signal_delay,
+        "array_parallelism": resources.parallel,
+    }
+    return {name: value for name, value in parameters.items() if value}
 
 
 def name_job(specs: Sequence[StageSpec]) -> str:
@@ -185,10 +202,10 @@ def remove_folder(folder: Path) -> None:
         os.removedirs(folder.parent)
 
 
-def _list_variables(options: Options) -> dict[str, str]:
+def _list_variables(resources: Resources) -> dict[str, str]:
     """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
-    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *options.sbatch)}
-    hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
+    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *resources.sbatch)}
+    hidden -= {name for name in ("partition", "account") if not getattr(resources, name)}
     variables: dict[str, str] = {}
     for name, value in os.environ.items():
         key = name.removeprefix("SBATCH_").lower().replace("_", "-")
@@ -197,9 +214,9 @@ def _list_variables(options: Options) -> dict[str, str]:
     return variables
 
 
-def build_environment(options: Options) -> dict[str, str]:
+def build_environment(resources: Resources) -> dict[str, str]:
     """Return the environment of sbatch, without an enclosing job's variables and those that override its script."""
     outer = [name for name in os.environ if name.startswith(_OUTER_JOB) or name in _RANK]
     inner = {name: value for name, value in os.environ.items() if name not in outer}
     settings = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
-    return inner | settings | _list_variables(options)
+    return inner | settings | _list_variables(resources)

@@ -21,7 +21,7 @@ from transfer.weights.locate import find_weights
 from ..arguments import TransferArguments
 from ..execution import slurm
 from ..execution.jobs import check_not_running, read_settled_jobs
-from ..options import Options
+from ..options import Options, Resources
 from ..spec import StageSpec
 from ..stages import prepare_fine_tuning, read_pretrain_config
 from .graph import RECORD, Graph, Node
@@ -33,12 +33,14 @@ class Plan:
 
     Attributes:
         missing: the stages to start, valid or not.
+        resources: what the jobs of these stages get, and that of the report.
         queued: SLURM jobs of stages that are pending or running, and of the report.
         errors: why stages cannot start.
         warnings: data and weights that this machine does not have or did not check.
     """
 
     missing: dict[str, Node]
+    resources: dict[str, Resources]
     queued: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -64,10 +66,12 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     """
     if graph.report:
         check_free(graph.output, ("report.md", "report.html"), str(RECORD), "folder")
-    plan = Plan({node.key: node for node in graph.nodes if not node.spec.is_complete()})
-    folders = {key: Path(node.spec.folder) for key, node in plan.missing.items()}
+    missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
+    specs = {key: node.spec for key, node in missing.items()}
     if graph.report:
-        folders["report"] = Path(graph.report.folder)
+        specs["report"] = graph.report
+    plan = Plan(missing, {key: options.for_stage(spec) for key, spec in specs.items()})
+    folders = {key: Path(spec.folder) for key, spec in specs.items()}
     last_jobs = read_settled_jobs(folders.values())
     for key, folder in folders.items():
         try:
@@ -81,7 +85,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
                     check_not_running(folder, job, state)
             if key in plan.missing:
                 _check_parents(key, graph, plan)
-                plan.warnings += _check_stage(plan.missing[key], options, download, check_data)
+                plan.warnings += _check_stage(plan.missing[key], plan.resources[key], download, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
     if options.cluster == "slurm" and graph.report:
@@ -106,21 +110,20 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
-def _check_stage(node: Node, options: Options, download: bool, check_data: bool) -> list[str]:
+def _check_stage(node: Node, resources: Resources, download: bool, check_data: bool) -> list[str]:
     """Check what the stage would refuse on its devices; return warnings."""
     spec = node.spec
-    is_slurm = options.cluster == "slurm"
+    is_slurm = resources.cluster == "slurm"
     if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
         raise UserError(f"SLURM interprets '%' and '\\' in {spec.folder} as a pattern; choose another OUTPUT_DIR")
     spec.check_weights()
     check_may_continue(spec)
-    options = options.for_stage(spec)
     if is_slurm:
-        _check_cores(options)
+        _check_cores(resources)
     if not spec.config:
         return []
     reads_weights = not node.parents and not spec.has_checkpoint()  # a resumed run may no longer need them
-    world_size = options.nodes * options.tasks_per_node
+    world_size = resources.nodes * resources.tasks
     warnings: list[str] = []
     cfg: CfgNode
     if spec.stage == "transfer":
@@ -162,13 +165,13 @@ def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool,
     return []
 
 
-def _check_cores(options: Options) -> None:
-    cores = slurm.read_max_cores(options.partition, options.slurm_cluster)
-    needed = options.tasks_per_node * (options.cpus_per_task or 1)
+def _check_cores(resources: Resources) -> None:
+    cores = slurm.read_max_cores(resources.partition, resources.request.slurm_cluster)
+    needed = resources.tasks * (resources.cpus_per_task or 1)
     if 0 < cores < needed:
-        processes = count_noun(options.tasks_per_node, "process", "processes")
-        problem = f"--cpus-per-task {options.cpus_per_task} for {processes} is {needed} cores"
-        node = f"node of {options.partition}" if options.partition else "node"
+        processes = count_noun(resources.tasks, "process", "processes")
+        problem = f"--cpus-per-task {resources.cpus_per_task} for {processes} is {needed} cores"
+        node = f"node of {resources.partition}" if resources.partition else "node"
         remedy = "give a smaller --cpus-per-task (default: DATALOADER.NUM_WORKERS + 1)"
         raise UserError(f"{problem} per node, but no {node} has more than {cores}; {remedy}")
 

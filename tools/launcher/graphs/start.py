@@ -41,7 +41,7 @@ def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int
         plan.check(graph)
         if options.cluster == "slurm":
             return _submit_graph(graph, options, plan)
-        return _run_graph(graph, options, plan.missing)
+        return _run_graph(graph, options, plan)
 
 
 @contextlib.contextmanager
@@ -61,13 +61,13 @@ def _claim_output(graph: Graph, options: Options) -> Iterator[None]:
                 path.rmdir()
 
 
-def _run_graph(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
-    if not missing and graph.is_single:
+def _run_graph(graph: Graph, options: Options, plan: Plan) -> int:
+    if not plan.missing and graph.is_single:
         print(f"{graph.output} is already complete; move it away to run it again")
         return 0
     write_graph(graph, options)
     try:
-        status = LocalRun(graph, options, missing).run()
+        status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
         if graph.report:
             graph.report.run(Job())
         return status
@@ -89,7 +89,7 @@ def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
             graph.report.run(Job())
         return 0
     Submission(graph, options, plan).run()
-    print(describe_cost([node.spec for node in plan.missing.values()], options))
+    print(describe_cost(plan))
     print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
     return 0
 
@@ -127,7 +127,7 @@ class Submission:
 
     def _submit_all(self, code: Path) -> None:
         missing = self._plan.missing
-        for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._options):
+        for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._plan):
             previous = ""
             for array in _split(batch, self._options):
                 self._submit_batch(array, code, previous)
@@ -151,7 +151,7 @@ class Submission:
             self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
 
     def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
-        ids = submit(specs, self._options, code, dependency)
+        ids = submit(specs, self._plan.resources[keys[0]], code, dependency)
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
         if self._signals:
@@ -203,11 +203,13 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     if graph.report:
         print(f"to run   report  after everything  -> {shorten_path(graph.report.produces)}")
     code = find_code(graph.output)
-    groups = _group_nodes(startable.values(), startable.keys(), options)
+    groups = _group_nodes(startable.values(), startable.keys(), plan)
     batches = [array for group in groups for array in _split(group, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
-        script = render_script([node.spec for node in batch], options, code, _format_dependency("afterok", parents))
+        specs = [node.spec for node in batch]
+        resources = plan.resources[batch[0].key]
+        script = render_script(specs, resources, code, _format_dependency("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
@@ -216,24 +218,25 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
     for warning in dict.fromkeys(plan.warnings):
         print(f"# warning: {warning}")
     if options.cluster == "slurm":
-        print(describe_cost([node.spec for node in plan.missing.values()], options))
+        print(describe_cost(plan))
         if ask_slurm:
             if errors:
                 print("# SLURM was not asked about invalid stages, nor about those that wait for one")
-            errors += _ask_slurm(batches, options, code)
+            errors += _ask_slurm(batches, plan, code)
     return 2 if errors else 0
 
 
-def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
+def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
     """Print what SLURM says about each kind of job; return the number of refusals."""
     errors = 0
     kinds: dict[str, list[Node]] = {}
     for batch in batches:
-        kinds.setdefault(f"{len(batch)} {options.for_stage(batch[0].spec)}", batch)
+        kinds.setdefault(f"{len(batch)} {plan.resources[batch[0].key]}", batch)
     for batch in kinds.values():
         try:
-            script = render_script([node.spec for node in batch], options, code, "")
-            answer = slurm.ask_start_time(script, build_environment(options.for_stage(batch[0].spec)))
+            resources = plan.resources[batch[0].key]
+            script = render_script([node.spec for node in batch], resources, code, "")
+            answer = slurm.ask_start_time(script, build_environment(resources))
         except UserError as error:
             answer = str(error)
             errors += 1
@@ -241,32 +244,29 @@ def _ask_slurm(batches: list[list[Node]], options: Options, code: Path) -> int:
     return errors
 
 
-def describe_cost(specs: Iterable[StageSpec], options: Options) -> str:
+def describe_cost(plan: Plan) -> str:
     """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
-    requests: Counter[tuple[str, int, float]] = Counter()
-    for spec in specs:
-        resources = options.for_stage(spec)
-        requests[spec.stage, resources.nodes * resources.gpus_per_node, resources.minutes / 60] += 1
-    attempts = options.max_timeouts + 1
+    requests: Counter[tuple[str, int, int, int]] = Counter()
+    for key, node in plan.missing.items():
+        resources = plan.resources[key]
+        gpus = resources.nodes * resources.gpus
+        if gpus:
+            requests[node.spec.stage, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []
     total = 0.0
-    for (stage, gpus, hours), jobs in requests.items():
-        cost = jobs * gpus * hours * attempts
+    for (stage, gpus, minutes, max_timeouts), jobs in requests.items():
+        attempts = max_timeouts + 1
+        cost = jobs * gpus * minutes / 60 * attempts
         total += cost
-        if gpus:
-            limit = f"{_count(gpus, 'GPU')} x {hours:.4g} h x {_count(attempts, 'attempt')}"
-            lines.append(f"# {stage}: {_count(jobs, 'job')}, each at most {limit} = {cost:,.0f} GPU-hours")
-    if not total:
+        limit = f"{count_noun(gpus, 'GPU')} x {minutes / 60:.4g} h x {count_noun(attempts, 'attempt')}"
+        lines.append(f"# {stage}: {count_noun(jobs, 'job')}, each at most {limit} = {cost:,.0f} GPU-hours")
+    if not lines:
         return "# no GPU-hours: no stage asks for GPUs"
-    remark = f"--max-timeouts {options.max_timeouts}; attempts that are preempted are extra"
+    remark = "--max-timeouts sets the attempts; those that are preempted are extra"
     return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> Iterable[list[Node]]:
+def _group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterable[list[Node]]:
     """Group ``nodes`` by what is submitted together.
 
     An array contains the nodes of one stage and equal resources that build on none in ``waiting``. Other nodes, and all
@@ -274,8 +274,9 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], options: Options) -> 
     """
     groups: dict[str, list[Node]] = {}
     for node in nodes:
-        is_in_array = options.cluster == "slurm" and waiting.isdisjoint(node.parents)
-        name = f"{node.spec.stage} {options.for_stage(node.spec)}" if is_in_array else node.key
+        resources = plan.resources[node.key]
+        is_in_array = resources.cluster == "slurm" and waiting.isdisjoint(node.parents)
+        name = f"{node.spec.stage} {resources}" if is_in_array else node.key
         groups.setdefault(name, []).append(node)
     return groups.values()
 

@@ -29,5 +29,5 @@ def margin_info_nce(
     return LossOutput(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
 
 
-MARGIN = Hyperparameter("METHOD.MARGIN", 0.0, AT_LEAST_0, "what the positive similarity is lowered by")
+MARGIN = Hyperparameter("METHOD.MARGIN", 0.0, AT_LEAST_0, "amount subtracted from the positive similarity")
 register(METHODS, "margin", Method(margin_info_nce, "queue", {"temperature": TEMPERATURE, "margin": MARGIN}))

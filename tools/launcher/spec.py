@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,13 @@ class StageSpec:
         """Return a hash of `identity`."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
-    def describe_changes(self, earlier: dict[str, Any]) -> str:
+    def describe_changes(self, earlier: dict[str, Any], allowed: Collection[Effect] | None = None) -> str:
         """Describe how this stage differs from an ``earlier`` identity: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
 
-        Keys that may change when a stage is resumed are not named.
+        Args:
+            allowed: effects of keys that are not named (default: of those that may change when a stage is resumed).
         """
-        allowed = _MAY_CHANGE.get(self.stage, frozenset())
+        allowed = _MAY_CHANGE.get(self.stage, frozenset()) if allowed is None else allowed
         keys = _list_keys(self.stage)
         changes = [str(change) for change in compare(keys, earlier["config"], self.identity["config"], allowed)]
         arguments = [identity["arguments"] for identity in (earlier, self.identity)]

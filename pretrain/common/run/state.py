@@ -100,3 +100,21 @@ def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:
     failures = [read_record(path) for path in Path(folder).glob("failed.*.json")]
     job_failures = [failure for failure in failures if failure.get("job") == job]
     return min(job_failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})
+
+
+def read_outcome(folder: str | Path, job: str = "") -> dict[str, Any]:
+    """Return the state of a run folder, as far as the job of this name has written it.
+
+    Its ``state`` is empty until the stage starts. ``failure`` is the record of the first failing rank, or empty.
+
+    Args:
+        job: empty for a run that was started without the launcher.
+    """
+    state = read_state(folder)
+    job_state = state if state.get("job", "") == job else {}
+    outcome = {"state": "", "reason": "", "failure": {}, **job_state}
+    if outcome["state"] != "complete":  # a rank may fail at its exit, after its work
+        outcome["failure"] = read_failure(folder, job)
+    if outcome["failure"]:
+        outcome["state"] = "failed"
+    return outcome

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.run.state import read_record, update_state
-from tools.launcher.execution.records import read_outcome
+from pretrain.common.run.state import update_state
+from tools.launcher.execution.job import Job, read_jobs
 from tools.launcher.execution.status import collect
 from tools.launcher.execution.submit import copy_code, submit
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
@@ -52,16 +52,17 @@ def chain(folder: Path) -> Graph:
     return graph_of(folder, Node("a", fake(folder / "a")), Node("b", fake(folder / "b"), ("a",)))
 
 
-def started(folder: Path, *job_records: dict[str, Any]) -> Path:
+def started(folder: Path, *job_records: dict[str, Any], spec: dict[str, Any] | None = None) -> Path:
     """Write what the launcher leaves in the folder of a stage for which it has started these jobs."""
     (folder / "launch").mkdir(parents=True)
-    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": job_records}
+    spec = spec or {"stage": "knn", "produces": "results.json"}
+    record = {"spec": spec, "options": {}, "jobs": job_records}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
 
 
-def job_of(folder: Path | str) -> dict[str, Any]:
-    return read_record(Path(folder) / "launch" / "launch.json")["jobs"][-1]
+def job_of(folder: Path | str) -> Job:
+    return read_jobs(Path(folder))[-1]
 
 
 def run_alone(spec: StageSpec, options: Options = HERE) -> int:
@@ -76,7 +77,7 @@ def submit_jobs(specs: Sequence[StageSpec], options: Options) -> list[str]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Return what the folder's last job has recorded."""
-    return read_outcome(folder, job_of(folder)["logs"])
+    return job_of(folder).read_outcome()
 
 
 def end(folder: Path, state: str, **values: Any) -> None:

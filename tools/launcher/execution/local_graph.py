@@ -15,15 +15,14 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import update_state
+from pretrain.common.run.state import read_outcome, update_state
 
 from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..options import Resources
-from .jobs import describe_unrecorded_exit
-from .local_job import CANCEL, CANCEL_NOW, LocalJob
+from .job import CANCEL, CANCEL_NOW, describe_unrecorded_exit
+from .local_job import LocalJob
 from .rank_main import LOCAL_STOP_REASON, install_handler
-from .records import read_outcome
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 # The command that usually follows a stage.
@@ -126,7 +125,7 @@ class LocalRun:
     def _finish(self, key: str, job: LocalJob) -> None:
         self._free_gpus = job.gpus + self._free_gpus
         folder = job.spec.folder
-        outcome = read_outcome(folder, job.logs)
+        outcome = read_outcome(folder, job.logs.name)
         failure = outcome["failure"]
         if self._signals:
             sender = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,11 @@ from tools import ROOT
 
 from ..options import Resources
 from ..spec import StageSpec
+from .job import Job
 from .rank_main import STOPPED, build_rank_environment
 from .records import name_log_folder, record_failure, record_job
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
-# Sent by `launch.py cancel` to a launcher.
-CANCEL = signal.SIGUSR1
-CANCEL_NOW = signal.SIGUSR2
 _SLURM_VARIABLES = ("SLURM_", "SRUN_", "SUBMITIT_")  # variables of a job that this process may be part of
 
 
@@ -73,7 +71,9 @@ class LocalJob:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}
         launcher = {str(os.getpid()): read_start_time(os.getpid())}
-        record_job(spec, resources, str(self._ranks[0].pid), self.logs, processes=processes, launcher=launcher)
+        place: dict[str, Any] = {"cluster": "local", "host": socket.gethostname(), "logs": str(self.logs)}
+        place |= {"processes": processes, "launcher": launcher, "submitted": time.time()}
+        record_job(spec, resources, Job(self.folder, str(self._ranks[0].pid), **place))
 
     def has_ended(self) -> bool:
         """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
@@ -137,39 +137,6 @@ def strip_control(line: str) -> str:
     """Remove control sequences that move the cursor or retitle the window; colors remain."""
     parts = re.split(r"(\x1b\[[\d;]*m)", line)
     return "".join(part if part.startswith("\x1b[") else escape_control(part) for part in parts)
-
-
-def read_job_state(job: Mapping[str, Any]) -> str:
-    """Return RUNNING if a rank of the job in launch.json is alive, ENDED if none is, UNKNOWN on other machines."""
-    if job["host"] != socket.gethostname():
-        return "UNKNOWN"
-    return "RUNNING" if _list_running(job.get("processes", {})) else "ENDED"
-
-
-def find_launcher(job: Mapping[str, Any]) -> list[int]:
-    """Return the process that started a job of launch.json, in a list that is empty if it has ended."""
-    return _list_running(job.get("launcher", {})) if job["host"] == socket.gethostname() else []
-
-
-def stop(job: Mapping[str, Any], now: bool, signaled: set[int]) -> None:
-    """Stop a job by a signal to its launcher, or to its ranks if the launcher was killed.
-
-    Args:
-        now: leave no time for a checkpoint.
-        signaled: launchers that have had the signal, which is sent once.
-    """
-    launcher = find_launcher(job)
-    for pid in launcher or _list_running(job["processes"]):
-        stop_signal, kill_signal = (CANCEL, CANCEL_NOW) if launcher else (signal.SIGTERM, signal.SIGKILL)
-        if pid not in signaled:
-            signaled.add(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, kill_signal if now else stop_signal)
-
-
-def _list_running(processes: Mapping[str, str]) -> list[int]:
-    """Return the processes that are running; process ids are reused, so each has to have its recorded start time."""
-    return [int(pid) for pid, started in processes.items() if started and read_start_time(int(pid)) == started]
 
 
 def _describe_exit(code: int, stderr: Path) -> str:

@@ -8,22 +8,21 @@ folders are never reused.
 import contextlib
 import os
 import shlex
-import socket
 import sys
 import time
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import read_failure, read_record, read_state, write_failure
+from pretrain.common.run.state import read_record, write_failure
 
 from ..options import Resources
 from ..spec import StageSpec
+from .job import Job
 
 
 def find_launch_files(folder: Path) -> list[Path]:
@@ -56,38 +55,20 @@ def format_resume_command(folder: str) -> str:
     return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
 
 
-def record_job(spec: StageSpec, resources: Resources, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
-    """Add a job to launch.json; ``name`` is that of `submit.name_job`, which the jobs of an array share."""
-    path = Path(spec.folder) / "launch" / "launch.json"
-    request = resources.request
-    clusters = {"cluster": request.cluster, "slurm_cluster": request.slurm_cluster}
-    source = {"host": socket.gethostname(), "submitted": time.time(), "code": read_git_state()}
-    job = {"id": job_id, "name": name, "logs": str(logs), **clusters, **source, **more}
-    jobs = [*read_record(path).get("jobs", []), job]
-    record = {"spec": spec.to_json(), "options": asdict(request), "command": shlex.join(sys.argv), "jobs": jobs}
+def record_job(spec: StageSpec, resources: Resources, job: Job) -> None:
+    """Add a job to the launch.json of its run folder."""
+    path = job.folder / "launch" / "launch.json"
+    jobs = [*read_record(path).get("jobs", []), {**job.to_record(), "code": read_git_state()}]
+    record = {
+        "spec": spec.to_json(),
+        "options": asdict(resources.request),
+        "command": shlex.join(sys.argv),
+        "jobs": jobs,
+    }
     try:
         write_json(path, record)
     except UserError as error:  # too late to refuse: the job is submitted
-        warn(f"warning: {error}; {request.cluster} job {job_id} is submitted, but status and cancel cannot find it")
-
-
-def read_outcome(folder: str | Path, logs: str | Path = "") -> dict[str, Any]:
-    """Return the state of a run folder, as far as the job that logs to ``logs`` has written it.
-
-    Its ``state`` is empty until the stage starts. ``failure`` is the record of the first failing rank, or empty.
-
-    Args:
-        logs: empty for a run that was started without the launcher.
-    """
-    job = Path(logs).name
-    state = read_state(folder)
-    job_state = state if state.get("job", "") == job else {}
-    outcome = {"state": "", "reason": "", "failure": {}, **job_state}
-    if outcome["state"] != "complete":  # a rank may fail at its exit, after its work
-        outcome["failure"] = read_failure(folder, job)
-    if outcome["failure"]:
-        outcome["state"] = "failed"
-    return outcome
+        warn(f"warning: {error}; {job.cluster} job {job.id} is submitted, but status and cancel cannot find it")
 
 
 def record_failure(folder: str | Path, rank: int, error: BaseException | str, job: str = "") -> None:

@@ -1,5 +1,7 @@
 """Queries of SLURM through its own programs; if they do not answer, no job is assumed to have ended."""
 
+from __future__ import annotations
+
 import functools
 import os
 import re
@@ -8,9 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from submitit.slurm.slurm import SlurmParseException, _parse_node_list
 
@@ -20,13 +22,44 @@ _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this mach
 _TIMEOUT_S = 60.0  # for a scheduler under load
 # Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
 _HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
-ENDING = "RUNNING (finishing)"  # the state of a job whose processes SLURM is ending; it may be requeued
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
 _BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
 _RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
 _LIMIT = "SubmitJob|Invalid job array specification"
+
+
+class JobState(NamedTuple):
+    """The state of a job.
+
+    Attributes:
+        word: PENDING, RUNNING, FINISHING (SLURM is ending its processes, and may requeue it), or SLURM's word for how
+            it ended. ENDED means that only the run folder has details. UNKNOWN means that the job may be running: the
+            scheduler does not answer, or the job is a process of another machine.
+        reason: SLURM's reason; empty if it has none.
+    """
+
+    word: str
+    reason: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.word in ("PENDING", "RUNNING", "FINISHING")
+
+    def __str__(self) -> str:
+        return f"{self.word.lower()} ({self.reason})" if self.reason else self.word.lower()
+
+
+class Submitted(Protocol):
+    """What SLURM knows a job by."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def script(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
 class SubmissionUnknown(UserError):
@@ -164,25 +197,35 @@ def _find_job(script: Path, cluster: str) -> str | None:
     return None
 
 
-def query_states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
-    """Return by id and name: PENDING, RUNNING, or SLURM's word for how the job ended; SLURM's reason in parentheses.
-
-    ENDED means that SLURM has no record of the job, UNKNOWN that it does not answer. A job with the same id and another
-    name is another job: ids repeat after a reset of SLURM. The queue is asked once for all jobs, and the accounting
-    once for those not in it.
+def query_states(jobs: Sequence[Submitted], cluster: str = "") -> list[JobState]:
+    """Return the state of each job. The queue is asked once for all jobs, and the accounting once for those not in it.
 
     Args:
         cluster: cluster of these jobs (default: SLURM's default cluster).
     """
-    ids = ",".join(job_id for job_id, _ in jobs)
-    queue = _query(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"], cluster)
-    known = {job: queue[job] for job in jobs if queue and job in queue}
-    absent = [job for job in jobs if job not in known]
+    ids = ",".join(job.id for job in jobs)
+    queue = _query(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j|%o"], cluster)
+    states = [_find_row(job, queue or []) for job in jobs]
+    absent = [job.id for job, state in zip(jobs, states, strict=True) if not state]
+    history: list[_Row] = []
     if absent:
-        ids = ",".join(job_id for job_id, _ in absent)
-        history = _query(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids], cluster) or {}
-        known |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
-    return known
+        columns = "JobID,State,Reason,JobName,SubmitLine"
+        history = _query(["sacct", "-n", "-X", "-P", "-o", columns, "-j", ",".join(absent)], cluster) or []
+    default = JobState("UNKNOWN" if queue is None else "ENDED")
+    return [state or _find_row(job, history) or default for job, state in zip(jobs, states, strict=True)]
+
+
+def _find_row(job: Submitted, rows: Sequence[_Row]) -> JobState | None:
+    """Return the state of a job in ``rows``. Another job has the same id after a reset of SLURM, but another script.
+
+    A wrapper of the site may have submitted a copy of the script; then its name counts.
+    """
+    for row in rows:
+        is_own = row.source.endswith(job.script)
+        is_copy = f"/{os.path.basename(job.script)}" not in row.source and f"{row.source}|".startswith(f"{job.name}|")
+        if row.id == job.id and (is_own or is_copy):
+            return row.state
+    return None
 
 
 def has_ended(job_id: str) -> bool:
@@ -196,32 +239,40 @@ def requeue(job_id: str) -> None:
     _ask(["scontrol", "requeue", job_id])
 
 
-def cancel_job(job: Mapping[str, Any], now: bool = False) -> None:
-    """Cancel a job of launch.json; UserError if scancel fails, is missing or does not answer."""
+def cancel_job(job_id: str, cluster: str = "", now: bool = False) -> None:
+    """Cancel a job, with ``now`` without time for a checkpoint; UserError if scancel fails, is missing or is silent."""
     try:
-        _ask(["scancel", *(["--signal=KILL"] if now else []), job["id"]], job.get("slurm_cluster", ""))
+        _ask(["scancel", *(["--signal=KILL"] if now else []), job_id], cluster)
     except UserError as error:
-        raise UserError(f"scancel {job['id']} failed: {error}; try again") from error
+        raise UserError(f"scancel {job_id} failed: {error}; try again") from error
 
 
-def _query(command: list[str], cluster: str) -> dict[tuple[str, str], str] | None:
-    """Return states by id and name; None if the program is missing, does not answer, fails, or prints garbage."""
+class _Row(NamedTuple):
+    """A job as SLURM lists it; ``source`` is its name, and the script or command line that it comes from."""
+
+    id: str
+    state: JobState
+    source: str
+
+
+def _query(command: list[str], cluster: str) -> list[_Row] | None:
+    """Return the jobs listed; None if the program is missing, does not answer, fails, or prints garbage."""
     text = _try(command, cluster)
     if text is None:
         return None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
-    states: dict[tuple[str, str], str] = {}
-    for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
-        state = state.partition(" ")[0]  # of "CANCELLED by 1000"
-        if state.endswith("+"):  # a column of sacct was too narrow
-            state = next((word for word in _ENDED if word.startswith(state[:-1])), state)
-        if state == "COMPLETING":
-            state = ENDING
-        elif state not in _ENDED:  # SLURM has many more words for a job that is alive
-            state = "PENDING" if state in _WAITING else "RUNNING"
-        has_reason = not state.startswith("RUNNING") and reason not in ("", "None")
-        states[job_id, name] = f"{state} ({reason})" if has_reason else state
-    return states if states or not lines else None
+    rows = []
+    for job_id, word, reason, source in (line.split("|", 3) for line in lines if line.count("|") >= 3):
+        word = word.partition(" ")[0]  # of "CANCELLED by 1000"
+        if word.endswith("+"):  # a column of sacct was too narrow
+            word = next((known for known in _ENDED if known.startswith(word[:-1])), word)
+        if word == "COMPLETING":
+            word = "FINISHING"
+        elif word not in _ENDED:  # SLURM has many more words for a job that is alive
+            word = "PENDING" if word in _WAITING else "RUNNING"
+        has_reason = word not in ("RUNNING", "FINISHING") and reason not in ("", "None")
+        rows.append(_Row(job_id, JobState(word, reason if has_reason else ""), source))
+    return rows if rows or not lines else None
 
 
 def _try(command: list[str], cluster: str = "") -> str | None:

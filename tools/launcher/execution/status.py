@@ -17,10 +17,12 @@ from pretrain.common.files import read_json
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
+from pretrain.common.run.state import read_outcome
 
 from ..graphs.graph import RECORD, find_record
-from .jobs import describe_end, describe_unrecorded_exit, explain_reason, explain_unknown, is_finished, read_last_jobs
-from .records import find_files, find_launch_files, format_resume_command, read_outcome
+from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
+from .records import find_files, find_launch_files, format_resume_command
+from .slurm import JobState
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 _WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
@@ -102,7 +104,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or read_stage(run_folder)
         key = plan.get("key", os.path.relpath(run_folder, folder))
         entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
-        entry |= _describe_state(run_folder, *jobs.get(run_folder, ({}, "")))
+        entry |= _describe_state(run_folder, *jobs.get(run_folder, (None, JobState(""))))
         entry["progress"] = _describe_progress(run_folder, is_running=entry["state"] == "running")
         entries.append(entry)
     complete = {entry["key"] for entry in entries if entry["state"] == "complete"}
@@ -112,43 +114,43 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _describe_state(folder: Path, job: dict[str, Any], job_state: str) -> dict[str, Any]:
+def _describe_state(folder: Path, job: Job | None, job_state: JobState) -> dict[str, Any]:
     """Return a stage's job, state, reason, record and failure.
 
     Args:
-        job: the last job of launch.json; empty if the launcher has started none.
-        job_state: see `query_states`.
+        job: the last job of launch.json; None if the launcher has started none.
     """
-    outcome = read_outcome(folder, job.get("logs", ""))
+    outcome = job.read_outcome() if job else read_outcome(folder)
+    record = job.to_record() if job else {}
     by_command = read_outcome(folder)  # for a stage that its own command started, such as train_net.py
-    if by_command.get("started", 0.0) > job.get("submitted", 0.0):
+    if by_command.get("started", 0.0) > record.get("submitted", 0.0):
         outcome = by_command
+        job = None
         is_running = outcome["state"] == "running" and find_owner(folder)
-        job = {"cluster": "process", "id": str(outcome["pid"])} if is_running else {}
-        job_state = "RUNNING" if is_running else "ENDED"
+        record = {"cluster": "process", "id": str(outcome["pid"])} if is_running else {}
+        job_state = JobState("RUNNING" if is_running else "ENDED")
     state, reason = _choose_state(folder, job, job_state, outcome)
-    return {"job": job, "state": state, "reason": reason, "record": outcome, "failure": outcome["failure"]}
+    return {"job": record, "state": state, "reason": reason, "record": outcome, "failure": outcome["failure"]}
 
 
-def _choose_state(folder: Path, job: dict[str, Any], job_state: str, outcome: dict[str, Any]) -> tuple[str, str]:
+def _choose_state(folder: Path, job: Job | None, job_state: JobState, outcome: dict[str, Any]) -> tuple[str, str]:
     """Choose between what the job recorded and the scheduler's word for it; return the state and its reason."""
-    word, _, detail = job_state.partition(" ")
     state = outcome["state"]
     reason = outcome["reason"]
-    if not job_state:
+    if not job_state.word:
         return "not started", ""
-    if word == "UNKNOWN" and not is_finished(folder, job):
-        return "unknown", explain_unknown(job)
-    if word == "PENDING":
-        return "pending", explain_reason(detail.strip("()")) or reason
-    if word == "RUNNING":
-        return detail.strip("()") or "running", reason
-    end = describe_end(folder, job, job_state) if job.get("cluster") == "slurm" else ""
-    if state != "complete" and word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
-        return word.lower(), reason or end
+    if job and job.may_be_running(job_state):
+        return "unknown", job.explain_unknown()
+    if job_state.word == "PENDING":
+        return "pending", explain_reason(job_state.reason) or reason
+    if job_state.is_active:
+        return job_state.word.lower(), reason
+    end = job.describe_end(job_state) if job else ""
+    if state != "complete" and job_state.word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
+        return job_state.word.lower(), reason or end
     if state not in ("", "running"):
         return state, reason
-    return "failed" if word == "FAILED" else "lost", end or describe_unrecorded_exit(folder)
+    return "failed" if job_state.word == "FAILED" else "lost", end or describe_unrecorded_exit(folder)
 
 
 def _describe_progress(folder: Path, is_running: bool) -> str:

@@ -5,7 +5,9 @@ import hashlib
 import os
 import shlex
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from ..gpus import list_visible_gpus
 from ..options import SET_BY_LAUNCHER, Resources
 from ..spec import StageSpec
 from . import slurm
+from .job import SCRIPT, Job
 from .rank_main import SlurmJob
 from .records import name_log_folder, record_job
 
@@ -56,7 +59,7 @@ def submit(specs: Sequence[StageSpec], resources: Resources, code: Path, depende
     """
     log_folder = name_log_folder(os.path.commonpath([spec.folder for spec in specs]))
     patience = max(resources.signal_delay - 20.0, resources.signal_delay / 2)  # leaves time for scontrol
-    script = log_folder / "submission.sh"
+    script = log_folder / SCRIPT
     with clean_up(log_folder):
         make_folder(log_folder)
         for index, spec in enumerate(specs):
@@ -67,8 +70,10 @@ def submit(specs: Sequence[StageSpec], resources: Resources, code: Path, depende
         cluster = resources.request.slurm_cluster
         job_id = slurm.submit_script(script, name_job(specs), build_environment(resources), cluster)
     ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
+    common: dict[str, Any] = {"cluster": "slurm", "slurm_cluster": cluster, "logs": str(log_folder)}
+    common |= {"name": name_job(specs), "dependency": dependency, "host": socket.gethostname()}
     for spec, listed_id in zip(specs, ids, strict=True):
-        record_job(spec, resources, listed_id, log_folder, name=name_job(specs), dependency=dependency)
+        record_job(spec, resources, Job(Path(spec.folder), listed_id, submitted=time.time(), **common))
     return ids
 
 
@@ -137,7 +142,7 @@ def _list_parameters(resources: Resources) -> dict[str, Any]:
 
 
 def name_job(specs: Sequence[StageSpec]) -> str:
-    """Return the job's display name (``demo:jcl/pretrain``), by which `cancel` knows that a job id is of this run."""
+    """Return the job's display name in SLURM's queue (``demo:jcl/pretrain``)."""
     folder = specs[0].folder
     root = specs[0].root
     if not root:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.files import check_file
+from pretrain.common.files import check_file, read_json
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import read_record, read_state
 from pretrain.config import from_yaml_text
@@ -20,7 +21,8 @@ from transfer.weights.locate import find_weights
 
 from ..arguments import TransferArguments
 from ..execution import slurm
-from ..execution.jobs import check_not_running, read_settled_jobs
+from ..execution.job import Job
+from ..execution.jobs import wait_for_ending_jobs
 from ..options import Options, Resources
 from ..spec import StageSpec
 from ..stages import prepare_fine_tuning, read_pretrain_config
@@ -72,17 +74,19 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
         specs["report"] = graph.report
     plan = Plan(missing, {key: options.for_stage(spec) for key, spec in specs.items()})
     folders = {key: Path(spec.folder) for key, spec in specs.items()}
-    last_jobs = read_settled_jobs(folders.values())
+    last_jobs = wait_for_ending_jobs(folders.values())
     for key, folder in folders.items():
         try:
             if folder in last_jobs:
                 job, state = last_jobs[folder]
-                is_queued = job["cluster"] == "slurm" and state.split()[0] in ("PENDING", "RUNNING")
-                if is_queued and state != slurm.ENDING and options.cluster == "slurm" and not graph.is_single:
-                    plan.queued[key] = job["id"]
+                may_wait = job.is_slurm and options.cluster == "slurm" and not graph.is_single
+                if may_wait and state.word in ("PENDING", "RUNNING"):
+                    if key in plan.missing:
+                        _check_same_work(plan.missing[key], job)
+                    plan.queued[key] = job.id
                     plan.missing.pop(key, None)
                 else:
-                    check_not_running(folder, job, state)
+                    job.check_not_running(state)
             if key in plan.missing:
                 _check_parents(key, graph, plan)
                 plan.warnings += _check_stage(plan.missing[key], plan.resources[key], download, check_data)
@@ -94,6 +98,16 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
         if jobs > limit:
             plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
     return plan
+
+
+def _check_same_work(node: Node, job: Job) -> None:
+    """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
+    record = read_json(job.folder / "launch" / "launch.json")
+    submitted = StageSpec.from_json(record["spec"])
+    if submitted.fingerprint() != node.spec.fingerprint():
+        changes = node.spec.describe_changes(submitted.identity, allowed=()) or "what it builds on has changed"
+        remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
+        raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
 
 
 def _check_parents(key: str, graph: Graph, plan: Plan) -> None:

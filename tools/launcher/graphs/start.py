@@ -83,6 +83,8 @@ def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
             print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
         elif node.key not in plan.missing:
             print(f"{node.key}: already complete")
+    if not plan.missing and plan.queued.keys() - {"report"} and "report" in plan.queued:
+        return 0  # each stage and the report have their jobs
     if not plan.missing and plan.queued.keys() <= {"report"}:
         write_graph(graph, options)
         if graph.report:
@@ -171,7 +173,7 @@ class Submission:
     def _cancel(self) -> None:
         for job_id in self._submitted:
             try:
-                slurm.cancel_job({"id": job_id, "slurm_cluster": self._options.slurm_cluster})
+                slurm.cancel_job(job_id, self._options.slurm_cluster)
             except UserError as error:
                 warn(str(error))
         if self._submitted:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,20 +14,26 @@ from pretrain.common.run.lease import read_start_time
 from tests.errors import refused
 from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, started
 from tools.launcher.execution import jobs, slurm, status
-from tools.launcher.execution.local_job import CANCEL
+from tools.launcher.execution.job import CANCEL, Job, query_states
 from tools.launcher.execution.records import find_launch_files
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+JOB = Job.from_record(Path("run"), SLURM)
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
 
 
 @pytest.mark.parametrize(
     ("squeue", "sacct", "state"),
     [
-        ("echo '77|COMPLETING|None|n'", None, "RUNNING (finishing)"),
+        ("echo '77|COMPLETING|None|n'", None, "FINISHING"),
         ("echo '77|RESIZING|None|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids started again from 1
+        ("echo '77|RUNNING|None|n|/l/t/submission.sh'", None, "ENDED"),  # and this user's stages have equal names
+        ("echo '77|PENDING|JobHeldUser|re|named|/l/s/submission.sh'", None, "PENDING (JobHeldUser)"),
+        ("echo '77|RUNNING|None|n|/tmp/copy of a wrapper'", None, "RUNNING"),
+        (GONE, "echo '77|TIMEOUT|None|renamed|sbatch -v /l/s/submission.sh'", "TIMEOUT"),
+        (GONE, "echo '77|TIMEOUT|None|n|sbatch /l/t/submission.sh'", "ENDED"),
         ("echo '77|RUNNING|None|n'; echo an unrelated line", None, "RUNNING"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
         (GONE, "echo '77|CANCELLED+|None|n'", "CANCELLED"),
@@ -42,7 +49,8 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
 )
 def test_states_of_a_slurm_job(programs: Callable, squeue: str | None, sacct: str | None, state: str):
     programs(**{name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None})
-    assert jobs.query_states([SLURM])[0] == state
+    word, _, reason = state.partition(" ")
+    assert query_states([JOB]) == [(word, reason.strip("()"))]
 
 
 def test_each_cluster_is_asked_for_its_own_jobs(programs: Callable, monkeypatch: pytest.MonkeyPatch):
@@ -52,8 +60,8 @@ def test_each_cluster_is_asked_for_its_own_jobs(programs: Callable, monkeypatch:
     programs(squeue=squeue, scancel='echo "$*" >> cancelled')
     for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # the shell's cluster, where these jobs are not
         monkeypatch.setenv(name, "other")
-    elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
-    assert jobs.query_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
+    elsewhere = [replace(JOB, slurm_cluster=cluster) for cluster in ("alex", "fritz")]
+    assert [state.word for state in query_states([*elsewhere, JOB])] == ["RUNNING", "ENDED", "ENDED"]
     jobs.cancel(started(Path("run"), {**SLURM, "slurm_cluster": "alex"}))
     assert Path("cancelled").read_text() == "-M alex 77\n"
 
@@ -85,12 +93,12 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(programs: C
 def test_why_slurm_did_not_obey_is_named(programs: Callable, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
     programs("/usr/bin:/bin", scancel=scancel)
     monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.5)
-    refused(lambda: slurm.cancel_job(SLURM), "scancel 77 failed", why, "try again")
+    refused(lambda: slurm.cancel_job("77"), "scancel 77 failed", why, "try again")
 
 
 def refuse_if_running(folder: Path) -> None:
     job = job_of(folder)
-    jobs.check_not_running(folder, job, jobs.query_states([job])[0])
+    job.check_not_running(query_states([job])[0])
 
 
 @pytest.mark.parametrize(
@@ -148,9 +156,10 @@ def test_a_folder_that_may_not_be_read_is_not_called_empty(tmp_path: Path, monke
 
 
 def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_path: Path):
+    job = replace(JOB, folder=tmp_path, logs=str(tmp_path))
     warning = "submitit WARNING (2026-11-26 14:59:24,633) - Bypassing signal SIGCONT"
     (tmp_path / "77_0_log.err").write_text(f"ValueError: odd\n{warning}\nsrun: error: 127.0.1.1: task 0: Killed\n")
-    assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "CANCELLED by 0") == "ValueError: odd"
+    assert job.describe_end(slurm.JobState("CANCELLED")) == "ValueError: odd"
     refusal = "srun: unrecognized option '--container-image=a'"
     (tmp_path / "77_0_log.err").write_text(f'{refusal}\nTry "srun --help" for more information\n')
-    assert jobs.describe_end(tmp_path, {**SLURM, "logs": str(tmp_path)}, "FAILED") == refusal
+    assert job.describe_end(slurm.JobState("FAILED")) == refusal

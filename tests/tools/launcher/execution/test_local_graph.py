@@ -16,6 +16,7 @@ from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus
 from tools.launcher.execution import jobs, local_job, status
+from tools.launcher.execution.job import query_states
 from tools.launcher.execution.rank_main import LOCAL_STOP_REASON
 from tools.launcher.graphs.graph import Node
 from tools.launcher.graphs.start import start_graph
@@ -62,7 +63,7 @@ def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monk
     printed = capfd.readouterr().err
     assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
     assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
-    assert jobs.query_states([job_of(tmp_path)])[0] == "ENDED"
+    assert query_states([job_of(tmp_path)])[0].word == "ENDED"
 
 
 def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> Attached:
@@ -134,7 +135,7 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callab
     wait_for((tmp_path / "count.0").exists)
     started.signal(signal.SIGINT)  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
-    assert jobs.query_states([job_of(tmp_path)])[0] == "ENDED"
+    assert query_states([job_of(tmp_path)])[0].word == "ENDED"
 
 
 @pytest.mark.parametrize(("count", "variable"), [(0, ""), (2, "0")])

@@ -13,9 +13,8 @@ from submitit.core.utils import UncompletedJobError
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import Job, record_state
+from pretrain.common.run.state import Job, read_outcome, record_state
 from tools.launcher.execution import rank_main
-from tools.launcher.execution.records import read_outcome
 
 
 class Environment:
@@ -83,4 +82,4 @@ def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monke
     if "again" in requeues:
         assert Path("again").read_text() == "7\n"
     assert env.requeues == requeues[:1]
-    assert read_outcome(tmp_path, "/l/s")["state"] == ("failed" if has_failed else state)
+    assert read_outcome(tmp_path, "s")["state"] == ("failed" if has_failed else state)

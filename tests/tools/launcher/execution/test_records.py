@@ -7,29 +7,28 @@ from unittest import mock
 import pytest
 
 from pretrain.common.errors import ProcessLost, UserError
-from pretrain.common.run.state import write_failure
+from pretrain.common.run.state import read_outcome, write_failure
 from tests.tools.launcher.helpers import end
 from tools.launcher.execution import records
-from tools.launcher.execution.records import read_outcome
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
     """State and failures of an earlier job and damaged files do not count; a rank may fail before rank 0 starts."""
     end(tmp_path, "stopped", reason="SIGUSR2")
     write_failure(tmp_path, 0, RuntimeError("earlier"), "s")
-    assert read_outcome(tmp_path, "/logs/t") == {"state": "", "reason": "", "failure": {}}
+    assert read_outcome(tmp_path, "t") == {"state": "", "reason": "", "failure": {}}
     write_failure(tmp_path, 1, UserError("the value is 3; it must be 2"), "t")
     (tmp_path / "failed.2.json").write_text('{"rank": 2')
     for rank_0_has_started in (False, True):
         if rank_0_has_started:
             end(tmp_path, "failed", job="t", reason="later")
             write_failure(tmp_path, 0, RuntimeError("later"), "t")
-        outcome = read_outcome(tmp_path, "/logs/t")
+        outcome = read_outcome(tmp_path, "t")
         failure = outcome["failure"]
         assert outcome["state"] == "failed" and failure["host"] and failure["ended"] and failure["user_error"]
         assert (failure["rank"], failure["error"]) == (1, "the value is 3; it must be 2")
     end(tmp_path, "complete", job="t")  # a rank may fail at its exit
-    assert read_outcome(tmp_path, "/logs/t")["failure"] == {}
+    assert read_outcome(tmp_path, "t")["failure"] == {}
 
 
 def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):

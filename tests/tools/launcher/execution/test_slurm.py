@@ -54,8 +54,8 @@ def test_a_failed_stage_ends_its_own_branch_only(
     graph = build_graph(str(tmp_path), nodes, fake(tmp_path / "report"))
     assert start_graph(graph, slurm_options) == 0
     assert len(list(tmp_path.glob("**/code-*"))) == 1  # one copy of the code for five jobs
-    slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")
-    ended = [slurm_cluster.state(job_of(node.spec.folder)["id"]) for node in nodes]
+    slurm_cluster.wait_state(job_of(tmp_path / "report").id, "COMPLETED")
+    ended = [slurm_cluster.state(job_of(node.spec.folder).id) for node in nodes]
     assert ended == ["FAILED", "CANCELLED", "COMPLETED", "COMPLETED"]
     capsys.readouterr()
     assert start_graph(graph, slurm_options) == 0  # again: only what failed or was skipped
@@ -83,10 +83,10 @@ def test_jobs_that_end_before_their_stage_say_why(
     nodes = (Node("a", fake(tmp_path / "p/a")), Node("b", fake(tmp_path / "p/b"), ("a",)))
     assert start_graph(build_graph(str(tmp_path / "p"), nodes, fake(tmp_path / "p/report")), options) == 0
     (unseen,) = submit_jobs([fake(tmp_path / "p/c")], replace(slurm_options, sbatch={"begin": "now+2"}))
-    Path(job_of(tmp_path / "p/c")["logs"]).rename(tmp_path / "on another disk")
+    Path(job_of(tmp_path / "p/c").logs).rename(tmp_path / "on another disk")
     slurm_cluster.wait_state(unseen, "FAILED")
-    slurm_cluster.wait_state(job_of(tmp_path / "p/b")["id"], "CANCELLED")
-    slurm_cluster.wait_state(job_of(tmp_path / "p/report")["id"], "FAILED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/b").id, "CANCELLED")
+    slurm_cluster.wait_state(job_of(tmp_path / "p/report").id, "FAILED")
     capsys.readouterr()
     assert status.print_status(tmp_path / "p") == 1
     printed = capsys.readouterr().out

@@ -122,9 +122,9 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         wait_for(lambda: log.exists() and re.search(sign, log.read_text()), seconds=240)  # noqa: B023
         time.sleep(3)  # some steps into it
         slurm_cluster.preempt()
-        slurm_cluster.wait_state(job_of(folders[key])["id"], "COMPLETED", "FAILED", seconds=300)
+        slurm_cluster.wait_state(job_of(folders[key]).id, "COMPLETED", "FAILED", seconds=300)
         assert is_complete(folders[key]) and attempts(folders[key]) == 2
-    slurm_cluster.wait_state(job_of("cut/report")["id"], "COMPLETED", seconds=240)
+    slurm_cluster.wait_state(job_of("cut/report").id, "COMPLETED", seconds=240)
     whole, cut = (read_record(Path(name, "jcl/mask/results.json"))["metrics"] for name in ("whole", "cut"))
     assert whole == cut
     weights, resumed = (read(Path(name, "jcl/mask/model_final.pth"))["model"] for name in ("whole", "cut"))

@@ -16,7 +16,8 @@ from pretrain.common.run.stage import stage
 from pretrain.common.run.state import Job, update_state, write_failure
 from tests.tools.launcher.helpers import HERE, LOCAL, SLURM, end, fake, started
 from tools import launch
-from tools.launcher.execution import local_job, status
+from tools.launcher.execution import job, status
+from tools.launcher.execution.slurm import JobState
 from tools.launcher.graphs.graph import Node, build_graph, write_graph
 
 
@@ -132,9 +133,11 @@ def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
             monkeypatch.setattr("pretrain.common.run.state.time.time", lambda ended=ended: ended)
             write_failure(folder, 0, RuntimeError(name), "s")
     assert shown() == "b\n"
-    monkeypatch.setattr(local_job, "read_job_state", lambda job: "RUNNING" if "/c/" in job["logs"] else "ENDED")
+    monkeypatch.setattr(
+        job.Job, "read_process_state", lambda job: JobState("RUNNING" if "/c/" in job.logs else "ENDED")
+    )
     assert shown() == "c\n"
-    monkeypatch.setattr(local_job, "read_job_state", lambda job: "ENDED")
+    monkeypatch.setattr(job.Job, "read_process_state", lambda job: JobState("ENDED"))
     for name in "ab":
         (tmp_path / name / "launch/launch.json").unlink()
     assert shown() == "d\n"

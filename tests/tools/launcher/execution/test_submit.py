@@ -48,7 +48,7 @@ def test_sbatch_gets_the_users_environment_only(cluster: Path, tmp_path: Path, m
         (cluster / "100.script").read_text().split("\n")
     )
     job = job_of(tmp_path / "run")
-    assert (job["id"], job["slurm_cluster"]) == ("100", "alex")
+    assert (job.id, job.slurm_cluster) == ("100", "alex")
 
 
 @pytest.mark.parametrize(

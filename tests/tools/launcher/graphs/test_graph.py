@@ -27,9 +27,9 @@ def chain(folder: Path, extra: str = "") -> Graph:
     return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
 
 
-def queue(cluster: Path, folder: Path, job_id: str) -> None:
-    """Add a running job of the stage in a folder."""
-    started(folder, {**helpers.SLURM, "id": job_id})
+def queue(cluster: Path, spec: StageSpec, job_id: str) -> None:
+    """Add a running job of a stage."""
+    started(Path(spec.folder), {**helpers.SLURM, "id": job_id}, spec=spec.to_json())
     with open(cluster / "queue", "a") as file:
         file.write(f"{job_id}|RUNNING|None|n\n")
 
@@ -42,6 +42,21 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, ca
     refused(lambda: start_graph(chain(tmp_path), SLURM), "2 of 3 stages are invalid")
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
+
+
+def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Path, cluster: Path, capsys):
+    """The jobs do what the file said when they were submitted; what builds on an edited stage does other work, too."""
+    assert start_graph(chain(tmp_path), SLURM) == 0
+    jobs = [job_of(tmp_path / name) for name in ("a", "b", "c", "report")]
+    (cluster / "queue").write_text("".join(f"{job.id}|PENDING|None|renamed|{job.script}\n" for job in jobs))
+    recorded = (tmp_path / "launch/pipeline.json").read_text()
+    assert start_graph(chain(tmp_path), SLURM) == 0
+    edited = graph_of(tmp_path, Node("a", fake(tmp_path / "a", "count", 3)), *chain(tmp_path).nodes[1:])
+    refused(lambda: start_graph(edited, SLURM), "2 of 3 stages")
+    printed = capsys.readouterr().err
+    assert "a: job 100_0 in the queue does other work (arguments " in printed and "launch.py cancel" in printed
+    assert "b: job 101 in the queue does other work (a has changed)" in printed
+    assert (tmp_path / "launch/pipeline.json").read_text() == recorded and len(list(cluster.glob("*.script"))) == 3
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):
@@ -67,14 +82,14 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
         ]
     graph = graph_of(tmp_path, *nodes)
     specs = {node.key: node.spec for node in graph.nodes}
-    queue(cluster, tmp_path / "0/pretrain", "42_3")
-    queue(cluster, tmp_path / "report", "77")
+    queue(cluster, specs["0/pretrain"], "42_3")
+    queue(cluster, fake(tmp_path / "report"), "77")
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
         complete(specs[key])
     assert start_graph(graph, SLURM) == 0
     pending = [key for key, spec in specs.items() if not spec.is_complete()]
     jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
-    assert {key: (job["id"], job.get("dependency", "")) for key, job in jobs.items()} == {
+    assert {key: (job.id, job.dependency) for key, job in jobs.items()} == {
         "0/pretrain": ("42_3", ""),
         "0/linear": ("100", "afterok:42_3"),
         **{key: (f"101_{i}", "") for i, key in enumerate(("2/linear", "3/pretrain", "4/pretrain"))},  # an array

@@ -31,14 +31,14 @@ def test_a_job_that_a_busy_controller_has_queued_is_not_submitted_again(tmp_path
     (cluster / "after").write_text(f"[ $number != 101 ] || {BUSY}")
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
     assert scripts(cluster) == ["100", "101", "102"]
-    assert [job_of(tmp_path / "p" / name)["id"] for name in ("a", "b", "report")] == ["100", "101", "102"]
+    assert [job_of(tmp_path / "p" / name).id for name in ("a", "b", "report")] == ["100", "101", "102"]
 
 
 def test_a_busy_controller_is_asked_again_three_times(tmp_path: Path, cluster: Path):
     asked = f"echo >> {cluster}/asked; [ $(grep -c '' {cluster}/asked) -gt 3 ] || {BUSY}"
     (cluster / "before").write_text(asked)
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
-    assert job_of(tmp_path / "run")["id"] == "100"
+    assert job_of(tmp_path / "run").id == "100"
     (cluster / "before").write_text(BUSY)
     refused(lambda: run_alone(fake(tmp_path / "other"), OPTIONS), "did not submit fake-other", "4 attempts", "Socket")
     assert not (tmp_path / "other").exists()
@@ -72,8 +72,8 @@ def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path,
     points = [Node(f"{i}", fake(tmp_path / f"p/{i}")) for i in range(4)]
     assert start_graph(graph_of(tmp_path / "p", *points), OPTIONS) == 0
     records = [job_of(tmp_path / f"p/{i}") for i in range(4)]
-    assert [job["id"] for job in records] == ["100_0", "100_1", "101_0", "101_1"]
-    assert [job["dependency"] for job in records] == ["", "", *["afterany:100"] * 2]  # as many at once as asked
+    assert [job.id for job in records] == ["100_0", "100_1", "101_0", "101_1"]
+    assert [job.dependency for job in records] == ["", "", *["afterany:100"] * 2]  # as many at once as asked
 
 
 def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path, programs: Callable, capsys):
@@ -84,22 +84,21 @@ def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path
     assert re.findall("--array=(.*)%", capsys.readouterr().out) == ["0-2", "0-2"]  # and a job
     assert start_graph(graph, OPTIONS) == 0
     records = [job_of(tmp_path / f"p/{i}") for i in (0, 2, 3, 5, 6)]
-    assert [job["id"] for job in records] == ["100_0", "100_2", "101_0", "101_2", "102"]
-    assert [job["dependency"] for job in records] == ["", "", "afterany:100", "afterany:100", "afterany:101"]
+    assert [job.id for job in records] == ["100_0", "100_2", "101_0", "101_2", "102"]
+    assert [job.dependency for job in records] == ["", "", "afterany:100", "afterany:100", "afterany:101"]
 
 
-def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(
-    tmp_path: Path, cluster: Path, programs: Callable, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(jobs, "_ENDING_CHECK_S", 0)
+def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, cluster: Path, programs: Callable):
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
     ended = f"[ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
     programs(squeue=f"echo >> {cluster}/asked; {ended} || echo '100|COMPLETING|None|p:a'")
+    ((job, state),) = jobs.wait_for_ending_jobs([tmp_path / "p/a"], period_s=0).values()
+    assert (job.id, state.word) == ("100", "CANCELLED")
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
-    assert job_of(tmp_path / "p/a")["id"] == "103" and job_of(tmp_path / "p/b")["dependency"] == "afterok:103"
+    assert job_of(tmp_path / "p/a").id == "103" and job_of(tmp_path / "p/b").dependency == "afterok:103"
     programs(squeue="echo '103|COMPLETING|None|p:a'")
-    refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "still ending job 103", "try again in a moment")
-    assert len(scripts(cluster)) == 6
+    ((job, state),) = jobs.wait_for_ending_jobs([tmp_path / "p/a"], period_s=0).values()
+    refused(lambda: job.check_not_running(state), "still ending job 103", "try again in a moment")
 
 
 def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, cluster: Path):
@@ -107,7 +106,7 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     (cluster / "before").write_text(limit)
     text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stage ")
     assert text.endswith(f"submit them: python tools/launch.py resume {tmp_path / 'p'}")
-    assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a")["id"] == "100"
+    assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a").id == "100"
     (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")
     refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")
     assert not (tmp_path / "new").exists()
@@ -142,7 +141,7 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
 def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, programs: Callable, capsys, answer: str):
     programs(sbatch=f"echo 'sbatch: warning: 98% of your hours' >&2; {answer}")
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
-    assert job_of(tmp_path / "run")["id"] == "77"
+    assert job_of(tmp_path / "run").id == "77"
     assert "sbatch: warning: 98% of your hours" in capsys.readouterr().err
 
 
@@ -154,7 +153,7 @@ def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluste
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()
     (copy / "GIT_STATE").write_text("is written with each copy")
     (cluster / "queue").write_text("100|FAILED|None|fake-run\n")
-    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0 and job_of(tmp_path / "run")["id"] == "101"
+    assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0 and job_of(tmp_path / "run").id == "101"
     assert (copy / "GIT_STATE").read_text() == "is written with each copy"
     assert f"export PYTHONPATH={copy}" in (cluster / "100.script").read_text()
     edited = tmp_path / "edited/tools"

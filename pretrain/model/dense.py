@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from ..methods import LossOutput
+from .batch_norm import GroupedResNet
 from .queue import NegativeQueue
 
 
@@ -40,7 +41,7 @@ class DenseFeatures(NamedTuple):
         return DenseFeatures(*(tensor[:, images] for tensor in self))
 
 
-class DenseResNet(ResNet):
+class DenseResNet(GroupedResNet):
     """The layers of a ResNet and a second head, ``dense``: 1x1 convolution, ReLU, 1x1 convolution.
 
     Its forward pass returns the embeddings (n, D) of images, of their locations (n, D, S, S), and the last feature map
@@ -52,9 +53,7 @@ class DenseResNet(ResNet):
     """
 
     def __init__(self, resnet: ResNet, channels: int, dim: int) -> None:
-        nn.Module.__init__(self)  # not ResNet's, which would build new layers
-        for name, layer in resnet.named_children():
-            self.add_module(name, layer)
+        super().__init__(resnet)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
             self.dense = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, dim, 1))

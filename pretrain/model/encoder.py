@@ -1,4 +1,4 @@
-"""The encoder: torchvision's ResNet (ImageNet or CIFAR stem) with a projection head as its classifier, its batch norm.
+"""The encoder: torchvision's ResNet (ImageNet or CIFAR stem) with a projection head as its classifier.
 
 MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
 """
@@ -16,6 +16,7 @@ from torchvision.models import ResNet
 
 from ..common.errors import UserError
 from ..data import views
+from .batch_norm import GroupedBatchNorm, GroupedResNet
 from .dense import DenseFeatures, DenseResNet, normalize_maps
 
 
@@ -80,43 +81,9 @@ def build_network(
         norm_2d = norm_1d = functools.partial(GroupedBatchNorm, groups=bn_groups)
     encoder = build_backbone(arch, stem, norm_2d)
     encoder.fc = cast(Any, build_head(count_channels(encoder), hidden_dims, dim, norm_1d if head_bn else None))
-    return DenseResNet(encoder, count_channels(encoder), dim) if dense else encoder
-
-
-class GroupedBatchNorm(nn.BatchNorm2d):
-    """Batch norm, 1D or 2D, with separate statistics per contiguous group, as if each group had its own process.
-
-    One process then behaves as several do, which ShuffleBN needs (He et al. 2020, Sec. 3.3). Running statistics are the
-    mean over the groups.
-
-    Args:
-        groups: equal parts of each training batch.
-    """
-
-    def __init__(self, num_features: int, groups: int) -> None:
-        super().__init__(num_features)
-        self.groups = groups
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Accept the two dimensions of a head's features as well as a feature map's four."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        mean_C = cast(Tensor, self.running_mean)
-        var_C = cast(Tensor, self.running_var)
-        cast(Tensor, self.num_batches_tracked).add_(1)
-        means_GC = mean_C.repeat(self.groups, 1)
-        vars_GC = var_C.repeat(self.groups, 1)
-        momentum = cast(float, self.momentum)
-        # Splitting and joining is as fast as folding the groups into channels, and preserves channels_last.
-        options = (self.weight, self.bias, True, momentum, self.eps)
-        parts = enumerate(x.chunk(self.groups))
-        y = torch.cat([F.batch_norm(part, means_GC[g], vars_GC[g], *options) for g, part in parts])
-        with torch.no_grad():
-            mean_C.copy_(means_GC.mean(0))
-            var_C.copy_(vars_GC.mean(0))
-        return y
+    if dense:
+        return DenseResNet(encoder, count_channels(encoder), dim)
+    return GroupedResNet(encoder) if bn_groups > 1 else encoder
 
 
 @dataclass(frozen=True)

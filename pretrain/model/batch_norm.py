@@ -26,7 +26,7 @@ class GroupedBatchNorm(nn.BatchNorm2d):
     def __init__(self, num_features: int, groups: int) -> None:
         super().__init__(num_features)
         self.groups = groups
-        self.statistics: GroupStatistics | None = None
+        self.rows: list[list[tuple[Tensor, Tensor]]] = []  # of `GroupStatistics`
         self.position = 0
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -35,14 +35,16 @@ class GroupedBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        rows = [row[self.position] for row in cast(GroupStatistics, self.statistics).rows]
         # Autograd adds the gradients of one tensor's uses one by one, the last use first; those of rows in one sum.
         weights = self.weight.expand(self.groups, -1).unbind()[::-1]
         biases = self.bias.expand(self.groups, -1).unbind()[::-1]
-        parts = zip(x.chunk(self.groups), rows, weights, biases, strict=True)
-        options = (True, cast(float, self.momentum), self.eps)
+        rows = [row[self.position] for row in self.rows]
+        groups = zip(x.chunk(self.groups), rows, weights, biases, strict=True)
+        momentum = cast(float, self.momentum)
         # Splitting and joining is as fast as folding the groups into channels, and preserves channels_last.
-        return torch.cat([F.batch_norm(part, *row, weight, bias, *options) for part, row, weight, bias in parts])
+        return torch.cat(
+            [F.batch_norm(part, mean, var, w, b, True, momentum, self.eps) for part, (mean, var), w, b in groups]
+        )
 
 
 class GroupStatistics:
@@ -59,18 +61,19 @@ class GroupStatistics:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.norms = [module for module in modules if isinstance(module, GroupedBatchNorm)]
+        self.rows: list[list[tuple[Tensor, Tensor]]] = []
         for position, norm in enumerate(self.norms):
-            norm.statistics = self
+            norm.rows = self.rows  # not this object, which would make a reference cycle
             norm.position = position
-        self.rows: list[list[tuple[Tensor, ...]]] = []
 
     @torch.no_grad()
     def divide(self) -> Tensor:
         """Start a pass: give each group a copy of the running statistics; return all of them, (G, S)."""
+        self.rows.clear()  # of a pass that failed
         running = self._list_running()
         all_GS = torch.cat(running).repeat(self.norms[0].groups, 1)
         parts = [row_S.split([len(x_C) for x_C in running]) for row_S in all_GS.unbind()]
-        self.rows = [list(zip(part[0::2], part[1::2], strict=True)) for part in parts]
+        self.rows.extend(list(zip(part[0::2], part[1::2], strict=True)) for part in parts)
         return all_GS
 
     @torch.no_grad()
@@ -79,7 +82,7 @@ class GroupStatistics:
         running = self._list_running()
         torch._foreach_copy_(running, all_GS.mean(0).split([len(x_C) for x_C in running]))
         torch._foreach_add_([cast(Tensor, norm.num_batches_tracked) for norm in self.norms], 1)
-        self.rows = []
+        self.rows.clear()
 
     def _list_running(self) -> list[Tensor]:
         return [cast(Tensor, x_C) for norm in self.norms for x_C in (norm.running_mean, norm.running_var)]

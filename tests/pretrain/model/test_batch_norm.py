@@ -57,7 +57,7 @@ def normalize_naively(norm: GroupedBatchNorm, x: Tensor) -> Tensor:
     means_GC = mean_C.repeat(norm.groups, 1)
     vars_GC = var_C.repeat(norm.groups, 1)
     parts = enumerate(x.chunk(norm.groups))
-    options = (norm.weight, norm.bias, True, norm.momentum, norm.eps)
+    options: Any = (norm.weight, norm.bias, True, norm.momentum, norm.eps)
     y = torch.cat([F.batch_norm(part, means_GC[g], vars_GC[g], *options) for g, part in parts])
     with torch.no_grad():
         mean_C.copy_(means_GC.mean(0))

@@ -116,17 +116,22 @@ class Attached:
     It runs ``code``, an expression that starts stages and returns the exit status.
     """
 
-    def __init__(self, code: str, by: Sequence[str] = ()) -> None:
+    def __init__(self, code: str, by: Sequence[str] = (), stdout: int | None = None) -> None:
         imports = "import sys; from pathlib import Path; from tests.tools.launcher.helpers import *\n"
         imports += "from pretrain.common.command_line import run_command_line\n"
         self._process = subprocess.Popen(
             [*by, sys.executable, "-c", f"{imports}run_command_line(lambda _: {code})"],
             cwd=ROOT,
             start_new_session=True,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
         )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self._process.pid, number)

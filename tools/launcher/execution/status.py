@@ -28,6 +28,7 @@ _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "
 _WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = (*_WELL, "stopped", "cancelled", "unknown")
+_NOBODY = "nobody will start it, because its launcher has ended"
 _METRICS = {
     "loss": "loss {:.4g}",
     "total_loss": "total_loss {:.4g}",
@@ -50,11 +51,11 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
     else:
         counts = Counter(entry["state"] for entry in entries)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
-        lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if entry["state"] not in _WELL]
+        lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if _needs_action(entry)]
         if lines[1:] and find_record(folder):
             lines.append(f"to continue: {format_resume_command(str(folder))}")
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
-        lines += [_explain(entry) for entry in stages if entry["state"] in _WELL and _find_reason(entry)]
+        lines += [_explain(entry) for entry in stages if not _needs_action(entry) and _find_reason(entry)]
         print(escape_control("\n".join(lines)))
     return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
 
@@ -89,10 +90,13 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it; pass the folder of a run or pipeline")
     plans: dict[Path, dict[str, Any]] = {}
+    abandoned: set[Path] = set()  # stages of pipelines whose launcher has ended
     launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
     for file in files:
         if file.name == RECORD.name:
-            plans |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+            stages = {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+            plans |= stages
+            abandoned |= set() if find_owner(file.parents[1]) else stages.keys()
         elif file.name == "launch.json":
             launched[file.parents[1]] = read_json(file)
         else:
@@ -105,6 +109,8 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         key = plan.get("key", os.path.relpath(run_folder, folder))
         entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
         entry |= _describe_state(run_folder, *jobs.get(run_folder, (None, JobState(""))))
+        if entry["state"] == "not started" and run_folder in abandoned:
+            entry["reason"] = _NOBODY
         entry["progress"] = _describe_progress(run_folder, is_running=entry["state"] == "running")
         entries.append(entry)
     complete = {entry["key"] for entry in entries if entry["state"] == "complete"}
@@ -166,6 +172,10 @@ def _describe_progress(folder: Path, is_running: bool) -> str:
     if is_running and values.get("eta_seconds") is not None:
         words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
     return "  ".join(words)
+
+
+def _needs_action(entry: dict[str, Any]) -> bool:
+    return entry["state"] not in _WELL or entry["reason"] == _NOBODY
 
 
 def _build_row(entry: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.output import survive_lost_output
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import Job
 
@@ -66,14 +67,15 @@ def _run_graph(graph: Graph, options: Options, plan: Plan) -> int:
         print(f"{graph.output} is already complete; move it away to run it again")
         return 0
     write_graph(graph, options)
-    try:
-        status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
-        if graph.report:
-            graph.report.run(Job())
-        return status
-    except interrupt.Stopped as stop:
-        print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
-        return 130
+    with survive_lost_output():
+        try:
+            status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
+            if graph.report:
+                graph.report.run(Job())
+            return status
+        except interrupt.Stopped as stop:
+            print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
+            return 130
 
 
 def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:

@@ -193,3 +193,32 @@ def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
         assert 0 < len(steps(tmp_path / name)) == int((tmp_path / name / "count.0").read_text()) < 1000
     assert f"to continue: python tools/launch.py resume {tmp_path}" in printed
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("open_output", [os.pipe, os.openpty], ids=["pipe", "terminal"])
+def test_a_pipeline_goes_on_when_nobody_reads_its_output(tmp_path: Path, open_output: Callable[[], tuple[int, int]]):
+    reader, writer = sorted(open_output())
+    nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 20, 0.02)) for name in 'ab')"
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {HERE!r})", stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 1)
+    os.close(reader)
+    assert "Error" not in started.end(0)
+    assert [len(steps(tmp_path / name)) for name in "ab"] == [20, 20]
+
+
+def test_the_status_says_that_nobody_will_start_what_a_killed_launcher_has_left(tmp_path: Path, capfd):
+    nodes = f"(Node(name, fake(Path({str(tmp_path)!r}, name), 'count', 1000, 0.05)) for name in 'ab')"
+    started = Attached(f"start_graph(graph_of(Path({str(tmp_path)!r}), *{nodes}), {HERE!r})")
+    wait_for((tmp_path / "a/count.0").exists)
+    assert status.print_status(tmp_path) == 0
+    assert "nobody" not in capfd.readouterr().out
+    started.kill()
+    for states in ("1 running, 1 not started", "1 stopped, 1 not started"):
+        assert status.print_status(tmp_path) == 0
+        printed = capfd.readouterr().out
+        assert states in printed and f"not started: {tmp_path / 'b'}: nobody will start it" in printed
+        assert f"to continue: python tools/launch.py resume {tmp_path}" in printed
+        jobs.cancel(tmp_path)
+        capfd.readouterr()
+        wait_for(lambda: query_states([job_of(tmp_path / "a")])[0].word == "ENDED")

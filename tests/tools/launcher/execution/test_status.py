@@ -12,6 +12,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.run.lease import claim
 from pretrain.common.run.stage import stage
 from pretrain.common.run.state import Job, update_state, write_failure
 from tests.tools.launcher.helpers import HERE, LOCAL, SLURM, end, fake, started
@@ -32,12 +33,13 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     write_graph(build_graph(str(folder), nodes, fake(folder / "report")), HERE)
     started(tmp_path / "runs/p/a", LOCAL)
     end(tmp_path / "runs/p/a", "complete")
-    states = {key: (entry["state"], entry["waits_for"]) for key, entry in by_key(tmp_path / "runs").items()}
-    assert states == {"a": ("complete", []), "b": ("not started", []), "c": ("not started", ["b"])}
-    assert launch.main(["status", str(tmp_path / "runs")]) == 0
+    with claim(folder, "a pipeline"):  # by the launcher
+        states = {key: (entry["state"], entry["waits_for"]) for key, entry in by_key(tmp_path / "runs").items()}
+        assert states == {"a": ("complete", []), "b": ("not started", []), "c": ("not started", ["b"])}
+        assert launch.main(["status", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("2 not started, 1 complete\n")
-    assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
+    assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown and "nobody" not in shown
     rows = [" ".join(line.split()[:3]) for line in shown.splitlines()[2:5]]
     assert rows == ["knn complete local", "fake not started", "fake not started"]
 

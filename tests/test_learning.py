@@ -66,6 +66,6 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     keys = {"SOLVER__MAX_ITER": 100, "SOLVER__STEPS": (80,), "SOLVER__BASE_LR": 0.03, "SEED": 3}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     metrics: Any
-    data_sets = tiny_coco.resolve_data_sets(cfg)
+    data_sets = tiny_coco.read_data_sets(cfg)
     (metrics,) = train.run(TorchvisionEngine, cfg, torch.device("cpu"), data_sets, weights=read_weights("")).values()
     assert metrics["bbox"]["AP50"] > 15, metrics

@@ -31,7 +31,7 @@ from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split, write_subsets
 from tools.data.trees import write_trees
-from transfer.coco.data import read_annotations
+from transfer.coco.reading import read_annotations
 
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.

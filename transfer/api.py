@@ -23,8 +23,8 @@ from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import Job
 
 from . import preflight
-from .coco import data
 from .coco.classes import CLASSES
+from .coco.data import DataSets
 from .config import check_batch_division, check_ranges, check_training, load_config, scale_to_world
 from .predict import load_detector
 
@@ -83,8 +83,7 @@ def fine_tune(
     with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
         try:
             run = prepare(load_config(config_file, words), engine, resume=resume, eval_only=eval_only)
-            _check_inputs(run)
-            return run_rank(run, job)
+            return run_rank(run, job, _check_inputs(run))
         except Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows only the exception
             raise
@@ -152,31 +151,32 @@ def start(run: Run, job: Job, num_processes: int = 1) -> None:
         UserError: a mistake in the data or the weights, or a run folder that is in use or another run's.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    _check_inputs(run)
+    data_sets = _check_inputs(run)
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
         from .distributed import launch
 
         launch(num_processes, run_rank, run)
     else:
-        run_rank(run, job)
+        run_rank(run, job, data_sets)
 
 
-def _check_inputs(run: Run) -> None:
+def _check_inputs(run: Run) -> DataSets | None:
     """Check run folder, data and weights on rank 0 only: other ranks may start after it has written to the folder."""
     if os.environ.get("RANK", "0") != "0":
-        return
+        return None
     wandb.check_logger()
     if not run.eval_only:
         preflight.check_output_dir(run.cfg, run.resume)
     reads_weights = not run.resume  # a resumed run does not need them
-    preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
+    return preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
 
 
-def run_rank(run: Run, job: Job) -> dict[str, Any]:
+def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str, Any]:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:
         job: what this process was started for, with the request to stop it.
+        data_sets: those of the run, if this process has located them.
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank, rank
     from pretrain.common.run.stage import process_group, stage
@@ -194,9 +194,8 @@ def run_rank(run: Run, job: Job) -> dict[str, Any]:
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
         with stage("evaluation" if run.eval_only else "transfer", output_dir, job, check):
             setup_logging(output_dir, rank())
-            on_first_rank(_prepare_data, cfg, run.eval_only)
-            names = preflight.data_names(cfg, run.eval_only)
-            data_sets = {name: on_every_rank(data.resolve_data_set, name, output_dir) for name in names}
+            data_sets = data_sets or on_every_rank(DataSets, cfg, preflight.data_names(cfg, run.eval_only))
+            _open_data_sets(cfg, data_sets, run.eval_only)
             weights, weights_record = _read_initial_weights(run)
             options = {"resume": run.resume, "eval_only": run.eval_only, "visualize": run.visualize}
             engine = train.load_engine(run.engine)
@@ -205,12 +204,22 @@ def run_rank(run: Run, job: Job) -> dict[str, Any]:
             return on_first_rank(write_results, cfg, metrics, run.engine, weights_record, iteration)
 
 
-def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
+def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
+    """Check the data sets on rank 0; read them on all ranks, which must see the same files."""
+    from pretrain.common.distributed import check_agreement, on_every_rank, on_first_rank, world_size
+
+    on_first_rank(_check_data, cfg, data_sets, eval_only)
+    on_every_rank(data_sets.read_rest, cfg.OUTPUT_DIR)
+    if world_size() > 1:
+        check_agreement(data_sets.list_digests(cfg.OUTPUT_DIR), "the data (SHA-256 of the annotations that are read)")
+
+
+def _check_data(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
     """Check the data sets, and their classes against those that the run folder records; training records them."""
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
-    classes = data.prepare_data_sets(cfg, preflight.data_names(cfg, eval_only), recorded)
+    classes = data_sets.check(cfg.OUTPUT_DIR, recorded)
     if not eval_only:
         write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
 

@@ -16,7 +16,7 @@ from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import StopRequest
 
-from .coco.data import CocoSet
+from .coco.data import DataSet
 from .coco.results import Detection, Metrics, score
 from .distributed import log_progress
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
@@ -61,7 +61,7 @@ class Engine(ABC):
     frozen_norm: ClassVar[type[nn.Module]]
     pin_memory: bool = False
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, DataSet], stop: AgreedStop | None = None) -> None:
         self.cfg = cfg
         self.data_sets = data_sets
         self.stop = stop or AgreedStop(StopRequest(), torch.device("cpu"))  # of one that nothing stops

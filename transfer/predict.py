@@ -20,8 +20,10 @@ from pretrain.common.interface import check_path
 from pretrain.common.run.folder import read_stage
 
 from . import preflight
-from .coco import catalog, data
+from .coco import catalog
 from .coco.classes import category_names, check_same_categories
+from .coco.names import locate_data_set
+from .coco.reading import read_annotations
 from .config import check_ranges, classes_key, load_config
 
 if TYPE_CHECKING:  # they import torch
@@ -197,9 +199,9 @@ def _find_categories(cfg: CfgNode) -> Categories:
 def _read_categories(name: str) -> Categories:
     """Read the category records of a data set; [] if neither its annotations nor its metadata are on this machine."""
     with contextlib.suppress(UserError):
-        files = data.find_data_set(name)
-        if files:
-            return data.read_annotations(files.annotations)["categories"]
+        annotations = locate_data_set(name).annotations
+        if annotations:
+            return read_annotations(annotations, needs_objects=False)["categories"]
     with contextlib.suppress(UserError):
         classes = catalog.read_metadata(name).thing_classes
         return [{"id": number, "name": class_name} for number, class_name in enumerate(classes, 1)]

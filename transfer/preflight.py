@@ -17,8 +17,9 @@ from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, read_stage
 
-from .coco import catalog, data
+from .coco import catalog, names
 from .coco.classes import CLASSES, Classes
+from .coco.data import DataSets
 from .config import check_same_training, check_supported
 from .keys import KEYS
 from .registries import HOOKS, MAPPERS
@@ -56,7 +57,7 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     """Raise UserError for keys and data sets that ``engine`` does not support."""
     if engine == "torchvision":
         check_supported(cfg)
-        data.check_not_in_catalog(data_names(cfg, eval_only))
+        names.check_not_in_catalog(data_names(cfg, eval_only))
         return
     for key, row in KEYS.items():
         if "detectron2" in row.engines:
@@ -73,24 +74,28 @@ def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
 
-def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
+def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> DataSets:
     """Check that the data, the weights, and the mapper and hooks that the config names exist.
 
     Args:
         weights: check MODEL.WEIGHTS, too.
 
+    Returns:
+        The data sets, of which small ones are checked already.
+
     Raises:
         UserError: something does not exist, a small data set has bad records, or a data set's evaluator is unknown.
     """
-    names = sorted(data_names(cfg, eval_only), key=data.in_catalog)  # the catalog's last: they import Detectron2
-    data.check_data_sets_early(cfg, names, read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
-    for name in filter(data.in_catalog, cfg.DATASETS.TEST):
+    data_sets = DataSets(cfg, data_names(cfg, eval_only))
+    data_sets.check_small(read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
+    for name in filter(names.in_catalog, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
     extensions.load()
     _check_registered("INPUT.MAPPER", filter(None, [cfg.INPUT.MAPPER]), MAPPERS)
     _check_registered("SOLVER.HOOKS", cfg.SOLVER.HOOKS, HOOKS)
+    return data_sets
 
 
 def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
 from .batch_norm import estimate_frozen_bn, precise_bn
-from .coco.data import CocoSet
+from .coco.data import DataSet
 from .coco.results import Metrics, flatten_metrics
 from .config import dump
 from .engine import Engine
@@ -53,7 +53,7 @@ def run(
     engine_class: type[Engine],
     cfg: CfgNode,
     device: torch.device,
-    data_sets: Mapping[str, CocoSet],
+    data_sets: Mapping[str, DataSet],
     request: StopRequest | None = None,
     *,
     weights: Weights | None,

@@ -12,7 +12,7 @@ import pytest
 from tests.errors import refused
 from tests.tools import coco_file
 from tools import make_data
-from transfer.coco.data import read_annotations
+from transfer.coco.reading import read_annotations
 from transfer.config import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -18,7 +18,7 @@ from pretrain.common.config import extensions
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import HOOKS, MAPPERS, preflight
-from transfer.coco import data
+from transfer.coco.names import locate_data_set
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "templates" / "my_detection.py"
@@ -94,9 +94,9 @@ def test_own_records_train_and_score_as_the_file_they_are_from(
     torch.testing.assert_close(*states, rtol=0, atol=0)
     for task in ("AP", "AP50", "AP-c2"):
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
-    data_set = data.resolve_data_set(name, "")
-    name = register(json_file=str(data_set.annotations), image_root=str(data_set.images))
-    assert data.resolve_data_set(name, tmp_path) == dataclasses.replace(data_set, name=name)
+    source = locate_data_set(name)
+    name = register(json_file=str(source.annotations), image_root=str(source.images))
+    assert locate_data_set(name) == dataclasses.replace(source, name=name)
 
 
 @pytest.mark.detectron2
@@ -145,9 +145,10 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
         refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
-    for classes, named in (([], "thing_classes"), (["c1"], "MODEL.ROI_HEADS.NUM_CLASSES")):
+    cases = [([], "thing_classes"), (["c1"], "category_id=2"), (["c1", "c2", "c3", "c4"], "MODEL.ROI_HEADS.NUM_CLASSES")]
+    for classes, named in cases:
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
-        refused(lambda cfg=cfg: data.prepare_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", named)
+        refused(lambda cfg=cfg: tiny_coco.check_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", named)
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name) -> None:

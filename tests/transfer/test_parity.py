@@ -24,8 +24,9 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 import detectron2.data.transforms as T
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import get_cfg
-from detectron2.data import DatasetMapper, detection_utils, get_detection_dataset_dicts
+from detectron2.data import DatasetCatalog, DatasetMapper, detection_utils, get_detection_dataset_dicts
 from detectron2.data.common import AspectRatioGroupedDataset
+from detectron2.data.datasets import load_coco_json
 from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model as build_theirs
@@ -48,7 +49,9 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
     theirs.merge_from_other_cfg(tiny_coco.strip_own_keys(ours))
-    register(tiny_coco.resolve_data_sets(ours)[name], ours)
+    register(tiny_coco.read_data_sets(ours)[name], ours)
+    _, file, folder = name.split(":")
+    DatasetCatalog[name] = lambda: load_coco_json(file, folder, name)  # the reference
     return ours, theirs
 
 
@@ -74,7 +77,7 @@ def models(ours, theirs):
 
 def batch_of(ours, theirs, indices, seed=3):
     """Build the same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
-    records, flips = data.load_training_records(ours, tiny_coco.resolve_data_sets(ours))
+    records, flips = data.load_training_records(ours, tiny_coco.read_data_sets(ours))
     mapper = build_mapper(ours, True, flips)
     our_batch = [mapper(records[i], (seed, i)) for i in indices]
     their_batch = []
@@ -127,7 +130,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     our_model, their_model = models(ours, theirs)
     our_model.eval()
     their_model.eval()
-    records, ids, _ = data.load_coco(tiny_coco.resolve_data_sets(ours)[ours.DATASETS.TEST[0]])
+    records, ids = data.load_coco(tiny_coco.read_data_sets(ours)[ours.DATASETS.TEST[0]])
     mapper = build_mapper(ours, False)
     for record in [mapper(records[i], (0, i)) for i in range(3)]:
         with torch.no_grad():
@@ -181,7 +184,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     theirs.MODEL.MASK_ON = True
     monkeypatch.setattr(np.random, "default_rng", lambda seeds: _Heads())
     dicts: Any = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
-    records, flips = data.load_training_records(ours, tiny_coco.resolve_data_sets(ours))
+    records, flips = data.load_training_records(ours, tiny_coco.read_data_sets(ours))
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
         mapper = ImageMapper([size], "choice", 128, flip, "BGR", masks, flips if kind == "keypoint" else ())
@@ -265,7 +268,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
 def test_detectron2_reads_our_checkpoint(tmp_path):
     """Detectron2's checkpointer reads every tensor, as it does for MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    data_sets = tiny_coco.resolve_data_sets(ours)
+    data_sets = tiny_coco.read_data_sets(ours)
     train.run(TorchvisionEngine, ours, torch.device("cpu"), data_sets, weights=read_weights(""))
     torch.manual_seed(1)
     their_model = build_theirs(theirs)

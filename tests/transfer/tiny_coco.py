@@ -1,7 +1,7 @@
 """Six drawn images with boxes, polygons and keypoints in COCO's format, and the config of a tiny detector on them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +130,16 @@ def config(folder: Path, name: str, **keys: Any) -> CfgNode:
     return load_config(BASE, run_words(folder, name, keys))
 
 
-def resolve_data_sets(cfg: CfgNode) -> dict[str, data.CocoSet]:
-    """Return the data sets of a config by name, as a run resolves them."""
-    return {name: data.resolve_data_set(name, cfg.OUTPUT_DIR) for name in preflight.data_names(cfg, eval_only=False)}
+def read_data_sets(cfg: CfgNode, *names: str) -> data.DataSets:
+    """Return the data sets of a config, or those named, as a rank other than the first reads them: without checks."""
+    data_sets = data.DataSets(cfg, names or preflight.data_names(cfg, eval_only=False))
+    data_sets.read_rest(cfg.OUTPUT_DIR)
+    return data_sets
+
+
+def check_data_sets(cfg: CfgNode, names: Sequence[str], recorded: Any = None) -> list[str]:
+    """Check data sets as rank 0 does; return the classes."""
+    return data.DataSets(cfg, names).check(cfg.OUTPUT_DIR, recorded)
 
 
 def strip_own_keys(cfg: CfgNode) -> CfgNode:

@@ -13,8 +13,9 @@ from pretrain.data import datasets, view_grid
 from pretrain.data.image_data import ImageData
 from pretrain.data.sources import Files
 from pretrain.data.views import make_center_view
-from transfer.coco.data import find_data_set, in_catalog, read_annotations
 from transfer.coco.equal_files import find_equal_files
+from transfer.coco.names import in_catalog, locate_data_set
+from transfer.coco.reading import read_annotations
 
 from .features import find_nearest_images
 
@@ -61,11 +62,11 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
 def open_data_set(name: str, split: str) -> ImageData:
     """Open the images of a data set in COCO's format, or a split of one that pretraining reads."""
     if not in_catalog(name):
-        data_set = find_data_set(name)
-        if data_set is None:
+        source = locate_data_set(name)
+        if source.annotations is None:
             raise UserError(f"{name} has no files in COCO's format; use coco:ANNOTATIONS.json:IMAGE_FOLDER")
-        records = read_annotations(data_set.annotations)["images"]
-        return ImageData(Files(data_set.images, [record["file_name"] for record in records]), None, [], name)
+        records = read_annotations(source.annotations, needs_objects=False)["images"]
+        return ImageData(Files(source.images, [record["file_name"] for record in records]), None, [], name)
     return datasets.load(name, split)
 
 

@@ -5,14 +5,18 @@ evaluation: coco, which compares with their ``json_file`` if they have one and o
 of `OTHER_EVALUATORS`.
 """
 
+import contextlib
 import importlib.util
 import os
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.config import extensions
-from pretrain.common.errors import UserError, one_line, suggest_name
-from pretrain.common.files import atomic_write, json_text
+from pretrain.common.errors import UserError, count_noun, one_line, suggest_name
+
+from .records import PackedList
 
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
 
@@ -47,42 +51,120 @@ def find_files(name: str) -> tuple[Path, Path] | None:
         return Path(data_set.json_file), Path(data_set.get("image_root", ""))
     if kind == "lvis" and importlib.util.find_spec("lvis") is None:
         raise UserError(f"{name} needs lvis; run: pip install --no-deps lvis (its dependencies bring another OpenCV)")
-    needed = data_set.get("json_file") or data_set.get("dirname")  # LVIS has the former, Pascal VOC the latter
-    if needed and not os.path.exists(needed):
-        raise UserError(f"no {needed} of {name}; set DETECTRON2_DATASETS to the folder of its data (default: datasets)")
+    for key in ("json_file", "dirname", "image_dir", "gt_dir"):  # LVIS's, Pascal VOC's, and Cityscapes' two
+        path = data_set.get(key)
+        if path and not os.path.exists(path):
+            remedy = "set DETECTRON2_DATASETS to the folder of its data (default: datasets)"
+            raise UserError(f"no {path} of {name}; {remedy}")
     return None
+
+
+def find_evaluator(name: str) -> str:
+    """Return the kind of a data set's metrics: coco, or one of `OTHER_EVALUATORS` (or of others)."""
+    return read_metadata(name).get("evaluator_type", "")
 
 
 def check_evaluator(name: str) -> None:
     """Raise UserError for a data set whose metrics the Detectron2 engine does not compute."""
-    kind = read_metadata(name).get("evaluator_type", "")
+    kind = find_evaluator(name)
     if kind not in ("coco", *OTHER_EVALUATORS):
         known = ", ".join(("coco", *OTHER_EVALUATORS))
         raise UserError(f"evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})")
 
 
-def prepare(name: str, copy: Path | None) -> list[str]:
-    """Load a data set without COCO files once before the first iteration, to check that it can be read.
+def read_entries(name: str, *, is_tested: bool) -> PackedList:
+    """Read what the catalog has for a data set.
 
     Args:
-        copy: the path to write its records to in COCO's format, for the evaluation. If None, nothing is written.
-
-    Returns:
-        The categories' names in the order of their labels.
+        is_tested: read the files of Pascal VOC as its evaluator will, too.
 
     Raises:
-        UserError: records that cannot be read, or no categories.
+        UserError: entries that cannot be read or trained on, or no categories.
     """
     from detectron2.data import DatasetCatalog
-    from detectron2.data.datasets.coco import convert_to_coco_dict
+    from detectron2.data.build import print_instances_class_histogram
 
-    try:
-        DatasetCatalog.get(name)
-    except (OSError, ValueError, LookupError, AttributeError, SyntaxError) as error:  # SyntaxError: a damaged XML file
-        raise UserError(f"data set {name} cannot be read ({one_line(error)}); restore its files") from error
-    classes: list[str] = list(read_metadata(name).get("thing_classes") or ())
+    with _translate_errors(name):
+        _try_readers(name, is_tested=is_tested)
+        entries: Any = list(DatasetCatalog.get(name))
+    classes = list(read_metadata(name).get("thing_classes") or ())
     if not classes:
         raise UserError(f"data set {name} has no categories; set MetadataCatalog.get({name!r}).thing_classes")
-    if copy:
-        atomic_write(copy, json_text({"annotations": [], **convert_to_coco_dict(name)}))
-    return classes
+    if not entries:
+        raise UserError(f"data set {name} has no images; restore its files")
+    if any("annotations" not in entry for entry in entries):
+        raise UserError(f"data set {name} has images without annotations of objects (boxes); name another set")
+    with _translate_errors(name):
+        print_instances_class_histogram(entries, classes)  # which checks the labels
+    return PackedList(entries)
+
+
+def list_categories(name: str) -> list[dict[str, Any]]:
+    """Return COCO's category records of a data set that was read, in the order of its labels."""
+    metadata = read_metadata(name)
+    ids = {label: key for key, label in metadata.get("thing_dataset_id_to_contiguous_id", {}).items()}
+    return [{"id": ids.get(label, label), "name": text} for label, text in enumerate(metadata.thing_classes)]
+
+
+def convert(name: str) -> dict[str, Any]:
+    """Return a data set in COCO's format."""
+    from detectron2.data.datasets.coco import convert_to_coco_dict
+
+    with _translate_errors(name):
+        return {"annotations": [], **convert_to_coco_dict(name)}
+
+
+@contextlib.contextmanager
+def _translate_errors(name: str) -> Iterator[None]:
+    """Raise UserError in place of what Detectron2's readers, or a user's, raise for files that they cannot read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        remedy = "install it, or convert the data to COCO's format (coco:ANNOTATIONS.json:IMAGE_FOLDER)"
+        raise UserError(f"data set {name} needs a package that is missing ({one_line(error)}); {remedy}") from error
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, AssertionError, SyntaxError) as error:
+        # SyntaxError: a damaged XML file
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{one_line(error)}; {Path(frame.filename).name}:{frame.lineno}"
+        raise UserError(f"data set {name} cannot be read ({cause}); restore its files, or correct its records") from error
+
+
+def _try_readers(name: str, *, is_tested: bool) -> None:
+    """Call the readers that fail late or unclearly on the files of one of Detectron2's own data sets."""
+    metadata = read_metadata(name)
+    kind = metadata.get("evaluator_type", "")
+    if kind == "pascal_voc":
+        _try_voc(metadata, is_tested=is_tested)
+    elif kind == "cityscapes_instance":
+        _try_cityscapes(metadata)
+
+
+def _try_voc(metadata: Any, *, is_tested: bool) -> None:
+    """Read the files of a Pascal VOC set as its evaluator does, which needs more of them than the training."""
+    from detectron2.evaluation.pascal_voc_evaluation import parse_rec
+
+    parse_rec.cache_clear()  # an earlier run's
+    image_list = Path(metadata.dirname, "ImageSets", "Main", f"{metadata.split}.txt")
+    ids = [line.strip() for line in image_list.read_text().splitlines()]
+    if len(ids) < 2:
+        raise UserError(f"{image_list} has {count_noun(len(ids), 'image')}, but Detectron2's reader needs at least two")
+    for image_id in ids if is_tested else ():
+        file = os.path.join(metadata.dirname, "Annotations/", f"{image_id}.xml")
+        try:
+            parse_rec(file)
+        except OSError as error:
+            raise UserError(f"{image_list} has a line {image_id!r}, but {one_line(error)}; correct the list") from error
+        except (ValueError, AttributeError, TypeError, SyntaxError) as error:
+            needed = "objects need <pose>, <truncated>, <difficult>, and a <bndbox> of whole numbers"
+            problem = f"Detectron2's evaluator cannot read {file} ({one_line(error)})"
+            raise UserError(f"{problem}; {needed}") from error
+
+
+def _try_cityscapes(metadata: Any) -> None:
+    """Read the first image of Cityscapes in this process: of an error in a process of its own, the reader hangs."""
+    from detectron2.data.datasets import cityscapes
+
+    files: Any = cityscapes._get_cityscapes_files(metadata.image_dir, metadata.gt_dir)
+    cityscapes._cityscapes_files_to_dict(files[0], from_json=True, to_polygons=True)

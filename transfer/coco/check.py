@@ -46,6 +46,16 @@ class Rules:
     decode: bool = False
 
 
+def resolve_paths(folder: str | Path, names: Sequence[str]) -> list[str]:
+    """Return the paths of files in a folder, with one spelling for each: a.jpg, ./a.jpg and b/../a.jpg are the same.
+
+    Symbolic links to folders are resolved. Those to files are not, because every file would have to be asked.
+    """
+    heads = [os.path.split(os.path.join(folder, name)) for name in names]
+    folders = {head: os.path.realpath(head) for head in {head for head, _ in heads}}
+    return [os.path.join(folders[head], tail) for head, tail in heads]
+
+
 def find_problems(content: Mapping[str, Any], images: str | Path | None, rules: Rules) -> list[Problem]:
     """Return the bad records in the file's order, each once; annotations of a bad image or category are bad, too.
 
@@ -80,7 +90,8 @@ class _RecordChecker:
         self.ids = {section: _Ids(content[section]) for section in ("images", "categories")}
         self.good: dict[str, dict[Any, Any]] = {"images": {}, "categories": {}}  # records by id
         names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
-        self.name_counts = Counter(names)
+        self.paths = dict(zip(names, resolve_paths(images or "", names), strict=True))
+        self.path_counts = Counter(map(self.paths.__getitem__, names))
         paths = [] if images is None else [os.path.join(images, name) for name in names]
         self.files = read_upright_sizes(paths, rules.decode)
 
@@ -101,8 +112,9 @@ class _RecordChecker:
             return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
         if not isinstance(name, str):
             return f"file_name {short(name)} is not text"
-        if self.rules.strict and self.name_counts[name] > 1:
-            return f"{self.name_counts[name]} images have the file_name {name!r}; merge them, or give each its own file"
+        count = self.path_counts[self.paths[name]]
+        if self.rules.strict and count > 1:
+            return f"{count} images are the file {name!r}; merge them, or give each its own file"
         if self.folder is not None:
             path = os.path.join(self.folder, name)
             try:

@@ -19,7 +19,8 @@ from pretrain.common.files import atomic_write, json_text, write_json
 
 from ..config import dump, list_tasks
 from .ceiling import compute_ceiling, describe_ceiling
-from .data import CocoSet, folder_name, read_annotations
+from .data import DataSet
+from .names import folder_name
 from .visualize import draw
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Detection(TypedDict):
 
 
 def score(
-    cfg: CfgNode, data_set: CocoSet, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True
+    cfg: CfgNode, data_set: DataSet, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True
 ) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
@@ -57,7 +58,7 @@ def score(
     name = data_set.name
     if keep:
         atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
-    content = read_annotations(data_set.annotations)
+    content = data_set.content
     most = cfg.TEST.DETECTIONS_PER_IMAGE
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS, most)
     log.info(f"{name}: {count_noun(len(predictions), 'prediction')}\n{format_table(metrics)}")
@@ -66,7 +67,7 @@ def score(
             log.warning(describe_ceiling(task, row, name), extra={"once": f"{task} ceiling of {name}"})
     if figures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
-        draw(content, data_set.images, predictions, output_dir / "visualizations" / folder, count=figures)
+        draw(content, data_set.source.images, predictions, output_dir / "visualizations" / folder, count=figures)
     return metrics
 
 

@@ -1,6 +1,6 @@
 """The Detectron2 engine's data: data sets named by two paths, their records, and the mapper of records."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,33 +11,84 @@ from detectron2.data import (
     DatasetMapper,
     MetadataCatalog,
     detection_utils,
-    get_detection_dataset_dicts,
 )
-from detectron2.data.datasets import register_coco_instances
+from detectron2.data.build import filter_images_with_few_keypoints, filter_images_with_only_crowd_annotations
 from detectron2.data.samplers import RepeatFactorTrainingSampler
 from detectron2.data.transforms import ResizeShortestEdge
+from detectron2.structures import BoxMode
 from fvcore.common.config import CfgNode
 from PIL import Image
+from pycocotools import mask as coco_mask
 
 from pretrain.common import images
-from pretrain.common.errors import UserError, one_line
+from pretrain.common.errors import UserError
 
-from ..coco.data import CocoSet, read_annotations
-from ..coco.keypoints import flip_pairs, keypoint_names
+from ..coco.data import DataSet
+from ..coco.masks import select_outlines
+from ..coco.names import is_file_name
 from ..registries import MAPPERS
 from ..samplers import Mapper, ModelInput, Record
 
 
-def register(data_set: CocoSet, cfg: CfgNode) -> None:
-    """Register a data set named by two paths with Detectron2, which already knows every other name."""
-    if data_set.name in DatasetCatalog:
+def register(data_set: DataSet, cfg: CfgNode) -> None:
+    """Register a data set named by two paths with Detectron2, in place of an earlier run's; it knows all other names.
+
+    Detectron2's mappers, and a user's, look for the metadata.
+    """
+    name = data_set.name
+    if not is_file_name(name):
         return
-    metadata: dict[str, Any] = {}
+    DatasetCatalog.pop(name, None)
+    MetadataCatalog.pop(name, None)
+    DatasetCatalog.register(name, partial(list_entries, data_set))
+    names = {
+        "thing_classes": [category["name"] for category in data_set.categories],
+        "thing_dataset_id_to_contiguous_id": _map_labels(data_set),
+    }
     if cfg.MODEL.KEYPOINT_ON:
-        content = read_annotations(data_set.annotations)
-        pairs = tuple(flip_pairs(content) or ())
-        metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
-    register_coco_instances(data_set.name, metadata, str(data_set.annotations), str(data_set.images))
+        keypoint_names, pairs = data_set.find_keypoints()
+        names |= {"keypoint_names": tuple(keypoint_names), "keypoint_flip_map": tuple(pairs)}
+    files = {"json_file": str(data_set.source.annotations), "image_root": str(data_set.source.images)}
+    MetadataCatalog.get(name).set(evaluator_type="coco", **files, **names)
+
+
+def list_entries(data_set: DataSet) -> list[Any]:
+    """Return a data set's images as Detectron2 reads them: those of its catalog, or of a file in COCO's format."""
+    if data_set.entries is not None:
+        return list(data_set.entries)
+    labels = _map_labels(data_set)
+    return [
+        {
+            "file_name": str(data_set.source.images / image["file_name"]),
+            "height": image["height"],
+            "width": image["width"],
+            "image_id": image["id"],
+            "annotations": [entry for record in annotations if (entry := _convert_annotation(record, labels))],
+        }
+        for image, annotations in data_set.images or ()
+    ]
+
+
+def _map_labels(data_set: DataSet) -> dict[int, int]:
+    """Return the label of each category id."""
+    return {category["id"]: label for label, category in enumerate(data_set.categories)}
+
+
+def _convert_annotation(record: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
+    """Convert an annotation as Detectron2's `load_coco_json` does; return {} for one whose polygons have no area."""
+    entry = {key: record[key] for key in ("iscrowd", "bbox") if key in record}
+    mask: Any = record.get("segmentation")
+    if mask:
+        if not isinstance(mask, dict):
+            mask = select_outlines(mask)
+        elif isinstance(mask["counts"], list):
+            mask = coco_mask.frPyObjects(mask, *mask["size"])
+        if not mask:
+            return {}
+        entry["segmentation"] = mask
+    if record.get("keypoints"):  # indices of pixels, whose centers are half a pixel further
+        entry["keypoints"] = [value + 0.5 * (i % 3 != 2) for i, value in enumerate(record["keypoints"])]
+    return entry | {"bbox_mode": BoxMode.XYWH_ABS, "category_id": labels[record["category_id"]]}
 
 
 def build_mapper(cfg: CfgNode, is_train: bool) -> Mapper:
@@ -92,41 +143,34 @@ def adapt_detectron2() -> None:
     ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
-def load_training_records(cfg: CfgNode) -> tuple[Sequence[Record], list[float]]:
-    """Load the registered records of DATASETS.TRAIN that training uses, and their repeat factors.
-
-    Raises:
-        UserError: no image is left, or Detectron2 rejects a set of its catalog.
-    """
-    try:
-        records: Any = get_detection_dataset_dicts(
-            cfg.DATASETS.TRAIN,
-            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-            min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-        )
-    except AssertionError as error:
-        names = ", ".join(cfg.DATASETS.TRAIN)
-        raise UserError(f"{names} cannot be trained on: {one_line(error)}; correct the records") from error
-    repeat_factors = [1.0] * len(records)
+def load_training_records(cfg: CfgNode, data_sets: Mapping[str, DataSet]) -> tuple[Sequence[Record], list[float]]:
+    """Return the entries of DATASETS.TRAIN that training uses, and their repeat factors."""
+    entries: Any = [entry for name in cfg.DATASETS.TRAIN for entry in list_entries(data_sets[name])]
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+        entries = filter_images_with_only_crowd_annotations(entries)
+    if cfg.MODEL.KEYPOINT_ON:
+        entries = filter_images_with_few_keypoints(entries, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
+    repeat_factors = [1.0] * len(entries)
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
         repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
-            records, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
+            entries, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
         ).tolist()
-    packed: Any = DatasetFromList(records, copy=False)  # one block of bytes, which forked workers share
-    return packed, repeat_factors
+    return _pack(entries), repeat_factors
 
 
-def load_test_records(name: str) -> Sequence[Record]:
-    """Load the records of a data set in DATASETS.TEST."""
-    records: Any = get_detection_dataset_dicts(name, filter_empty=False)
-    packed: Any = DatasetFromList(records, copy=False)
+def load_test_records(data_set: DataSet) -> Sequence[Record]:
+    """Return the entries of a data set in DATASETS.TEST."""
+    return _pack(list_entries(data_set))
+
+
+def _pack(entries: list[Any]) -> Sequence[Record]:
+    packed: Any = DatasetFromList(entries, copy=False)  # one block of bytes, which forked workers share
     return packed
 
 
-def read_category_ids(data_set: CocoSet) -> list[int]:
-    """Read the category ids of a data set whose records were loaded, in the order of the labels."""
+def read_category_ids(data_set: DataSet) -> list[int]:
+    """Return the category ids of a data set in the order of the labels."""
     labels = MetadataCatalog.get(data_set.name).get("thing_dataset_id_to_contiguous_id")
     if labels:
         return sorted(labels, key=labels.__getitem__)
-    content = read_annotations(data_set.annotations)
-    return sorted(category["id"] for category in content["categories"])  # the labels are in the order of the ids
+    return [category["id"] for category in data_set.categories]

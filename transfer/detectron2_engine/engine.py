@@ -25,8 +25,7 @@ from torch import nn
 
 from pretrain.common.distributed import AgreedStop, is_main
 
-from ..coco.catalog import OTHER_EVALUATORS
-from ..coco.data import CocoSet
+from ..coco.data import DataSet
 from ..coco.results import Detection, Metrics, format_table
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
@@ -60,7 +59,7 @@ class Detectron2Engine(Engine):
     frozen_norm = FrozenBatchNorm2d
     cfg: Detectron2Config
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, DataSet], stop: AgreedStop | None = None) -> None:
         """Derive Detectron2's config; set up its log, process group and data sets."""
         super().__init__(detectron2_config(cfg), data_sets, stop)
         adapt_detectron2()
@@ -92,12 +91,12 @@ class Detectron2Engine(Engine):
         return Detectron2Storage(start)
 
     def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
-        records, repeat_factors = load_training_records(self.cfg)
+        records, repeat_factors = load_training_records(self.cfg, self.data_sets)
         return records, repeat_factors, build_mapper(self.cfg, True)
 
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
-        records = load_test_records(name)
-        return records, read_category_ids(self.data_sets[name])
+        data_set = self.data_sets[name]
+        return load_test_records(data_set), read_category_ids(data_set)
 
     def build_test_mapper(self) -> Mapper:
         return build_mapper(self.cfg, False)
@@ -128,11 +127,12 @@ class Detectron2Engine(Engine):
 
     def evaluate_set(self, model: Any, name: str, visualize: int, *, keep: bool = True) -> Metrics:
         """Return metrics as the base class does, or by the set's own evaluator (`build_evaluator`)."""
-        if MetadataCatalog.get(name).get("evaluator_type", "coco") not in OTHER_EVALUATORS:
+        data_set = self.data_sets[name]
+        if data_set.evaluator == "coco":
             return super().evaluate_set(model, name, visualize, keep=keep)
         evaluator = build_evaluator(name)
         evaluator.reset()
-        self.run_on_test_set(model, load_test_records(name), partial(_process, evaluator, model))
+        self.run_on_test_set(model, load_test_records(data_set), partial(_process, evaluator, model))
         tasks: Any = evaluator.evaluate()
         if not is_main():
             return {}

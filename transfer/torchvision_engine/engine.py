@@ -9,7 +9,7 @@ from torch import nn
 
 from pretrain.common.distributed import AgreedStop
 
-from ..coco.data import CocoSet
+from ..coco.data import DataSet
 from ..coco.results import Detection
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput
@@ -27,7 +27,7 @@ class TorchvisionEngine(Engine):
     name = "torchvision"
     frozen_norm = FrozenBatchNorm
 
-    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, CocoSet], stop: AgreedStop | None = None) -> None:
+    def __init__(self, cfg: CfgNode, data_sets: Mapping[str, DataSet], stop: AgreedStop | None = None) -> None:
         super().__init__(cfg, data_sets, stop)
         self.pin_memory = cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory block
 
@@ -49,8 +49,7 @@ class TorchvisionEngine(Engine):
         return records, [1.0] * len(records), build_mapper(self.cfg, True, flip_indices)
 
     def load_test_set(self, name: str) -> tuple[Records, list[int]]:
-        records, category_ids, _ = load_coco(self.data_sets[name])
-        return records, category_ids
+        return load_coco(self.data_sets[name])
 
     def build_test_mapper(self) -> Mapper:
         return build_mapper(self.cfg, False)

@@ -11,6 +11,7 @@ from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools import launch
 from tools.launcher import stages
+from transfer.coco.names import Source
 
 COCO = f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"
 HERE = ["--cluster", "local", "--gpus", "0"]
@@ -123,7 +124,7 @@ def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images:
 def test_weights_at_an_address_are_fetched_here_unless_it_is_a_dry_run(capsys, monkeypatch, cluster: str):
     """Nodes of a cluster may have no internet."""
     monkeypatch.setattr("transfer.weights.locate.download", lambda address: pytest.fail(address))
-    monkeypatch.setattr("transfer.coco.data.find_data_set", lambda name: None)
+    monkeypatch.setattr("transfer.coco.data.locate_data_set", lambda name: Source(name, None, Path()))
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE[2:], "--cluster", cluster]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out

@@ -10,10 +10,10 @@ from pycocotools import mask as coco_mask
 
 from pretrain.common.images import read_image
 from tests.transfer import tiny_coco
-from transfer.coco import data
 from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize
 from transfer.coco.image_sizes import read_upright_size
 from transfer.coco.masks import find_mask_problem
+from transfer.coco.reading import read_annotations
 
 NAN = float("nan")
 STRICTEST = Rules(masks=True, keypoints=17)
@@ -30,7 +30,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def people(images: Path) -> dict[str, Any]:
-    return data.read_annotations(images / "annotations.json")
+    return read_annotations(images / "annotations.json")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,18 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(people, images, section, 
     assert len(remaining[section]) == len(people[section]) - 1
 
 
-def test_images_that_share_a_file_are_bad(people: dict[str, Any], images: Path) -> None:
+@pytest.mark.parametrize("spelled", ["1.png", "./1.png", "sub/../1.png", "sub/link/1.png"])
+def test_images_that_share_a_file_are_bad(people: dict[str, Any], images: Path, spelled: str) -> None:
     """Each would be trained and scored with some of the objects of the file alone."""
-    people["images"][1] |= {"file_name": "1.png", "width": 96, "height": 64}
+    (images / "sub").mkdir(exist_ok=True)
+    if not (images / "sub" / "link").is_symlink():
+        (images / "sub" / "link").symlink_to(images)
+    people["images"][1] |= {"file_name": spelled, "width": 96, "height": 64}
     problems = find_problems(people, images, Rules())
     texts = [problem.text for problem in problems if problem.section == "images"]
     assert texts == [
-        f"image {i}: 2 images have the file_name '1.png'; merge them, or give each its own file" for i in (1, 2)
+        f"image {i}: 2 images are the file {name!r}; merge them, or give each its own file"
+        for i, name in ((1, "1.png"), (2, spelled))
     ]
     assert not {1, 2} & {record["image_id"] for record in drop_bad(people, problems)["annotations"]}
     assert not find_problems(people, images, Rules(strict=False))

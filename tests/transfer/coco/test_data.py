@@ -13,18 +13,23 @@ from PIL import Image
 from pretrain.data import datasets as pretraining_data
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer.coco import data
+from transfer.coco import data, names
 from transfer.coco.classes import read_coco_names
+from transfer.coco.reading import read_annotations
 
 CROWD = {"iscrowd": 1}
 UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
-def refused_twice(cfg: CfgNode, data_sets: list[str], *names: object, **recorded: Any) -> str:
+def refused_twice(cfg: CfgNode, data_sets: list[str], *words: object, **recorded: Any) -> str:
     """Assert that data sets are refused early, by the command, and again by the run; return the run's error."""
-    refused(lambda: data.check_data_sets_early(cfg, data_sets, **recorded), *names)
-    return refused(lambda: data.prepare_data_sets(cfg, data_sets, **recorded), *names)
+    refused(lambda: data.DataSets(cfg, data_sets).check_small(**recorded), *words)
+    return refused(lambda: tiny_coco.check_data_sets(cfg, data_sets, **recorded), *words)
+
+
+def read_copy(cfg: CfgNode, name: str) -> dict[str, Any]:
+    return read_annotations(names.find_checked_copy(name, cfg.OUTPUT_DIR))
 
 
 def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
@@ -35,20 +40,21 @@ def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
     refused_twice(cfg, [name], "annotation 1 of image 1", ":skip_bad")
     with monkeypatch.context() as patch:
         patch.setattr(data, "_LARGE_BYTES", 1000)
-        data.check_data_sets_early(cfg, [name])  # too slow to read here
+        data.DataSets(cfg, [name]).check_small()  # too slow to read here
     skipping = f"{name}:skip_bad"
     out = tmp_path / "with:colon"
-    data.prepare_data_sets(tiny_coco.config(out, skipping, **KEYPOINTS), [skipping])
+    tiny_coco.check_data_sets(tiny_coco.config(out, skipping, **KEYPOINTS), [skipping])
     logged = caplog.messages
     assert "skipped 1 bad record" in logged[0] and "annotation 1 of image 1" in logged[0]
     assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
     out = out.rename(tmp_path / "moved")
-    checked = data.resolve_data_set(skipping, out)
-    assert checked.images == tmp_path / "data"
-    assert len(data.read_annotations(checked.annotations)["annotations"]) == len(content["annotations"]) - 1
-    refused(lambda: data.resolve_data_set(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
+    source = names.locate_data_set(skipping)
+    checked = data.read_checked(source, out)
+    assert checked.source.images == tmp_path / "data"
+    assert len(checked.content["annotations"]) == len(content["annotations"]) - 1
+    refused(lambda: data.read_checked(source, tmp_path / "elsewhere"), "elsewhere/datasets")
     cfg = tiny_coco.config(tmp_path / "out", skipping, MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare_data_sets(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
+    refused(lambda: tiny_coco.check_data_sets(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "truncated JPEG", "empty", "missing", "turned"])
@@ -72,9 +78,9 @@ def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, s
 
     def prepare(name: str) -> dict[str, Any]:
         cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (name,)})
-        data.check_data_sets_early(cfg, [good, name])
-        data.prepare_data_sets(cfg, [good, name])
-        return data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
+        data.DataSets(cfg, [good, name]).check_small()
+        tiny_coco.check_data_sets(cfg, [good, name])
+        return read_copy(cfg, name)
 
     refused(lambda: prepare(bad), bad.split(":")[1], "image 1: ", path, ":skip_bad")
     content = prepare(f"{bad}:skip_bad")
@@ -91,10 +97,10 @@ def test_test_images_are_decoded_before_the_training_and_those_that_may_be_skipp
     def prepare(train: str, test: str) -> list[Any]:
         """Return the ids of the training images."""
         cfg = tiny_coco.config(tmp_path / "out", good, DATASETS__TRAIN=(train,), DATASETS__TEST=(test,))
-        data.check_data_sets_early(cfg, [train, test])  # which reads the headers
-        data.prepare_data_sets(cfg, [train, test])
-        content = data.read_annotations(data.resolve_data_set(train, cfg.OUTPUT_DIR).annotations)
-        return [image["id"] for image in content["images"]]
+        data_sets = data.DataSets(cfg, [train, test])
+        data_sets.check_small()  # which reads the headers
+        data_sets.check(cfg.OUTPUT_DIR)
+        return [image["id"] for image, _ in data_sets[train].images or ()]
 
     refused(lambda: prepare(good, name), "image 3: ", path)
     assert prepare(good, f"{name}:skip_bad") == [1, 2, 3, 4, 5, 6]
@@ -112,7 +118,7 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str)
     refused_twice(cfg, [good, f"{lost}:skip_bad"], lost.split(":")[1], "no images", "1.png")
     refused_twice(cfg, [good, lost], f"is {tmp_path}/lost the folder of its images?", "1.png")
     tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
-    refused(lambda: data.prepare_data_sets(cfg, [f"{lost}:skip_bad"]), "no images")
+    refused(lambda: tiny_coco.check_data_sets(cfg, [f"{lost}:skip_bad"]), "no images")
 
 
 def test_both_engines_read_the_checked_copy(tmp_path: Path, name: str) -> None:
@@ -122,12 +128,12 @@ def test_both_engines_read_the_checked_copy(tmp_path: Path, name: str) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(json.dumps(content, ensure_ascii=False), encoding=encoding)
-        data.prepare_data_sets(cfg, [name])
-    copy = data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations)
+        tiny_coco.check_data_sets(cfg, [name])
+    copy = read_copy(cfg, name)
     assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["skipped_records"] == []
     assert [record["iscrowd"] for record in copy["annotations"]].count(1) == 2
     path.write_text(json.dumps(content | {"info": "紅"}, ensure_ascii=False), encoding="gbk")
-    refused(lambda: data.prepare_data_sets(cfg, [name]), path, "UTF-8")
+    refused(lambda: tiny_coco.check_data_sets(cfg, [name]), path, "UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -143,28 +149,28 @@ def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(tmp_path, ch
     tiny_coco.edit(name, lambda content: [record.update(change) for record in content["annotations"]])
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     refused_twice(cfg, [name], name.split(":")[1], *names)
-    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
+    data.DataSets(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name]).check_small()
     good = tiny_coco.write(tmp_path / "good", keypoints=keys is KEYPOINTS)
-    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
+    data.DataSets(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name]).check_small()
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    refused(lambda: data.find_data_set("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
+    refused(lambda: names.locate_data_set("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json").write_text("{}")
-    refused(lambda: data.find_data_set("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
+    refused(lambda: names.locate_data_set("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
-    assert data.resolve_data_set("keypoints_coco_2017_train", "").images == tmp_path / "coco" / "train2017"
+    assert names.locate_data_set("keypoints_coco_2017_train").images == tmp_path / "coco" / "train2017"
     monkeypatch.setenv("HOME", str(tmp_path))  # in a YAML file, no shell expands these
     file = "coco/annotations/person_keypoints_train2017.json"
     for name in (f"coco:$DETECTRON2_DATASETS/{file}:$HOME/coco", f"coco:~/{file}:~/coco"):
-        assert data.resolve_data_set(name, "").images == tmp_path / "coco"
-    refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
+        assert names.locate_data_set(name).images == tmp_path / "coco"
+    refused(lambda: names.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
-        refused(lambda bad=bad: data.find_data_set(bad), bad, "coco:ANNOTATIONS")
+        refused(lambda bad=bad: names.locate_data_set(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")
-    refused(lambda: data.read_annotations(tmp_path / "a.json"), tmp_path / "a.json", "images")
+    refused(lambda: read_annotations(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
 @pytest.mark.parametrize("folder", ["datasets/digits", "datasets/trees", "a b/datasets/digits"])
@@ -174,12 +180,13 @@ def test_missing_example_data_are_named_with_the_command_that_makes_them(
     monkeypatch.chdir(tmp_path)
     kind = Path(folder).name
     remedy = f"make_data.py {kind} --output {shlex.quote(folder)}"
-    refused(lambda: data.find_data_set(f"coco:{folder}/coco/annotations/instances_val.json:{folder}/coco/val"), remedy)
+    missing = f"coco:{folder}/coco/annotations/instances_val.json:{folder}/coco/val"
+    refused(lambda: names.locate_data_set(missing), remedy)
     refused(lambda: pretraining_data.load(f"folder:{folder}/images", "train"), f"no image folder at {folder}/", remedy)
     Path(folder).mkdir(parents=True)  # made, perhaps from other data
     text = refused(lambda: pretraining_data.load(f"folder:{folder}/images", "train"), "no image folder at")
     assert "make_data.py" not in text
-    assert "make_data.py" not in refused(lambda: data.find_data_set(f"coco:{kind}/val.json:{kind}"), "val.json")
+    assert "make_data.py" not in refused(lambda: names.locate_data_set(f"coco:{kind}/val.json:{kind}"), "val.json")
 
 
 def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(tmp_path, caplog, name):
@@ -191,7 +198,7 @@ def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(t
     tiny_coco.edit(name, lambda content: content["annotations"].append({**content["annotations"][3], "id": 99}))
     (tmp_path / "link").symlink_to(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
-    data.prepare_data_sets(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
+    tiny_coco.check_data_sets(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
     logged = caplog.messages
     assert "1 boxes occur more than once" in logged[0] and "of image 2" in logged[0]
     assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
@@ -204,11 +211,11 @@ def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
     for name in twins:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
     cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
-    data.prepare_data_sets(cfg, twins)
-    contents = [data.read_annotations(data.resolve_data_set(name, cfg.OUTPUT_DIR).annotations) for name in twins]
+    tiny_coco.check_data_sets(cfg, twins)
+    contents = [read_copy(cfg, name) for name in twins]
     assert [content["info"] for content in contents] == twins
     assert all("box [0, 0, 0] is not" in content["skipped_records"][0] for content in contents)
-    assert len({data.folder_name(name) for name in twins}) == 2
+    assert len({names.folder_name(name) for name in twins}) == 2
 
 
 @pytest.mark.parametrize("position", [1, 2])
@@ -235,29 +242,29 @@ def test_keypoints_in_another_order_are_refused(tmp_path: Path) -> None:
     refused_twice(cfg, [train, test], *words)
     for spelled in ([], [name.upper().replace("_", " ") for name in names]):  # without names: nothing to compare
         rename(spelled)
-        data.check_data_sets_early(cfg, [train, test])
-        data.prepare_data_sets(cfg, [train, test])
+        data.DataSets(cfg, [train, test]).check_small()
+        tiny_coco.check_data_sets(cfg, [train, test])
     rename(17)  # nobody reads it for boxes
-    data.check_data_sets_early(tiny_coco.config(tmp_path / "out", test, MODEL__ROI_HEADS__NUM_CLASSES=1), [test])
+    data.DataSets(tiny_coco.config(tmp_path / "out", test, MODEL__ROI_HEADS__NUM_CLASSES=1), [test]).check_small()
 
 
 def test_classes_that_a_run_keeps(tmp_path: Path, name: str) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
-    names = data.prepare_data_sets(cfg, [name])
-    assert names == ["c1", "c2", "c3"] == data.prepare_data_sets(cfg, [name], recorded={"kept.json": names})
+    names = tiny_coco.check_data_sets(cfg, [name])
+    assert names == ["c1", "c2", "c3"] == tiny_coco.check_data_sets(cfg, [name], recorded={"kept.json": names})
     refused_twice(cfg, [name], "category 2", "'c3' in kept.json", name, recorded={"kept.json": ["c1", "c3", "c2"]})
 
 
 def test_categories_of_another_number_of_one_name_and_none_are_refused(tmp_path: Path, name: str) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
     cfg.MODEL.META_ARCHITECTURE = "RetinaNet"  # which has its own number of classes
-    refused(lambda: data.prepare_data_sets(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
+    refused(lambda: tiny_coco.check_data_sets(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
     cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", "3", "MODEL.ROI_HEADS.NUM_CLASSES", "80"])
-    data.prepare_data_sets(cfg, [name])
+    tiny_coco.check_data_sets(cfg, [name])
     tiny_coco.edit(name, lambda content: content["categories"][2].update(name="c1"))
-    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
+    refused(lambda: data.DataSets(cfg, [name]).check_small(), "annotations.json", "[7, 21]", "'c1'")
     tiny_coco.edit(name, lambda content: content.update(categories=[]))
-    refused(lambda: data.check_data_sets_early(cfg, [name]), "annotations.json", "empty")
+    refused(lambda: data.DataSets(cfg, [name]).check_small(), "annotations.json", "empty")
 
 
 @pytest.mark.detectron2
@@ -277,13 +284,13 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content["categories"] = [{"id": i, "name": label} for i, label in enumerate(read_coco_names())]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare_data_sets(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
+    refused(lambda: tiny_coco.check_data_sets(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
     few = tiny_coco.config(tmp_path / "out", "coco_2017_val")
-    refused(lambda: data.prepare_data_sets(few, ["coco_2017_val"]), "80 categories")
-    data.prepare_data_sets(cfg, ["coco_2017_val"])
+    refused(lambda: tiny_coco.check_data_sets(few, ["coco_2017_val"]), "80 categories")
+    tiny_coco.check_data_sets(cfg, ["coco_2017_val"])
     content |= {"annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
     (tmp_path / "other.json").write_text(json.dumps(content))
     other = f"coco:{tmp_path / 'other.json'}:{tmp_path / 'coco' / 'val2017'}"
     words = ("category 80", "'x' in coco:", "'toothbrush' in coco_2017_val")
-    refused(lambda: data.prepare_data_sets(cfg, [other, "coco_2017_val"]), *words)
+    refused(lambda: tiny_coco.check_data_sets(cfg, [other, "coco_2017_val"]), *words)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.transfer import tiny_coco
-from transfer.coco import data, equal_files
+from transfer.coco import equal_files
 
 
 def test_equal_files_are_found_and_only_these(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_copies_under_other_names_are_reported(tmp_path: Path, caplog: pytest.Lo
     images = sorted(path for path in folder.iterdir() if path.suffix == ".png")
     images[0].write_bytes(images[0].read_bytes() + b" ")  # still a PNG
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(test,))
-    data.prepare_data_sets(cfg, [train, test])
+    tiny_coco.check_data_sets(cfg, [train, test])
     [line] = [message for message in caplog.messages if "metrics are computed on training images" in message]
     number = len(images)
     assert f"share {number - 1} of {number}" in line and os.path.join(folder, images[1].name) in line

@@ -4,7 +4,6 @@ import pytest
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer.coco.data import prepare_data_sets
 from transfer.coco.keypoints import flip_indices, flip_pairs, is_flippable, keypoint_names
 
 
@@ -47,6 +46,6 @@ def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):
     name = tiny_coco.write(tmp_path, keypoints=True)
     tiny_coco.edit(name, lambda content: content["categories"][0].update(keypoints=[f"p{i}" for i in range(17)]))
     cfg = tiny_coco.config(tmp_path / "out", name, MODEL__KEYPOINT_ON=True, MODEL__ROI_HEADS__NUM_CLASSES=1)
-    refused(lambda: prepare_data_sets(cfg, [name]), "left from right", "RANDOM_FLIP none")
+    refused(lambda: tiny_coco.check_data_sets(cfg, [name]), "left from right", "RANDOM_FLIP none")
     cfg.INPUT.RANDOM_FLIP = "none"
-    prepare_data_sets(cfg, [name])
+    tiny_coco.check_data_sets(cfg, [name])

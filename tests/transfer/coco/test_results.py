@@ -11,7 +11,8 @@ import pytest
 
 from pretrain.common.files import atomic_write
 from tests.transfer import tiny_coco
-from transfer.coco import data, results
+from transfer.coco import results
+from transfer.coco.reading import read_annotations
 
 
 def perfect(content: dict[str, Any]) -> list[Any]:
@@ -31,12 +32,12 @@ def perfect(content: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Any]:
-    return data.read_annotations(tiny_coco.write(tmp_path / "people", keypoints=True).split(":")[1])
+    return read_annotations(tiny_coco.write(tmp_path / "people", keypoints=True).split(":")[1])
 
 
 @pytest.fixture
 def things(name: str) -> dict[str, Any]:
-    return data.read_annotations(name.split(":")[1])
+    return read_annotations(name.split(":")[1])
 
 
 @pytest.mark.parametrize("score", [100, 0])

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.transfer import tiny_coco
-from transfer.coco import data, visualize
+from transfer.coco import visualize
+from transfer.coco.reading import read_annotations
 
 
 def predictions_of(content) -> list[dict]:
@@ -23,7 +24,7 @@ def read(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
-    content = data.read_annotations(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
+    content = read_annotations(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
     visualize.draw(content, tmp_path, predictions_of(content), tmp_path / "out", count=6)
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
@@ -44,7 +45,7 @@ def draw_truth(folder: Path, content: dict[str, Any]) -> np.ndarray:
 
 
 def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
-    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
+    content = read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     figures = []
     for segmentation in (None, [[]], [[5, 5, 9, 9]]):
         for record in content["annotations"]:
@@ -54,14 +55,14 @@ def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
 
 
 def test_a_skeleton_may_have_names_and_what_is_no_pair(tmp_path):
-    content = data.read_annotations(tiny_coco.write(tmp_path, keypoints=True).split(":")[1])
+    content = read_annotations(tiny_coco.write(tmp_path, keypoints=True).split(":")[1])
     by_numbers = draw_truth(tmp_path, content)
     content["categories"][0]["skeleton"] = [["nose", "left_eye"], 3, [0, 1], [1.0, 2.0], [1, 99]]
     assert (draw_truth(tmp_path, content) == by_numbers).all()
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
-    content = data.read_annotations(tiny_coco.write(tmp_path).split(":")[1])
+    content = read_annotations(tiny_coco.write(tmp_path).split(":")[1])
     (first,) = [image for image in content["images"] if image["id"] == 1]
     second = dict(first, id=99)  # the same photo without an object
     truth = predictions_of(content)

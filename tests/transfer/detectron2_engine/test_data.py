@@ -15,7 +15,6 @@ from tests.transfer import tiny_coco
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import CfgNode, get_cfg
 
-from transfer.coco.data import prepare_data_sets, resolve_data_set
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
 
@@ -27,8 +26,8 @@ def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
     tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
     cfg = tiny_coco.config(tmp_path / "out", name)
-    prepare_data_sets(cfg, [name])
-    data.register(resolve_data_set(name, cfg.OUTPUT_DIR), cfg)
+    tiny_coco.check_data_sets(cfg, [name])
+    data.register(tiny_coco.read_data_sets(cfg)[name], cfg)
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
     assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]
     assert [annotation["iscrowd"] for annotation in records[0]] == [1, 0]
@@ -56,7 +55,7 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int, name: str) -> 
     keys = {"DATALOADER__NUM_WORKERS": workers, "INPUT__MIN_SIZE_TEST": 0}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    engine = Detectron2Engine(cfg, tiny_coco.resolve_data_sets(cfg))
+    engine = Detectron2Engine(cfg, tiny_coco.read_data_sets(cfg))
     records, category_ids = engine.load_test_set(name)
     assert len(records) == 6 and category_ids == [7, 14, 21]
     images = engine.run_on_test_set(nn.Identity(), records, list)

@@ -13,7 +13,7 @@ from tests.errors import refused
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import CONFIGS, SMOKE
 from transfer import preflight
-from transfer.coco import catalog
+from transfer.coco import catalog, names
 from transfer.config import load_config
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes
@@ -87,8 +87,8 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
     write_voc(tmp_path / "datasets")
     preflight.check_inputs(cfg, eval_only=False, weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
-    refused(lambda: catalog.prepare("voc_2012_trainval", None), "voc_2012_trainval")
-    refused(lambda: preflight.data.check_not_in_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
+    refused(lambda: catalog.read_entries("voc_2012_trainval", is_tested=False), "voc_2012_trainval")
+    refused(lambda: names.check_not_in_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
 
 
 @pytest.mark.detectron2

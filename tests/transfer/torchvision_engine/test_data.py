@@ -7,7 +7,6 @@ from torch import nn
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer.coco.data import resolve_data_set
 from transfer.torchvision_engine import data
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.mapper import build_mapper
@@ -23,7 +22,7 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
             annotation["iscrowd"] = int(annotation["image_id"] == 3)
 
     tiny_coco.edit(name, change)
-    data_sets = {name: resolve_data_set(name, "")}
+    data_sets = tiny_coco.read_data_sets(tiny_coco.config(tmp_path / "out", name))
     keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
     records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name, **keys), data_sets)
     assert [r["image_id"] for r in records] == [2, 4, 5]
@@ -38,7 +37,7 @@ def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(segmentation=[[5, 5, 9, 9]]))
     for masks, boxes in ((False, 2), (True, 1)):
         cfg = tiny_coco.config(tmp_path / "out", name, MODEL__MASK_ON=masks)
-        records, flip = data.load_training_records(cfg, tiny_coco.resolve_data_sets(cfg))
+        records, flip = data.load_training_records(cfg, tiny_coco.read_data_sets(cfg))
         (first,) = [record for record in records if record["image_id"] == 1]
         target = build_mapper(cfg, True, flip)(first, (0, 0))["target"]
         assert len(target["boxes"]) == len(target.get("masks", target["boxes"])) == boxes
@@ -50,7 +49,7 @@ def test_an_unreadable_image_is_named_in_one_line(tmp_path, workers):
     path = tmp_path / "2.png"
     path.write_bytes(path.read_bytes()[:300])
     cfg = tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=workers)
-    engine = TorchvisionEngine(cfg, tiny_coco.resolve_data_sets(cfg))
+    engine = TorchvisionEngine(cfg, tiny_coco.read_data_sets(cfg))
     records, _ = engine.load_test_set(name)
     refused(lambda: engine.run_on_test_set(nn.Identity(), records, list), path)
     batches = engine.load_training_data().batches(seed=0, start=0, workers=workers)

@@ -9,7 +9,6 @@ from PIL import Image
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer.coco.data import resolve_data_set
 from transfer.torchvision_engine.data import load_coco
 from transfer.torchvision_engine.mapper import ImageMapper
 
@@ -54,7 +53,8 @@ def test_a_thin_image_keeps_a_pixel_of_its_shorter_side():
 
 
 def test_masks_of_rle_fit_their_boxes(tmp_path):
-    records, *_ = load_coco(resolve_data_set(tiny_coco.write(tmp_path, rle=True), ""))
+    name = tiny_coco.write(tmp_path, rle=True)
+    records, _ = load_coco(tiny_coco.read_data_sets(tiny_coco.config(tmp_path, name))[name])
     target = mapper(masks="bitmask")(records[0], (0, 0))["target"]
     for box, mask in zip(target["boxes"], target["masks"], strict=True):
         rows, columns = torch.where(mask)

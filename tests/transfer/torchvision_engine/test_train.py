@@ -27,7 +27,7 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
     """Train; return the metrics of the only test data set, or {} on ranks other than the first."""
     weights = read_weights(cfg.MODEL.WEIGHTS)
-    data_sets = tiny_coco.resolve_data_sets(cfg)
+    data_sets = tiny_coco.read_data_sets(cfg)
     results = train.run(TorchvisionEngine, cfg, torch.device("cpu"), data_sets, weights=weights, **options)
     return next(iter(results.values()), {})
 

@@ -155,15 +155,15 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
     Raises:
         UserError: the test set or predictions cannot be read, or the figure cannot be written.
     """
-    from transfer.coco import data, visualize  # imports torch
+    from transfer.coco import data, names, visualize  # imports torch
 
-    data_set = data.resolve_data_set(test, next(iter(branches.values())).folder)
-    content = data.read_annotations(data_set.annotations)
+    data_set = data.read_checked(names.locate_data_set(test), next(iter(branches.values())).folder)
+    content = data_set.content
     images = select_annotated(content, _IMAGES)
     if not images:
-        raise UserError(f"no image of {data_set.annotations} has an object")
+        raise UserError(f"no image of {test} has an object")
     columns = {branch: read_json(score.folder / score.predictions, list) for branch, score in branches.items()}
-    visualize.draw_comparison(content, images, data_set.images, columns, file)
+    visualize.draw_comparison(content, images, data_set.source.images, columns, file)
     note = (
         f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
         f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."

@@ -14,7 +14,7 @@ from tools import report
 from tools.reporting.document import render_markdown
 from tools.reporting.drawing import figures
 from tools.reporting.drawing.page import render_page
-from transfer.coco.data import read_annotations
+from transfer.coco.reading import read_annotations
 
 BRANCHES = ("random", "tcl", "jcl")
 

@@ -145,7 +145,8 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
         refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
-    cases = [([], "thing_classes"), (["c1"], "category_id=2"), (["c1", "c2", "c3", "c4"], "MODEL.ROI_HEADS.NUM_CLASSES")]
+    four = ["c1", "c2", "c3", "c4"]
+    cases = [([], "thing_classes"), (["c1"], "category_id=2"), (four, "MODEL.ROI_HEADS.NUM_CLASSES")]
     for classes, named in cases:
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
         refused(lambda cfg=cfg: tiny_coco.check_data_sets(cfg, cfg.DATASETS.TRAIN), "own_", named)

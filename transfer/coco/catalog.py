@@ -128,7 +128,8 @@ def _translate_errors(name: str) -> Iterator[None]:
         # SyntaxError: a damaged XML file
         frame = traceback.extract_tb(error.__traceback__)[-1]
         cause = f"{one_line(error)}; {Path(frame.filename).name}:{frame.lineno}"
-        raise UserError(f"data set {name} cannot be read ({cause}); restore its files, or correct its records") from error
+        remedy = "restore its files, or correct its records"
+        raise UserError(f"data set {name} cannot be read ({cause}); {remedy}") from error
 
 
 def _try_readers(name: str, *, is_tested: bool) -> None:

@@ -2,8 +2,8 @@
 
 Bad records end the run before it starts; `coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many.
 Images to test on, and those that may be skipped, are decoded once; of other training images, the header and the end are
-read. COCO's own files of 2017 are not checked. Rank 0 writes a copy of a checked `coco:` set into OUTPUT_DIR, which the other
-ranks and the report read.
+read. COCO's own files of 2017 are not checked. Rank 0 writes a copy of a checked `coco:` set into OUTPUT_DIR, which the
+other ranks and the report read.
 """
 
 import dataclasses

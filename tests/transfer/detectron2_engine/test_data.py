@@ -1,6 +1,7 @@
 """The Detectron2 engine's reader, mapper and loaders."""
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.transfer import tiny_coco
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import CfgNode, get_cfg
+from detectron2.data.datasets import load_coco_json
 
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
@@ -31,6 +33,38 @@ def test_what_both_engines_read_is_complete(tmp_path: Path, name: str) -> None:
     records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
     assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]
     assert [annotation["iscrowd"] for annotation in records[0]] == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
+def test_a_file_is_read_as_detectron2_reads_it(tmp_path: Path, kind: str) -> None:
+    name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoints", rle=kind == "rle")
+    tiny_coco.edit(name, lambda c: c["annotations"][1].update(segmentation=[[5, 5, 9, 9]]))
+    _, file, folder = name.split(":")
+    expected = load_coco_json(file, folder, f"{kind} as Detectron2 reads it")
+    actual = data.list_entries(tiny_coco.read_data_sets(tiny_coco.config(tmp_path / "out", name))[name])
+    assert actual == expected and len(actual[0]["annotations"]) == 1
+
+
+def test_each_run_reads_its_own_data(tmp_path: Path, name: str) -> None:
+    """Of two runs in one process under one name, the second reads what is there now; a user's own sets are kept."""
+    data.DatasetCatalog.register("my_own", list)
+    keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
+    runs = []
+    for number, keypoints in enumerate((False, True, False)):
+        shutil.rmtree(tmp_path / "data")
+        tiny_coco.write(tmp_path / "data", keypoints=keypoints)
+        change = {"name": f"class of run {number}"}
+        tiny_coco.edit(name, lambda c, change=change: c["categories"][0].update(change))
+        cfg = tiny_coco.config(tmp_path / f"out{number}", name, **(keys if keypoints else {}))
+        engine = Detectron2Engine(cfg, tiny_coco.read_data_sets(cfg))
+        records, *_ = engine.load_training_set()
+        metadata = data.MetadataCatalog.get(name)
+        assert data.DatasetCatalog.get(name)[:5] == list(records) and metadata.thing_classes[0] == change["name"]
+        assert (metadata.get("keypoint_names") == tuple(tiny_coco.NAMES)) == keypoints
+        runs.append(records[0]["annotations"][0].keys())
+    assert runs[0] == runs[2] and runs[1] - runs[0] == {"keypoints"}
+    assert "my_own" in data.DatasetCatalog
+    data.DatasetCatalog.remove("my_own")
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:

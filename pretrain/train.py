@@ -212,8 +212,8 @@ def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:
 
 
 def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]) -> None:
-    means, seconds_waited = reduce_metrics(values, run.progress.seconds_waited)
-    rates = run.progress.rates(seconds_waited)
+    means, seconds_waited, memory = reduce_metrics(values, run.progress.seconds_waited)
+    rates = run.progress.rates(seconds_waited) | memory
     if run.metrics is None:
         return
     epoch = steps_done / run.state.steps_per_epoch

@@ -185,7 +185,7 @@ def _train_steps(trainer: Trainer, start: int, visualize: int) -> dict[str, Metr
         remove(Path(cfg.OUTPUT_DIR) / "results.json")  # stale: the run is being extended
     results: dict[str, Metrics] = {}
     stop = trainer.engine.stop
-    ddp_model = data_parallel(trainer.model, trainer.device)
+    ddp_model = data_parallel(trainer.model)
     batches = trainer.data.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS, stop=stop.request)
     batches = save_before_stop(batches, lambda steps: _save(trainer, start + steps - 1), trainer.world_size)
     trainer.call_hooks("before_train")

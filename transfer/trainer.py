@@ -17,7 +17,7 @@ from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, read_json, write_json
 from pretrain.common.run.metrics import MetricsWriter
-from pretrain.common.run.progress import Progress
+from pretrain.common.run.progress import Progress, take_memory_peaks
 from pretrain.common.run.skipped_steps import SkippedSteps
 from pretrain.common.weights import checkpoint
 
@@ -106,11 +106,14 @@ class Trainer:
         All ranks take part: a step waits for the rank whose data arrive last.
         """
         line = {key: statistics.median(step[key] for step in self.window if key in step) for key in self.window[-1]}
-        waited = torch.tensor([step["data_time"] for step in self.window], device=self.device)
-        waited = distributed.gather(waited[None]).amax(0).tolist()
+        peaks = take_memory_peaks()
+        maxima = torch.tensor([*(step["data_time"] for step in self.window), *peaks.values()], device=self.device)
+        maxima = distributed.gather(maxima[None]).amax(0).tolist()
+        waited = maxima[: len(self.window)]
         line["data_time"] = statistics.median(waited)
         line["lr"] = self.schedule(iteration)
         rates = self.progress.rates_at(line["time"], sum(waited) / sum(step["time"] for step in self.window))
+        rates |= dict(zip(peaks, maxima[len(self.window) :], strict=True))
         losses = "  ".join(f"{key} {value:.4g}" for key, value in line.items() if "loss" in key)
         self.progress.report(f"{losses}  lr {line['lr']:.3g}", rates, force=True)
         return line | rates | self.storage.scalars()

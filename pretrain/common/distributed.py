@@ -158,14 +158,16 @@ def compute_code_digest() -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap ``module`` so that its backward pass averages gradients over ranks; each rank keeps its own buffers."""
+def data_parallel(module: nn.Module) -> nn.Module:
+    """Wrap ``module`` so that its backward pass averages gradients over ranks; each rank keeps its own buffers.
+
+    Its caller moves the inputs to the device: DDP, which would do it with ``device_ids``, waits for the copies.
+    """
     if world_size() == 1:
         return module
     with warnings.catch_warnings():  # not every supported torch has the argument's new name
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-        device_ids = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def average_gradients(module: nn.Module, when: bool) -> contextlib.AbstractContextManager[None]:

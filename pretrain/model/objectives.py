@@ -210,7 +210,7 @@ def _prepare(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
 def _build_encoder(network: ResNet, cfg: CfgNode, device: torch.device, bn_groups: int) -> Encoder:
     return Encoder(
         network=network,
-        parallel=distributed.data_parallel(network, device),
+        parallel=distributed.data_parallel(network),
         normalize=views.Normalization(cfg.VIEWS.MEAN, cfg.VIEWS.STD, device),
         autocast=autocast(cfg.SOLVER.AMP, device.type),
         memory_format=choose_memory_format(cfg.SOLVER.AMP, device.type),

@@ -148,7 +148,7 @@ def _pool_frozen_statistics(rank: int) -> None:
 def _average_gradients_once(rank: int) -> None:
     toy = accumulate.Toy()
     reduced = []
-    parallel: Any = data_parallel(toy, torch.device("cpu"))
+    parallel: Any = data_parallel(toy)
     parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
     images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
     losses = step.accumulate_losses(parallel, images, 3, lambda loss: loss)

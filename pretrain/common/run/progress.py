@@ -85,17 +85,12 @@ class Progress:
         return self.rates_at(spent / steps, waited / spent)
 
     def rates_at(self, seconds_per_step: float, wait_fraction: float) -> dict[str, float]:
-        """Return images_per_second, data_wait_share (0 to 1), eta_seconds, and on a GPU the peaks of memory (MiB)."""
-        rates = {
+        """Return images_per_second, data_wait_share (0 to 1) and eta_seconds."""
+        return {
             "images_per_second": self._images_per_step / seconds_per_step,
             "data_wait_share": min(wait_fraction, 1.0),
             "eta_seconds": (self._total - self._step) * seconds_per_step,
         }
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        if peak:
-            rates["max_memory_mib"] = peak / 2**20
-            rates["max_reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20  # with the allocator's free blocks
-        return rates
 
     def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:
         """Log a line at most once a minute, or now with ``force``; on a terminal the bar shows ``text``, too."""
@@ -115,15 +110,32 @@ class Progress:
         self._exits.close()
 
 
-def reduce_metrics(values: dict[str, Tensor], seconds_waited: float) -> tuple[dict[str, float], float]:
-    """Return the means over the global batch, and the seconds that the slowest rank waited for its data.
+def take_memory_peaks() -> dict[str, float]:
+    """Return the peaks of this rank's GPU memory (MiB) since the last call; an empty dict if it uses no GPU."""
+    allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    if not allocated:
+        return {}
+    reserved = torch.cuda.max_memory_reserved()  # with the allocator's free blocks
+    torch.cuda.reset_peak_memory_stats()
+    return {"max_memory_mib": allocated / 2**20, "max_reserved_mib": reserved / 2**20}
+
+
+def reduce_metrics(
+    values: dict[str, Tensor], seconds_waited: float
+) -> tuple[dict[str, float], float, dict[str, float]]:
+    """Reduce the numbers of a log line over ranks, in one collective.
 
     Args:
         values: means over this rank's images.
+
+    Returns:
+        The means over the global batch, the seconds that the slowest rank waited for its data, and the largest of all
+        ranks' memory peaks.
     """
-    waited = torch.tensor([seconds_waited], device=next(iter(values.values())).device)
-    row = torch.cat([waited, torch.stack([value.float() for value in values.values()])])
-    rows = distributed.gather(row[None]).tolist()
-    waits, *columns = zip(*rows, strict=True)
-    means = [sum(column) / len(column) for column in columns]
-    return dict(zip(values, means, strict=True)), max(waits)
+    peaks = take_memory_peaks()
+    maxima = torch.tensor([seconds_waited, *peaks.values()], device=next(iter(values.values())).device)
+    row = torch.cat([maxima, torch.stack([value.float() for value in values.values()])])
+    columns = list(zip(*distributed.gather(row[None]).tolist(), strict=True))
+    waited, *largest = (max(column) for column in columns[: len(maxima)])
+    means = [sum(column) / len(column) for column in columns[len(maxima) :]]
+    return dict(zip(values, means, strict=True)), waited, dict(zip(peaks, largest, strict=True))

@@ -1,11 +1,13 @@
 """Ranks: what they exchange, agree on and wait for, and which device each gets."""
 
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
@@ -96,6 +98,27 @@ def _on_three_ranks() -> None:
     assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == 1
     _each_rank_its_own_way()
     _rank_0_decides()
+    _gradients_are_views_of_the_exchanged_buffers()
+
+
+def _gradients_are_views_of_the_exchanged_buffers() -> None:
+    """Gradients equal DDP's default ones to the bit, also of micro-batches, and have no memory of their own."""
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5)) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    ours = distributed.data_parallel(networks[0])
+    default = DistributedDataParallel(networks[1])
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(distributed.rank()))
+    for _ in range(2):
+        for module in (ours, default):
+            module.zero_grad()
+            for part, is_last in ((images[:2], False), (images[2:], True)):
+                with distributed.average_gradients(module, is_last):
+                    module(part).square().mean().backward()
+        pairs = zip(ours.parameters(), default.parameters(), strict=True)
+        assert all(torch.equal(cast(Tensor, a.grad), cast(Tensor, b.grad)) for a, b in pairs)
+    owned = {cast(Tensor, parameter.grad).untyped_storage().data_ptr() for parameter in ours.parameters()}
+    assert len(owned) == 1 and all(cast(Tensor, p.grad)._base is not None for p in ours.parameters())
 
 
 def _shuffle(total: int, num_keys: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.common import distributed
-from pretrain.common.run.progress import Progress, reduce_metrics
+from pretrain.common.run.progress import Progress, reduce_metrics, take_memory_peaks
 from tests.pretrain.ranks import run_ranks
 
 
@@ -39,11 +39,27 @@ def test_pauses_do_not_count_in_rates(clock):
 def _two_ranks() -> None:
     rank = distributed.rank()
     loss = torch.tensor((1.0, 2.0)[rank])
-    values, waited = reduce_metrics({"loss": loss, "x": 2 * loss}, (0.5, 2.0)[rank])
-    assert values == {"loss": 1.5, "x": 3.0} and waited == 2.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "pretrain.common.run.progress.take_memory_peaks", lambda: {"max_memory_mib": (700.5, 300.0)[rank]}
+        )
+        values, waited, memory = reduce_metrics({"loss": loss, "x": 2 * loss}, (0.5, 2.0)[rank])
+    assert values == {"loss": 1.5, "x": 3.0} and waited == 2.0 and memory == {"max_memory_mib": 700.5}
 
 
 def test_logged_numbers_are_those_of_the_global_batch():
     run_ranks(_two_ranks, 2)
     loss = torch.tensor(0.1)
-    assert reduce_metrics({"loss": loss}, 0.0) == ({"loss": loss.item()}, 0.0)  # to the bit
+    assert reduce_metrics({"loss": loss}, 0.0) == ({"loss": loss.item()}, 0.0, {})  # to the bit
+
+
+def test_each_line_has_the_memory_peaks_since_the_previous_one(monkeypatch):
+    peak = [3 * 2**20]
+    for name, result in [("is_available", True), ("max_memory_reserved", 5 * 2**20)]:
+        monkeypatch.setattr(torch.cuda, name, lambda result=result: result)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 2**20))
+    assert take_memory_peaks() == {"max_memory_mib": 3.0, "max_reserved_mib": 5.0}
+    assert take_memory_peaks()["max_memory_mib"] == 1.0
+    peak[0] = 0  # a run on the CPU of a machine that has a GPU
+    assert take_memory_peaks() == {}

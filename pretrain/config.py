@@ -5,6 +5,7 @@ The values of recipes are in configs/pretrain/*.yaml, never here.
 """
 
 import itertools
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .common.config.keys import SAME_RESULT, Effect, Keys, build_config
 from .common.config.yaml_io import flatten, get, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
+from .data import names
 from .data.augmentations import AUGMENTATIONS
 from .data.names import list_names
 from .keys import IMAGENET_MEAN, IMAGENET_STD, list_keys
@@ -97,6 +99,17 @@ def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
         raise UserError(f"{description} cannot be read ({error}); use the version that wrote it") from error
     cfg.freeze()
     return cfg
+
+
+def resolve_paths(text: str, folder: str | Path) -> str:
+    """Return a config as YAML text whose data are found from anywhere; its relative names are those of ``folder``."""
+    cfg = from_yaml_text(text).clone()
+    cfg.defrost()
+    for key in ("TRAIN", "PROBE_TRAIN", "VAL"):
+        cfg.DATA[key] = names.resolve(cfg.DATA[key], folder)
+    if cfg.DATA.ROOT[:1] not in ("$", "~"):
+        cfg.DATA.ROOT = os.path.join(folder, cfg.DATA.ROOT)
+    return yaml_io.dump(cfg)
 
 
 def output_dir(cfg: CfgNode) -> Path:

@@ -1,7 +1,9 @@
 """The names of data sets in DATA.TRAIN, DATA.PROBE_TRAIN and DATA.VAL: one, or several in a list."""
 
 import ast
+import os
 import re
+from pathlib import Path
 
 from ..common.errors import UserError
 
@@ -30,6 +32,24 @@ def list_names(value: str) -> list[str]:
     if repeated:
         raise UserError(f"{value} names {repeated[0]} twice; remove one")
     return names
+
+
+def resolve(value: str, folder: str | Path) -> str:
+    """Return the names in ``value`` with the paths that are relative to ``folder`` made absolute.
+
+    Named data sets, and paths that begin with a variable or a home, are left as they are.
+    """
+    names = list_names(value)
+    resolved = [_resolve_one(name, folder) for name in names]
+    if resolved == names:
+        return value
+    return resolved[0] if len(resolved) == 1 else str(resolved)
+
+
+def _resolve_one(name: str, folder: str | Path) -> str:
+    prefix = next((prefix for prefix in (FOLDER, TAR) if name.startswith(prefix)), "")
+    path = name.removeprefix(prefix).strip()
+    return f"{prefix}{os.path.join(folder, path)}" if prefix and path and path[0] not in "$~" else name
 
 
 def check_local(name: str) -> None:

@@ -96,9 +96,9 @@ def start_paper(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Resume the run or pipeline that the launch record in the folder describes."""
-    from .graphs.graph import find_record, read_graph
+    from .graphs.graph import enter_working_folder, find_record, read_graph
 
-    record = find_record(args.folder)
+    record = find_record(args.folder.absolute())
     if record is None:
         other = "a run of transfer/train_net.py continues by its own command with --resume"
         raise UserError(f"no launcher jobs in {args.folder}; pass the folder of a stage or of a pipeline ({other})")
@@ -106,8 +106,9 @@ def resume(args: argparse.Namespace) -> int:
     if owner != os.getuid():  # its setup lines and modules would run as this user
         remedy = "rerun the original command in a folder that you can write to"
         raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
-    graph, resources = read_graph(record, partition=args.partition, time=args.time)
-    return _start(graph, args, resources)
+    with enter_working_folder(record):
+        graph, resources = read_graph(record, partition=args.partition, time=args.time)
+        return _start(graph, args, resources)
 
 
 def cancel(args: argparse.Namespace) -> None:

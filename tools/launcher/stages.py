@@ -10,8 +10,7 @@ from typing import Any
 from pretrain import config as pretraining
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError, suggest_name
-from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import Job, find_working_folder, read_state
 from tools import ROOT, convert_to_d2
 from transfer import api, preflight
 from transfer import config as fine_tuning
@@ -159,11 +158,17 @@ def _build_tool(stage: str, folder: str, args: tuple[Any, ...], product: str, in
 
 
 def read_pretrain_config(run: str) -> str:
-    """Return the resolved config of a run as YAML text; "" for a detector's, or if ``run`` is not a run folder."""
+    """Return the resolved config of a run as YAML text; "" for a detector's, or if ``run`` is not a run folder.
+
+    Names that are relative to the folder that the run was started in are found from this one, too.
+    """
     path = Path(run) / "config.yaml"
-    if read_stage(run) == "transfer":
+    state = read_state(run)
+    if state.get("stage") == "transfer" or not path.is_file():
         return ""
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    folder = state.get("cwd", "")
+    return text if folder in ("", find_working_folder()) else pretraining.resolve_paths(text, folder)
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:

@@ -1,8 +1,8 @@
 """The state of a run folder: `state.json`, which the stage writes, and `failed.RANK.json` of each rank that failed.
 
-state.json contains the stage, its state (running, complete, stopped, requeued or failed) and the reason, the host and
-process id, the attempt (SLURM counts requeues), and the times. A run that the launcher started also has the name of its
-job, its work and the fingerprint of that work.
+state.json contains the stage, its state (running, complete, stopped, requeued or failed) and the reason, the host, the
+process id, the working folder (cwd), the attempt (SLURM counts requeues), and the times. A run that the launcher
+started also has the name of its job, its work and the fingerprint of that work.
 """
 
 import contextlib
@@ -58,6 +58,13 @@ def update_state(folder: str | Path, **values: Any) -> None:
     write_json(Path(folder) / "state.json", {**read_state(folder), **values, "updated": time.time()})
 
 
+def find_working_folder() -> str:
+    """Return the working folder of this process; it is empty if it has been removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ""
+
+
 @contextlib.contextmanager
 def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
     """Record that a stage of ``job`` is running until the block ends, and how it ended.
@@ -67,6 +74,7 @@ def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
     """
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     start = {"stage": stage, "state": "running", "host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
+    start["cwd"] = find_working_folder()
     now = time.time()
     write_json(Path(folder) / "state.json", {**start, "started": now, "updated": now, "job": job.name, **job.work})
     for path in Path(folder).glob("failed.*.json"):

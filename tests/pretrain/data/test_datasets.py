@@ -9,6 +9,7 @@ import pytest
 
 from pretrain.config import from_yaml_text, load_config
 from pretrain.data.datasets import ImageData, MissingSplit, check_exists, load
+from pretrain.data.names import resolve
 from pretrain.data.sources import Array
 from pretrain.probe.data import MissingLabels, load_probe_data
 from tests.errors import refused
@@ -152,3 +153,22 @@ def test_a_repeated_class_name_is_only_refused_where_names_matter():
     data = ImageData(Array({}), np.zeros(0, np.int64), ["crane", "maillot", "crane"])
     assert data.relabel(["crane", "maillot", "crane", "x"]).classes[-1] == "x"
     refused(lambda: data.relabel(["crane", "maillot"]), "crane")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("cifar10", "cifar10"),
+        ("", ""),
+        ("folder:/a", "folder:/a"),
+        ("folder:a", "folder:/run/a"),
+        ("folder:../a b", "folder:/run/../a b"),
+        ("tar:a/{0..9}.tar", "tar:/run/a/{0..9}.tar"),
+        ("folder:$TMPDIR/a", "folder:$TMPDIR/a"),
+        ("folder:~/a", "folder:~/a"),
+        ("folder:a, tar:/b.tar", "['folder:/run/a', 'tar:/b.tar']"),
+        ("['stl10', 'folder:a']", "['stl10', 'folder:/run/a']"),
+    ],
+)
+def test_relative_names_are_resolved(value: str, expected: str) -> None:
+    assert resolve(value, "/run") == expected

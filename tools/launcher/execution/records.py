@@ -18,7 +18,7 @@ from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import read_record, write_failure
+from pretrain.common.run.state import find_working_folder, read_record, write_failure
 
 from ..options import Resources
 from ..spec import StageSpec
@@ -63,6 +63,7 @@ def record_job(spec: StageSpec, resources: Resources, job: Job) -> None:
         "spec": spec.to_json(),
         "options": asdict(resources.request),
         "command": shlex.join(sys.argv),
+        "cwd": find_working_folder(),
         "jobs": jobs,
     }
     try:

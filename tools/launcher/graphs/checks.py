@@ -13,8 +13,9 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import check_file, read_json
 from pretrain.common.run.folder import check_free, check_stage_of
-from pretrain.common.run.state import read_record, read_state
+from pretrain.common.run.state import find_working_folder, read_record, read_state
 from pretrain.config import from_yaml_text
+from pretrain.data.names import resolve
 from pretrain.preflight import check_batch_size, check_data_exists, check_divisible, check_same_run
 from transfer.preflight import check_inputs
 from transfer.weights.locate import find_weights
@@ -157,12 +158,23 @@ def _check_stage(node: Node, resources: Resources, download: bool, check_data: b
         if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
             check_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
         check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
+        warnings += _describe_moved_names(spec, names[:3])
     if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
         return warnings
     unchecked = _check_data(check, names, is_slurm, check_data)
     if spec.stage != "transfer" and not unchecked:  # the data are on this machine
         check_batch_size(cfg, spec.stage)
     return [*warnings, *unchecked]
+
+
+def _describe_moved_names(spec: StageSpec, names: Iterable[str]) -> list[str]:
+    """Describe the relative names of a run that resumes in another working folder, where they may be other images."""
+    earlier = read_state(spec.folder).get("cwd", "")
+    current = find_working_folder()
+    if earlier in ("", current) or not spec.has_checkpoint():
+        return []
+    relative = [name for name in filter(None, names) if resolve(name, current) != name]
+    return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
 
 
 def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:

@@ -1,13 +1,16 @@
 """A graph of stages as plain data: its nodes, how it is built, and its record in a file."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
-from pretrain.common.run.state import read_record
+from pretrain.common.run.state import find_working_folder, read_record
 
 from ..options import Options, from_record
 from ..spec import StageSpec, hash_content
@@ -104,13 +107,31 @@ def write_graph(graph: Graph, options: Options) -> None:
         spec = node.spec
         place = {"key": node.key, "stage": spec.stage, "folder": spec.folder, "parents": list(node.parents)}
         stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
-    record = {"output": graph.output, "study": graph.study, "stages": stages}
+    record = {"output": graph.output, "cwd": find_working_folder(), "study": graph.study, "stages": stages}
     write_json(Path(graph.output) / RECORD, {**record, "report": graph.report.to_json(), "options": asdict(options)})
 
 
 def find_record(folder: Path) -> Path | None:
     """Return the record of the pipeline or of the single stage in ``folder``."""
     return next((folder / name for name in (RECORD, "launch/launch.json") if (folder / name).exists()), None)
+
+
+@contextlib.contextmanager
+def enter_working_folder(record: Path) -> Iterator[None]:
+    """Work in the folder that the stages of a launch.json or pipeline.json were started in, where it names one.
+
+    What their options and configs name relative to it is then found.
+    """
+    folder = read_json(record).get("cwd", "")
+    if folder in ("", find_working_folder()):
+        yield
+        return
+    if not os.path.isdir(folder):
+        remedy = "make that folder again, or rerun the original command"
+        raise UserError(f"{record.parents[1]} was started in {folder}, which is gone; {remedy}")
+    print(f"relative names are those of {folder}, where {record.parents[1]} was started", file=sys.stderr)
+    with contextlib.chdir(folder):
+        yield
 
 
 def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:

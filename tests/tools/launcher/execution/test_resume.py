@@ -1,16 +1,21 @@
 """`launch.py resume` runs a stage as it was started, and nothing that is not a stage."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pretrain.config import from_yaml_text
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY
+from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY, end
 from tools import launch
 from tools.launcher import stages
+from tools.launcher.execution.job import Job
+from tools.launcher.execution.records import record_job
+from tools.launcher.graphs import start
 from tools.launcher.graphs.graph import Graph, write_graph
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
@@ -22,6 +27,12 @@ def write_record(folder: str, record: dict[str, Any], name: str = "launch.json")
     path = Path(folder) / "launch" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))
+
+
+def write_launch_file(graph: Graph, options: Options, _check_data: bool) -> int:
+    (node,) = graph.nodes
+    record_job(node.spec, options.for_stage(node.spec), Job.from_record(Path(node.spec.folder), LOCAL))
+    return 0
 
 
 @pytest.fixture
@@ -52,6 +63,41 @@ def test_a_resumed_graph_keeps_its_resources(started: Started):
     assert second == first
     Path("out").rename("moved")
     refused(lambda: launch.main(["resume", "moved"]), "moved was moved from", "out; rerun the original command")
+
+
+def test_relative_names_are_those_of_the_folder_that_a_run_was_started_in(
+    started: Started, tmp_path: Path, monkeypatch, capsys
+):
+    words = ["pretrain", "--method", "mocov2", "--cluster", "local", "--gpus", "0", "OUTPUT_DIR", "run", *TINY]
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(start, "start_graph", write_launch_file)
+    assert launch.main([*words, "DATA.TRAIN", "folder:data"]) == 0
+    folders: list[str] = []
+    monkeypatch.setattr(start, "start_graph", lambda *_: folders.append(os.getcwd()) or 0)
+    assert launch.main(["resume", "run"]) == 0
+    assert "relative names" not in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "other")
+    assert launch.main(["resume", "../run"]) == 0
+    assert f"relative names are those of {tmp_path}" in capsys.readouterr().err
+    assert folders == [str(tmp_path)] * 2 and os.getcwd() == str(tmp_path / "other")
+    record = tmp_path / "run/launch/launch.json"
+    record.write_text(record.read_text().replace(f'"cwd": "{tmp_path}"', '"cwd": "/gone"'))
+    refused(lambda: launch.main(["resume", "../run"]), "was started in /gone, which is gone")
+
+
+def test_a_probe_finds_the_images_of_its_run_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = stages.build_pretrain("", [*TINY, "DATA.TRAIN", "folder:data", "OUTPUT_DIR", "run"]).config
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(text)
+    end(tmp_path / "run", "complete", stage="pretrain", cwd=str(tmp_path))
+    near = stages.build_probe("knn", "run")
+    monkeypatch.chdir(tmp_path / "run")
+    far = stages.build_probe("knn", ".")
+    assert from_yaml_text(near.config).DATA.TRAIN == "folder:data"
+    assert (f"folder:{tmp_path}/data", f"{tmp_path}/datasets") == (
+        from_yaml_text(far.config).DATA.TRAIN,
+        from_yaml_text(far.config).DATA.ROOT,
+    )
 
 
 def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):

@@ -1,7 +1,6 @@
 """Pretrained features separate classes that random ones do not; a detector finds the objects it was trained on."""
 
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -13,8 +12,7 @@ from pretrain.train import main as pretrain
 from tests import tiny
 from tests.transfer import tiny_coco
 from transfer import train
-from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.weights.load import read_weights
+from transfer.api import Run
 
 pytestmark = pytest.mark.core
 IMAGE = 16  # pixels per side
@@ -65,7 +63,6 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     keys = {"SOLVER__MAX_ITER": 100, "SOLVER__STEPS": (80,), "SOLVER__BASE_LR": 0.03, "SEED": 3}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    metrics: Any
     data_sets = tiny_coco.read_data_sets(cfg)
-    (metrics,) = train.run(TorchvisionEngine, cfg, torch.device("cpu"), data_sets, weights=read_weights("")).values()
+    metrics = train.run(Run(cfg, "torchvision"), torch.device("cpu"), data_sets)["metrics"]
     assert metrics["bbox"]["AP50"] > 15, metrics

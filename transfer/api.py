@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -27,9 +27,6 @@ from .coco.classes import CLASSES
 from .coco.data import DataSets
 from .config import check_batch_division, check_ranges, check_training, load_config, scale_to_world
 from .predict import load_detector
-
-if TYPE_CHECKING:
-    from .weights.load import Weights
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
 log = logging.getLogger(__name__)
@@ -182,7 +179,6 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
     from pretrain.common.run.stage import process_group, stage
 
     from . import train
-    from .coco.results import write_results
     from .distributed import join
 
     with process_group(join, run.cfg.MODEL.DEVICE) as device:
@@ -196,12 +192,7 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
             setup_logging(output_dir, rank())
             data_sets = data_sets or on_every_rank(DataSets, cfg, preflight.data_names(cfg, run.eval_only))
             _open_data_sets(cfg, data_sets, run.eval_only)
-            weights, weights_record = _read_initial_weights(run)
-            options = {"resume": run.resume, "eval_only": run.eval_only, "visualize": run.visualize}
-            engine = train.load_engine(run.engine)
-            metrics = train.run(engine, cfg, device, data_sets, job.stop, weights=weights, **options)
-            iteration = None if run.eval_only else cfg.SOLVER.MAX_ITER
-            return on_first_rank(write_results, cfg, metrics, run.engine, weights_record, iteration)
+            return train.run(run, device, data_sets, job.stop)
 
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
@@ -240,40 +231,3 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     if read_stage(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg
-
-
-def _read_initial_weights(run: Run) -> tuple[Weights | None, dict[str, Any]]:
-    """Read the weights that the run starts from; return them and their record for results.json.
-
-    A training saves the record in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
-    returned, and the record is the saved one.
-
-    Raises:
-        UserError: a resumed run is given weights other than those it was started with.
-    """
-    from pretrain.common.distributed import on_every_rank, on_first_rank
-
-    from .weights.load import read_weights
-    from .weights.locate import find_weights
-
-    cfg = run.cfg
-    saved_record = {} if run.eval_only or not run.resume else on_first_rank(_read_weights_record, cfg)
-    if saved_record:
-        return None, saved_record
-    on_first_rank(find_weights, cfg.MODEL.WEIGHTS)  # ranks whose downloads fail would try one after another
-    weights = on_every_rank(read_weights, cfg.MODEL.WEIGHTS)
-    if not run.eval_only:
-        on_first_rank(write_json, Path(cfg.OUTPUT_DIR) / "initial_weights.json", weights.summary())
-    return weights, weights.summary()
-
-
-def _read_weights_record(cfg: CfgNode) -> dict[str, Any]:
-    """Read the record of the weights that the run in OUTPUT_DIR was started with; {} if there is no checkpoint."""
-    from . import checkpoints
-    from .weights.load import check_same_weights
-
-    if not checkpoints.list_checkpoints(cfg.OUTPUT_DIR, evaluating=True):
-        return {}
-    weights_record = read_json(Path(cfg.OUTPUT_DIR) / "initial_weights.json")
-    check_same_weights(cfg.MODEL.WEIGHTS, weights_record, cfg.OUTPUT_DIR)
-    return weights_record

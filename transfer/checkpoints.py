@@ -1,8 +1,10 @@
 """The checkpoints in a detector's run folder, the same for both engines: how they are written, and which is the newest.
 
-The newest has the most iterations, which each file stores; file times change when a folder is copied.
+The newest has the most iterations: model_0004999.pth has 5,000. File times change when a folder is copied.
 """
 
+import contextlib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +12,26 @@ from typing import Any
 
 import torch
 
+from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
+from pretrain.common.files import read_json, remove
 from pretrain.common.weights import checkpoint
+from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch
 
 from .preflight import EVALUATING
 
 BEST = "model_best.pth"
+BEST_RECORD = "best.json"
+FINAL = "model_final.pth"
+# What is due after the iterations of a checkpoint, as its entry ``pending`` names it; empty if nothing is.
+PRECISE_BN = "precise_bn"  # and then the evaluation
+EVALUATION = "evaluation"
+
+
+def path_after(output_dir: str | Path, iterations: int) -> Path:
+    """Return the path of the checkpoint after that many iterations, as Detectron2 names it."""
+    return Path(output_dir) / f"model_{iterations - 1:07d}.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -40,14 +55,11 @@ def build_divergence_error(details: str) -> UserError:
     return UserError(f"training diverged{details}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")
 
 
-def list_checkpoints(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
-    """Return the checkpoints to resume from, newest first; ``evaluating`` adds that of an unfinished evaluation."""
-    folder = Path(output_dir)
-    paths = [path for path in folder.glob("model_*.pth") if path.name != BEST]
-    if evaluating and (folder / EVALUATING).is_file():
-        paths.append(folder / EVALUATING)
-    # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
-    return sorted(paths, key=lambda path: (_read_iteration(path), path.name == EVALUATING, path.name), reverse=True)
+def list_checkpoints(output_dir: str | Path) -> list[Path]:
+    """Return the checkpoints to resume from, newest first."""
+    paths = [path for path in Path(output_dir).glob("model_*.pth") if path.name != BEST]
+    # At the same iteration, the final one comes before the others.
+    return sorted(paths, key=lambda path: (_read_iteration(path), path.name), reverse=True)
 
 
 def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
@@ -60,15 +72,46 @@ def load_newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
-    """Load the checkpoint to resume from, as `checkpoint.load_newest_on_all_ranks` does; return None for a new run."""
-    paths = list_checkpoints(output_dir, evaluating=True)
-    return checkpoint.load_newest_on_all_ranks(output_dir, paths, checkpoint.read)
+    """Load the checkpoint to resume from, as `checkpoint.load_newest_on_all_ranks` does; return None for a new run.
+
+    Its entries are those that today's version writes.
+    """
+    on_first_rank(_replace_evaluating, Path(output_dir))
+    damaged = Path(output_dir).glob(EVALUATING)  # if it is not, it was replaced
+    return checkpoint.load_newest_on_all_ranks(output_dir, [*damaged, *list_checkpoints(output_dir)], _read)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, and add what an earlier version did not write."""
+    content = checkpoint.read(path)
+    content.setdefault("pending", "")
+    if "scores" not in content:
+        record = path.with_name(BEST_RECORD)
+        best = read_json(record) if record.is_file() else {}
+        scores = (
+            {"metric": best["metric"], "data": best["data"], "values": [[best["done"], best["value"]]]} if best else {}
+        )
+        content["scores"] = scores
+    return content
+
+
+def _replace_evaluating(output_dir: Path) -> None:
+    """Replace what an earlier version wrote before precise BN and an evaluation by an ordinary checkpoint."""
+    path = output_dir / EVALUATING
+    if path.is_file():
+        with contextlib.suppress(Damaged):
+            content = checkpoint.read(path)
+            save(path_after(output_dir, content["iteration"] + 1), content | {"pending": PRECISE_BN})
+            remove(path)
 
 
 def _read_iteration(path: Path) -> int:
-    """Return the last completed iteration, read without the tensors; -1 where none is stored."""
+    """Return the last completed iteration, which numbered files name, and others store; -1 where neither is so."""
+    number = re.fullmatch(r"model_(\d+)\.pth", path.name)
+    if number:
+        return int(number[1])
     try:
-        return int(load_torch(path, mmap=True).get("iteration", -1))
+        return int(load_torch(path, mmap=True).get("iteration", -1))  # without the tensors
     except Exception:  # damaged, or not plain: it comes first, so that reading it entirely shows the problem
         return sys.maxsize
 

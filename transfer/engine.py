@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import StopRequest
 
 from .coco.data import DataSet
-from .coco.results import Detection, Metrics, score
+from .coco.results import Detection, Metrics, draw_saved, score
 from .distributed import log_progress
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
 
@@ -151,20 +151,29 @@ class Engine(ABC):
         dist.gather_object(results, gathered)
         return [result for rank_results in gathered or () for result in rank_results]
 
-    def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
-        """Return the metrics of each set of DATASETS.TEST on rank 0, {} on other ranks.
-
-        Args:
-            visualize: number of images per set on which to draw the predictions.
-            final: the run ends with this evaluation.
-        """
-        metrics = {name: self.evaluate_set(model, name, visualize) for name in self.cfg.DATASETS.TEST}
+    def evaluate(self, model: nn.Module) -> dict[str, Metrics]:
+        """Return the metrics of each set of DATASETS.TEST on rank 0, {} on other ranks."""
+        metrics = {name: self.evaluate_set(model, name) for name in self.cfg.DATASETS.TEST}
         return metrics if distributed.is_main() else {}
 
-    def evaluate_set(self, model: nn.Module, name: str, visualize: int, *, keep: bool = True) -> Metrics:
+    def complete_evaluation(
+        self, model: nn.Module, metrics: Mapping[str, Metrics], visualize: int
+    ) -> dict[str, Metrics]:
+        """Return the metrics of the last evaluation of a run with what only this one has, and draw its predictions.
+
+        Args:
+            metrics: what `evaluate` has returned for this model.
+            visualize: number of images per set on which to draw the predictions.
+        """
+        if visualize and distributed.is_main():
+            for name in metrics:
+                draw_saved(self.cfg, self.data_sets[name], visualize)
+        return dict(metrics)
+
+    def evaluate_set(self, model: nn.Module, name: str, *, keep: bool = True) -> Metrics:
         """Return the metrics of one set on rank 0, {} on other ranks; ``keep`` writes the predictions."""
         records, category_ids = self.load_test_set(name)
         detections = self.run_on_test_set(model, records, partial(self.detect, model, category_ids=category_ids))
         if not distributed.is_main():
             return {}
-        return score(self.cfg, self.data_sets[name], detections, visualize, keep=keep)
+        return score(self.cfg, self.data_sets[name], detections, keep=keep)

@@ -15,7 +15,7 @@ from fvcore.nn.precise_bn import get_bn_modules
 from pretrain.common import distributed
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.files import atomic_write, read_json, write_json
+from pretrain.common.files import atomic_write, remove
 from pretrain.common.run.metrics import MetricsWriter
 from pretrain.common.run.progress import Progress, take_memory_peaks
 from pretrain.common.run.skipped_steps import SkippedSteps
@@ -23,10 +23,10 @@ from pretrain.common.weights import checkpoint
 
 from . import checkpoints
 from .batch_norm import pool_batch_norm
-from .coco.results import Metrics
 from .config import dump
 from .engine import Engine, Storage
 from .registries import HOOKS
+from .scores import Scores
 
 log = logging.getLogger(__name__)
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
@@ -39,6 +39,9 @@ class Trainer:
     ``optimizer``, ``storage``, ``cfg``.
 
     Attributes:
+        done: number of completed iterations.
+        pending: what is due after them before the next one: precise BN, the evaluation, or nothing; see `checkpoints`.
+        scores: those of the evaluations, if TEST.BEST is set.
         schedule: a function of the iteration that sets the learning rate and returns it.
         precision: data type of the forward pass; None for float32.
         window: the losses and times of the last LOG_PERIOD iterations.
@@ -53,8 +56,11 @@ class Trainer:
         self.precision = _choose_precision(cfg, device)
         self.rank = distributed.rank()
         self.world_size = distributed.world_size()
-        self.iter = self.start_iter = 0
+        self.iter = self.start_iter = self.done = 0
         self.max_iter: int = cfg.SOLVER.MAX_ITER
+        self.pending = ""
+        self.scores = Scores()
+        self._saved: tuple[str, dict[str, Any]] | None = None  # the newest checkpoint's entries of these two
         self.data = engine.load_training_data()
         self.optimizer = engine.build_optimizer(model)
         self.schedule = engine.build_schedule(self.optimizer)
@@ -66,11 +72,20 @@ class Trainer:
         for hook in self.hooks.values():
             hook.trainer = weakref.proxy(self)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all iterations are completed."""
+        return self.done >= self.max_iter
+
     @contextmanager
-    def open_logs(self, start: int, first_line: int) -> Iterator[None]:
-        """Open metrics.json, without its lines from ``first_line`` on, and start to report the progress."""
-        self.iter = self.start_iter = start
-        if start < self.max_iter:
+    def open_logs(self) -> Iterator[None]:
+        """Open metrics.json, without the lines that this run writes again, and start to report the progress."""
+        start = self.start_iter
+        first_line = start
+        if self.pending or self.is_over:
+            log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
+            first_line = start - 1  # the line of this evaluation
+        if not self.is_over:
             work = f"{count_noun(len(self.data.records), 'image')} from iteration {start} to {self.max_iter}"
             batch = count_noun(self.world_size, "process", "processes")
             batch += f", {count_noun(self.cfg.SOLVER.IMS_PER_BATCH, 'image')} per step"
@@ -82,6 +97,16 @@ class Trainer:
             progress = Progress(self.max_iter, start, self.cfg.SOLVER.IMS_PER_BATCH, "fine-tuning")
             self.progress = logs.enter_context(closing(progress))
             yield
+
+    @contextmanager
+    def surround_by_hooks(self) -> Iterator[None]:
+        """Call the hooks before and after the training in this block, as Detectron2's trainers do."""
+        try:
+            self.call_hooks("before_train")
+            yield
+            self.iter = self.done
+        finally:
+            self.call_hooks("after_train")
 
     def call_hooks(self, name: str) -> None:
         """Call this method of the hooks that have it, on every rank."""
@@ -95,12 +120,12 @@ class Trainer:
             if self.writer:
                 self.writer.add_image(name, image, iteration)
 
-    def write_metrics(self, iteration: int, values: dict[str, float]) -> None:
-        """Write a line of metrics.json if there are any values."""
+    def write_metrics(self, values: dict[str, float]) -> None:
+        """Write a line of metrics.json for the last iteration if there are any values."""
         if self.writer and values:
-            self.writer.write(iteration, values | (self.skipped.metrics() if self.scaler.is_enabled() else {}))
+            self.writer.write(self.done - 1, values | (self.skipped.metrics() if self.scaler.is_enabled() else {}))
 
-    def summarize(self, iteration: int) -> dict[str, float]:
+    def summarize(self) -> dict[str, float]:
         """Return medians of the window and rates for metrics.json; log them.
 
         All ranks take part: a step waits for the rank whose data arrive last.
@@ -111,30 +136,80 @@ class Trainer:
         maxima = distributed.gather(maxima[None]).amax(0).tolist()
         waited = maxima[: len(self.window)]
         line["data_time"] = statistics.median(waited)
-        line["lr"] = self.schedule(iteration)
+        line["lr"] = self.schedule(self.done - 1)
         rates = self.progress.rates_at(line["time"], sum(waited) / sum(step["time"] for step in self.window))
         rates |= dict(zip(peaks, maxima[len(self.window) :], strict=True))
         losses = "  ".join(f"{key} {value:.4g}" for key, value in line.items() if "loss" in key)
         self.progress.report(f"{losses}  lr {line['lr']:.3g}", rates, force=True)
         return line | rates | self.storage.scalars()
 
-    def save(self, name: str, iteration: int) -> None:
-        """Write a checkpoint on rank 0; the other ranks wait for it, and fail with it.
+    def advance(self) -> None:
+        """Count one iteration, after which an evaluation may be due."""
+        self.done += 1
+        self.progress.advance()
+        period = self.cfg.TEST.EVAL_PERIOD
+        is_due = self.is_over or (period > 0 and self.done % period == 0)
+        self.pending = checkpoints.PRECISE_BN if is_due else ""
+
+    def log(self) -> None:
+        """Write the line of metrics.json that is due every LOG_PERIOD iterations; that of an evaluation comes later."""
+        if self.done % LOG_PERIOD == 0 and not self.pending:
+            self.write_metrics(self.summarize())
+
+    def save_if_due(self, reason: str) -> None:
+        """Save a checkpoint every SOLVER.CHECKPOINT_PERIOD iterations, before what is pending, and to stop.
+
+        Args:
+            reason: why to stop; empty to continue.
+        """
+        if self._is_kept() or self.pending or reason:
+            self.save()
+
+    def settle(self) -> None:
+        """Record that nothing is pending: in the last checkpoint, and in that of this iteration if it is kept."""
+        self.pending = ""
+        if self._saved == ("", self.scores.to_json()):  # a complete run was evaluated again
+            return
+        if self._is_kept():
+            self.save()
+        if self.is_over:
+            self.save_final()
+        self._remove_unless_kept()
+
+    def save_final(self) -> None:
+        """Write model_final.pth, which replaces a checkpoint of this iteration that is not kept."""
+        self.save(checkpoints.FINAL)
+        self._remove_unless_kept()
+
+    def save(self, name: str = "") -> None:
+        """Write a checkpoint (default: model_NNNNNNN.pth) on rank 0; the other ranks wait for it, and fail with it.
 
         Statistics that batch norm has for each rank are pooled before, so that all ranks evaluate what is saved.
         """
+        name = name or checkpoints.path_after(self.cfg.OUTPUT_DIR, self.done).name
         if self.world_size > 1:
             pool_batch_norm(norm for norm in get_bn_modules(self.model) if "Sync" not in type(norm).__name__)
-        on_first_rank(self.write_checkpoint, name, iteration)
+        on_first_rank(self.write_checkpoint, name)
+        self._saved = (self.pending, self.scores.to_json())
 
-    def write_checkpoint(self, name: str, iteration: int) -> None:
+    def _is_kept(self) -> bool:
+        """Return whether the checkpoint of this iteration is kept once nothing is pending."""
+        return self.done % self.cfg.SOLVER.CHECKPOINT_PERIOD == 0
+
+    def _remove_unless_kept(self) -> None:
+        if self.rank == 0 and not self._is_kept():
+            remove(checkpoints.path_after(self.cfg.OUTPUT_DIR, self.done))
+
+    def write_checkpoint(self, name: str) -> None:
         """Write a checkpoint on this rank."""
         output_dir = Path(self.cfg.OUTPUT_DIR)
         content = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "iteration": iteration,
+            "iteration": self.done - 1,
+            "pending": self.pending,
+            "scores": self.scores.to_json(),
             "seed": self.cfg.SEED,
             "window": list(self.window),
             "skipped_steps": self.skipped.total_after(self.scaler.get_scale()),
@@ -143,31 +218,11 @@ class Trainer:
             "config": dump(self.cfg),
         }
         checkpoints.save(output_dir / name, content)
-        if name not in (checkpoints.EVALUATING, checkpoints.BEST):
+        if name == checkpoints.FINAL or (name != checkpoints.BEST and (self._is_kept() or not self.pending)):
             atomic_write(output_dir / "last_checkpoint", name)
             if self.cfg.SOLVER.CHECKPOINT_KEEP:
                 checkpoint.prune(output_dir, self.cfg.SOLVER.CHECKPOINT_KEEP, output_dir / name, "model_[0-9]*.pth")
         log.info(f"saved {output_dir / name}")
-
-    def save_best(self, results: dict[str, Metrics], iteration: int) -> None:
-        """Write model_best.pth, then best.json, on rank 0 if the evaluation (of the first set) is the best so far."""
-        metric = self.cfg.TEST.BEST
-        if not metric or not results:
-            return
-        data, tasks = next(iter(results.items()))
-        task, _, key = metric.partition("/")
-        value = tasks.get(task, {}).get(key)
-        if value is None:
-            log.info(f"TEST.BEST {metric} is missing from this evaluation")
-            return
-        record = Path(self.cfg.OUTPUT_DIR) / "best.json"
-        has_best = record.is_file() and record.with_name(checkpoints.BEST).is_file()
-        best = read_json(record) if has_best else {}
-        if (best.get("metric"), best.get("data")) == (metric, data) and value <= best["value"]:
-            return
-        self.write_checkpoint(checkpoints.BEST, iteration)
-        write_json(record, {"metric": metric, "data": data, "value": value, "done": iteration + 1})
-        log.info(f"best so far: {metric} {value:.2f}, saved in {checkpoints.BEST}")
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restore everything but the weights from a checkpoint's ``content``, which is then cleared."""
@@ -175,6 +230,10 @@ class Trainer:
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.window.extend(content["window"])
+            self.iter = self.start_iter = self.done = content["iteration"] + 1
+            self.pending = content["pending"]
+            self.scores = Scores.from_json(content["scores"])
+            self._saved = (self.pending, self.scores.to_json())
             self.skipped.total = int(content.get("skipped_steps", 0))
             for name, hook_state in content.get("hooks", {}).items():
                 if hook_state:

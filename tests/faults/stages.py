@@ -23,7 +23,7 @@ from transfer import checkpoints
 _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|updated|ended|host|pid|job|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
 )
-_LEFT = re.compile(r"^\..*\.tmp|^\.(.+\.)?owner\.|^evaluating\.pth$|^tmp")
+_LEFT = re.compile(r"^\..*\.tmp|^\.(.+\.)?owner\.|^tmp")
 _COUNTS = ("fast_rcnn/", "roi_head/", "rpn/")  # what only Detectron2's model counts
 _DIGITS = "digits --images 20 --val-images 10 --scenes 4 --val-scenes 2"
 _REPORTS = ("report.md", "report.html")

@@ -1,9 +1,11 @@
 """A folder of an earlier version: today's code resumes, shows, reports and reads what it contains.
 
 `run/` is the folder of one pipeline; beside it are a pretraining of the same settings that was stopped after step 8 of
-12 and two more conversions. That version wrote it as ``/earlier``, which each test replaces by its own copy.
+12 and two more conversions. `evaluating/` is a fine-tuning that was stopped in the evaluation after 4 of 6 iterations.
+Those versions wrote them as ``/earlier``, which each test replaces by its own copy.
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pretrain.common.files import read_json
 from pretrain.common.weights import checkpoint
 from tests import in_process, tiny
 from tests.pretrain.runs import lines
@@ -39,12 +42,16 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a copy of run/ with the content that it would have if it had been written there."""
-    copied = tmp_path / "earlier"
-    shutil.copytree(Path(__file__).parent / "run", copied)
-    for path in copied.rglob("*"):
+    return copy("run", tmp_path / "earlier")
+
+
+def copy(name: str, target: Path, earlier: str = "/earlier") -> Path:
+    """Copy a folder that an earlier version wrote as ``earlier``."""
+    shutil.copytree(Path(__file__).parent / name, target)
+    for path in target.rglob("*"):
         if path.suffix in (".json", ".yaml", ".txt"):
-            path.write_text(path.read_text().replace("/earlier", str(copied)))
-    return copied
+            path.write_text(path.read_text().replace(earlier, str(target)))
+    return target
 
 
 def test_a_stopped_pretraining_resumes_to_the_end_of_an_uninterrupted_one(folder: Path) -> None:
@@ -114,3 +121,21 @@ def test_a_detector_predicts_and_trains_on(folder: Path, tmp_path: Path) -> None
     command = ["--config-file", str(box / "config.yaml"), "--engine", "torchvision", "--resume", *keys]
     assert tiny_coco.fine_tune(command)["iteration"] == 5
     assert [line["iteration"] for line in lines(box, "total_loss")][-1] == 4
+
+
+def test_an_unfinished_evaluation_is_completed(tmp_path: Path) -> None:
+    """The resumed run knows the best score so far, and ends with the digits of the earlier version's whole run."""
+    run = copy("evaluating", tmp_path / "run", "/earlier/run")
+    tiny_coco.write(tmp_path / "coco")
+    for path in (run / "config.yaml", run / "best.json"):
+        path.write_text(path.read_text().replace("/earlier", str(tmp_path)))
+    command = ["--config-file", str(run / "config.yaml"), "--engine", "torchvision", "--resume"]
+    assert tiny_coco.fine_tune(command)["iteration"] == 6
+    assert sorted(path.name for path in run.glob("*.pth")) == ["model_best.pth", "model_final.pth"]
+    assert (read_json(run / "best.json")["done"], torch.load(run / "model_best.pth")["iteration"]) == (4, 3)
+    version = torch.__version__.partition("+")[0]
+    tolerance = 1e-6 if (version, torch.backends.cpu.get_cpu_capability()) == ARITHMETIC else 1e-3  # 1e-6: of threads
+    expected = map(json.loads, (run / "whole_metrics.json").read_text().splitlines())
+    for line, earlier in zip(lines(run, "bbox/AP"), expected, strict=True):
+        scores = {name: value for name, value in earlier.items() if name.startswith("bbox/") or "loss" in name}
+        assert {name: line[name] for name in scores} == pytest.approx(scores, rel=tolerance, abs=tolerance)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-import transfer.trainer
+import transfer.scores
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from tests.transfer.test_train_net import work
@@ -32,11 +32,17 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     assert [path.stem for path in checkpoints.list_checkpoints(tmp_path)] == names
 
 
-def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:
-    for name in ("model_0000009.pth", checkpoints.EVALUATING):
-        write(tmp_path, name, 9)
-    newest = (checkpoints.load_newest(tmp_path), checkpoints.load_newest_on_all_ranks(tmp_path))
-    assert [path.name for path, _ in filter(None, newest)] == ["model_0000009.pth", checkpoints.EVALUATING]
+def test_the_checkpoint_of_a_pending_evaluation_of_an_earlier_version_becomes_an_ordinary_one(tmp_path: Path) -> None:
+    older = write(tmp_path, "model_0000004.pth", 4)
+    earlier = write(tmp_path, checkpoints.EVALUATING, 9)
+    content = earlier.read_bytes()
+    earlier.write_bytes(content[:500])  # damaged
+    newest = checkpoints.load_newest_on_all_ranks(tmp_path)
+    assert newest is not None and newest[0] == older and newest[1]["pending"] == ""
+    earlier.write_bytes(content)
+    newest = checkpoints.load_newest_on_all_ranks(tmp_path)
+    assert newest is not None and newest[0].name == "model_0000009.pth" and newest[1]["pending"] == "precise_bn"
+    assert not earlier.exists()
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
 def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(tmp_path, scored, monkeypatch):
     scored(5.0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(transfer.trainer, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(transfer.scores, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
         work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
     scored(5.0, 4.0)
     work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=3)

@@ -13,12 +13,11 @@ from pretrain.common import images
 from tests.pretrain import image_formats
 from tests.transfer import tiny_coco
 from transfer import samplers, train
+from transfer.api import Run
 from transfer.torchvision_engine import data
-from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import ImageMapper, build_mapper
 from transfer.torchvision_engine.model import build_model
-from transfer.weights.load import read_weights
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 import detectron2.data.transforms as T
@@ -269,7 +268,7 @@ def test_detectron2_reads_our_checkpoint(tmp_path):
     """Detectron2's checkpointer reads every tensor, as it does for MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
     data_sets = tiny_coco.read_data_sets(ours)
-    train.run(TorchvisionEngine, ours, torch.device("cpu"), data_sets, weights=read_weights(""))
+    train.run(Run(ours, "torchvision"), torch.device("cpu"), data_sets)
     torch.manual_seed(1)
     their_model = build_theirs(theirs)
     left = DetectionCheckpointer(their_model).load(str(tmp_path / "out" / "model_final.pth"))

@@ -57,10 +57,13 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
                 metrics.write('{"iteration": 2, "bbox/AP": 99.0}\n')
         files.append(" ".join(sorted(path.name for path in cut.glob("*.pth"))))
         assert not (cut / "results.json").exists()
-    assert files == ["evaluating.pth", "evaluating.pth", "model_final.pth"]
-    written = (cut / "model_final.pth").stat().st_mtime_ns
+    assert files == ["model_0000001.pth", "model_0000001.pth", "model_final.pth"]
+    assert torch.load(cut / "model_final.pth")["pending"] == "evaluation"
     assert work(tmp_path, engine, "--resume", **keys, OUTPUT_DIR=str(cut))["metrics"] == expected["metrics"]
-    assert (cut / "model_final.pth").stat().st_mtime_ns == written  # only evaluated
+    assert torch.load(cut / "model_final.pth")["pending"] == ""
+    written = {path: path.read_bytes() for path in (cut / "model_final.pth", cut / "results.json")}
+    assert work(tmp_path, engine, "--resume", **keys, OUTPUT_DIR=str(cut))["metrics"] == expected["metrics"]
+    assert {path: path.read_bytes() for path in written} == written  # it was complete
     torch.testing.assert_close(*(torch.load(out / "model_final.pth")["model"] for out in (whole, cut)), rtol=0, atol=0)
     assert len(recorded(whole)) == 2 and recorded(cut) == recorded(whole)
     evaluated = work(tmp_path, engine, "--eval-only", "--resume", **keys, OUTPUT_DIR=str(cut))

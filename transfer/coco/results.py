@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
 from pretrain.common.errors import count_noun
-from pretrain.common.files import atomic_write, json_text, write_json
+from pretrain.common.files import atomic_write, json_text, read_json, write_json
 
 from ..config import dump, list_tasks
 from .ceiling import compute_ceiling, describe_ceiling
@@ -44,20 +44,15 @@ class Detection(TypedDict):
     keypoints: NotRequired[list[float]]
 
 
-def score(
-    cfg: CfgNode, data_set: DataSet, predictions: Sequence[Detection], figures: int = 0, *, keep: bool = True
-) -> Metrics:
+def score(cfg: CfgNode, data_set: DataSet, predictions: Sequence[Detection], *, keep: bool = True) -> Metrics:
     """Compute the metrics of the predictions on one data set of DATASETS.TEST.
 
     Args:
-        figures: draw the predictions on that many images, in OUTPUT_DIR/visualizations, with one folder per data set
-            if there are several.
         keep: write the predictions into OUTPUT_DIR; see `predictions_file`.
     """
-    output_dir = Path(cfg.OUTPUT_DIR)
     name = data_set.name
     if keep:
-        atomic_write(output_dir / predictions_file(name), json_text(list(predictions)))
+        atomic_write(Path(cfg.OUTPUT_DIR) / predictions_file(name), json_text(list(predictions)))
     content = data_set.content
     most = cfg.TEST.DETECTIONS_PER_IMAGE
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS, most)
@@ -65,10 +60,21 @@ def score(
     for task, row in metrics.items():
         if "AP_ceiling" in row:
             log.warning(describe_ceiling(task, row, name), extra={"once": f"{task} ceiling of {name}"})
-    if figures:
-        folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
-        draw(content, data_set.source.images, predictions, output_dir / "visualizations" / folder, count=figures)
     return metrics
+
+
+def draw_saved(cfg: CfgNode, data_set: DataSet, count: int) -> None:
+    """Draw the predictions that `score` has written on ``count`` images of one data set of DATASETS.TEST.
+
+    The figures are in OUTPUT_DIR/visualizations, with one folder per data set if there are several.
+    """
+    name = data_set.name
+    file = Path(cfg.OUTPUT_DIR) / predictions_file(name)
+    if not file.is_file():
+        log.info(f"no figures of {name}: they are drawn only where COCO's metrics are computed")
+        return
+    folder = file.parents[2] / "visualizations" / (folder_name(name) if len(cfg.DATASETS.TEST) > 1 else "")
+    draw(data_set.content, data_set.source.images, read_json(file, list), folder, count=count)
 
 
 def predictions_file(name: str) -> str:

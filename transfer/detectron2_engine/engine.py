@@ -13,7 +13,7 @@ from detectron2 import modeling
 from detectron2.config import CfgNode as Detectron2Config
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
-from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, verify_results
+from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import GeneralizedRCNNWithTTA
@@ -109,27 +109,24 @@ class Detectron2Engine(Engine):
             detection["category_id"] = category_ids[detection["category_id"]]
         return detections
 
-    def evaluate(self, model: nn.Module, visualize: int, *, final: bool) -> dict[str, Metrics]:
-        """Return metrics as the base class does; the ``final`` ones are compared with TEST.EXPECTED_RESULTS.
-
-        With TEST.AUG, the final metrics include those with test-time augmentation, as tasks whose names end in _TTA.
-        """
-        metrics = super().evaluate(model, visualize, final=final)
-        augmented_sets = self.cfg.DATASETS.TEST if final and self.cfg.TEST.AUG.ENABLED else ()
+    def complete_evaluation(
+        self, model: nn.Module, metrics: Mapping[str, Metrics], visualize: int
+    ) -> dict[str, Metrics]:
+        """Return metrics as the base class does; with TEST.AUG, also of tasks whose names end in _TTA."""
+        completed = super().complete_evaluation(model, metrics, visualize)
+        augmented_sets = self.cfg.DATASETS.TEST if self.cfg.TEST.AUG.ENABLED else ()
         for name in augmented_sets:
             log.info(f"{name}: with test-time augmentation")
-            augmented = self.evaluate_set(GeneralizedRCNNWithTTA(self.cfg, model), name, 0, keep=False)
+            augmented = self.evaluate_set(GeneralizedRCNNWithTTA(self.cfg, model), name, keep=False)
             if is_main():
-                metrics[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
-        if is_main() and final and self.cfg.TEST.EXPECTED_RESULTS:  # where there is one data set, unnamed
-            verify_results(self.cfg, metrics if len(metrics) != 1 else next(iter(metrics.values())))
-        return metrics
+                completed[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
+        return completed
 
-    def evaluate_set(self, model: Any, name: str, visualize: int, *, keep: bool = True) -> Metrics:
+    def evaluate_set(self, model: Any, name: str, *, keep: bool = True) -> Metrics:
         """Return metrics as the base class does, or by the set's own evaluator (`build_evaluator`)."""
         data_set = self.data_sets[name]
         if data_set.evaluator == "coco":
-            return super().evaluate_set(model, name, visualize, keep=keep)
+            return super().evaluate_set(model, name, keep=keep)
         evaluator = build_evaluator(name)
         evaluator.reset()
         self.run_on_test_set(model, load_test_records(data_set), partial(_process, evaluator, model))
@@ -138,8 +135,6 @@ class Detectron2Engine(Engine):
             return {}
         metrics = {task: {name: _to_metric(value) for name, value in row.items()} for task, row in tasks.items()}
         log.info(f"{name}\n{format_table(metrics)}")
-        if visualize:
-            log.info(f"no figures of {name}: they are drawn only where COCO's metrics are computed")
         return metrics
 
 

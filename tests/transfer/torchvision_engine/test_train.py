@@ -15,8 +15,8 @@ from tests.pretrain.runs import stopped
 from tests.stops import stop_in_step
 from tests.transfer import tiny_coco
 from transfer import train
+from transfer.api import Run
 from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.weights.load import read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -25,11 +25,10 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 
 
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
-    """Train; return the metrics of the only test data set, or {} on ranks other than the first."""
-    weights = read_weights(cfg.MODEL.WEIGHTS)
+    """Train; return the metrics of the only test data set."""
+    request = options.pop("request", None)
     data_sets = tiny_coco.read_data_sets(cfg)
-    results = train.run(TorchvisionEngine, cfg, torch.device("cpu"), data_sets, weights=weights, **options)
-    return next(iter(results.values()), {})
+    return train.run(Run(cfg, "torchvision", **options), torch.device("cpu"), data_sets, request)["metrics"]
 
 
 def masks(out: Path, name: str) -> CfgNode:

@@ -10,7 +10,7 @@ from pretrain.common.files import sha256
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.transfer import tiny_coco
-from transfer import api
+from transfer import api, train
 from transfer.config import default_config
 from transfer.weights import locate
 from transfer.weights.load import check_same_weights, read_weights
@@ -73,7 +73,7 @@ def _fail_to_download(folder: Path) -> None:
         cfg = default_config()
         cfg.MODEL.WEIGHTS = f"{ROOT}/a.pth"
         run = api.Run(cfg, "torchvision", eval_only=True)
-        refused(lambda: api._read_initial_weights(run), "a.pth: timed out; try again")
+        refused(lambda: train._read_weights(run, None, {}), "a.pth: timed out; try again")
 
 
 def test_a_silent_server_is_not_awaited_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,93 @@
+"""The scores that TEST.BEST names, and the best of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.common.distributed import on_first_rank
+from pretrain.common.files import read_json, write_json
+
+from . import checkpoints
+from .coco.results import Metrics
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Scores:
+    """The scores of a run's evaluations, which its checkpoints contain.
+
+    Attributes:
+        metric: TEST.BEST.
+        data: the data set, the first of DATASETS.TEST.
+        values: iterations completed -> score, or None if the evaluation had none, in the order of the evaluations.
+    """
+
+    metric: str = ""
+    data: str = ""
+    values: dict[int, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Scores:
+        """Build the scores of `to_json`; of {}, none."""
+        return cls(**{**record, "values": dict(record["values"])}) if record else cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        return {"metric": self.metric, "data": self.data, "values": [list(item) for item in self.values.items()]}
+
+    def add(self, metric: str, data: str, done: int, value: float | None) -> None:
+        """Add the score after ``done`` iterations, which replaces later ones; another metric or data set starts anew.
+
+        A value that is not finite counts as none.
+        """
+        earlier = self.values if (metric, data) == (self.metric, self.data) else {}
+        self.metric = metric
+        self.data = data
+        self.values = {count: score for count, score in earlier.items() if count < done}
+        self.values[done] = value if value is not None and math.isfinite(value) else None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The first highest score, with the iterations completed; None if no evaluation had a score."""
+        scores = [(done, value) for done, value in self.values.items() if value is not None]
+        return max(scores, key=lambda score: score[1]) if scores else None
+
+
+def keep_best(trainer: Trainer, results: Mapping[str, Metrics]) -> None:
+    """Add an evaluation's score of TEST.BEST, if this is set, and keep the model if it is the best so far.
+
+    Args:
+        results: the evaluation's metrics by data set, on rank 0.
+    """
+    cfg = trainer.cfg
+    if not cfg.TEST.BEST or not cfg.DATASETS.TEST:
+        return
+    data = cfg.DATASETS.TEST[0]
+    task, _, name = cfg.TEST.BEST.partition("/")
+    value = on_first_rank(lambda: results[data].get(task, {}).get(name))
+    if value is None:
+        log.info(f"TEST.BEST {cfg.TEST.BEST} is missing from this evaluation")
+    trainer.scores.add(cfg.TEST.BEST, data, trainer.done, value)
+    best = trainer.scores.best
+    if best and best[0] == trainer.done:
+        on_first_rank(_write_best, trainer, *best)
+
+
+def _write_best(trainer: Trainer, done: int, value: float) -> None:
+    """Write model_best.pth, then best.json, unless they have been written."""
+    record = {"metric": trainer.scores.metric, "data": trainer.scores.data, "value": value, "done": done}
+    file = Path(trainer.cfg.OUTPUT_DIR) / checkpoints.BEST_RECORD
+    if file.is_file() and file.with_name(checkpoints.BEST).is_file() and read_json(file) == record:
+        return
+    trainer.write_checkpoint(checkpoints.BEST)
+    write_json(file, record)
+    log.info(f"best so far: {trainer.scores.metric} {value:.2f}, saved in {checkpoints.BEST}")

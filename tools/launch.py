@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace, key_values: list[str]) -> int:
+    if hasattr(args, "sbatch"):
+        _check_for_moved_options(key_values)
     overrides.check_options(key_values, args.parser, args.command)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
         instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
@@ -53,6 +55,16 @@ def _run_command(args: argparse.Namespace, key_values: list[str]) -> int:
         raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
     args.overrides = key_values
     return args.run(args) or 0
+
+
+def _check_for_moved_options(words: Collection[str]) -> None:
+    from tools.launcher.options import find_replacement
+
+    for word in words:
+        option = word.partition("=")[0]
+        replacement = find_replacement(option[2:]) if option.startswith("--") else ""
+        if replacement:
+            raise UserError(f"launch.py has no option {option}; {replacement}")
 
 
 def _build_parser(chosen: Collection[str] | None = None) -> argparse.ArgumentParser:

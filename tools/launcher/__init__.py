@@ -2,3 +2,10 @@
 
 # What replaces the stages of earlier versions.
 MOVED = {"distributions": "python -m studies.jcl_multikey.similarity RUN ..."}
+# What replaces their options, on the command line or in the site file.
+MOVED_OPTIONS = {
+    "setup": "write the lines into the site file, as setup: [module load cuda] (docs/tutorials/slurm.md)",
+    "signal-delay": "write it into the site file, as signal-delay: 120 (docs/tutorials/slurm.md)",
+    "cpu-partition": "write it into the site file, as cpu: {partition: NAME} (docs/tutorials/slurm.md)",
+    "detach": "run the command in tmux, or by nohup; jobs of SLURM run without it",
+}

@@ -16,24 +16,28 @@ from typing import Any
 
 from pretrain.common.errors import UserError, count_noun
 
-from .execution import slurm
+from . import MOVED_OPTIONS
 from .gpus import list_visible_gpus
+from .resources import Resources
+from .sbatch import (
+    SET_BY_LAUNCHER,
+    check_options,
+    is_option,
+    keep_for_cpus,
+    merge_options,
+    name_options,
+    parse_minutes,
+    parse_word,
+)
 from .site_file import read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
 # Options of the command line that are for SLURM alone.
 _SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
-# Options that the launcher itself gives to sbatch; for some of them it has its own options.
-SET_BY_LAUNCHER = (
-    *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
-    *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
-    *("no-requeue", "parsable", "quiet", "wrap", "wait", "test-only"),
-)
 _CPU_MINUTES = 30  # time limit of stages that use no GPU
-# Options of sbatch that fit one kind of node: stages that the site file places on CPU nodes do not inherit them.
-_OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
-_WORDS: Any = {"action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE"}
+_OF_CPU_BLOCK = ("partition", "account", "time")  # options of the launcher that the block may set
+_WORDS: Any = {"action": "append", "type": parse_word, "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
 _SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAGE; may be repeated"}
 
@@ -76,7 +80,7 @@ class Options:
     partition: str = _option("", "partition of all jobs (default: the cluster's default)")
     account: str = _option("", "account to charge")
     time: str = _option(
-        "", "time limit per job: minutes, H:MM:SS or D-HH:MM:SS (default: 240; at most 30 without GPUs)"
+        "", "time limit per job as sbatch takes it: minutes, H:MM:SS, D-HH, ... (default: 240; at most 30 without GPUs)"
     )
     max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
     sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
@@ -134,48 +138,11 @@ class Options:
     def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
-        unfit = _OF_NODES if self.cpu else ()
-        inherited = self.sbatch.items()
-        sbatch = {key: value for key, value in inherited if key not in unfit and not slurm.asks_for_gpus(key, value)}
-        sbatch |= {key: value for key, value in self.cpu.items() if key not in _SLURM_ONLY}
+        block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
+        sbatch = merge_options(keep_for_cpus(self.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
         delay = min(self.signal_delay, minutes * 30)
         return replace(resources, **place, minutes=minutes, signal_delay=delay, sbatch=sbatch)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What the job of one stage gets, as plain values (`Options.for_stage`).
-
-    Attributes:
-        tasks, gpus: numbers per node.
-        gpu_type: empty if the site asks for none.
-        parallel: stages, or jobs of an array, that run at the same time.
-        sbatch, srun: further options without their dashes; an empty value is a flag.
-        request: what the user asked for, which the record of the job keeps for `resume`.
-    """
-
-    cluster: str
-    nodes: int
-    tasks: int
-    gpus: int
-    gpu_type: str
-    cpus_per_task: int | None
-    partition: str
-    account: str
-    minutes: int
-    max_timeouts: int
-    signal_delay: int
-    parallel: int
-    sbatch: dict[str, str]
-    srun: dict[str, str]
-    python: str
-    setup: tuple[str, ...]
-    request: Options
-
-    def describe_gpus(self) -> str:
-        """Return the GPUs per node as sbatch takes them, ``a100:2``."""
-        return f"{self.gpu_type}:{self.gpus}" if self.gpu_type else str(self.gpus)
 
 
 def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
@@ -201,16 +168,23 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
     metadata = {option.name: option.metadata for option in fields(Options)}
-    site = read_site_file(path, metadata) if cluster_file or os.path.lexists(path) else {}
+    site = read_site_file(path, metadata, find_replacement) if cluster_file or os.path.lexists(path) else {}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     cluster = arguments.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":
-        cluster = slurm.choose_cluster()
+        from .execution.slurm import choose_cluster  # imports submitit
+
+        cluster = choose_cluster()
     if cluster == "local":
         _check_local(arguments, cluster_file)
         site = {}
-    words = {name: {**site.get(name, {}), **dict(arguments.get(name, {}))} for name in ("sbatch", "srun", "cpu")}
-    words = {name: _normalize(values) for name, values in words.items()}
+    words = {
+        name: merge_options(
+            name_options(site.get(name, {}), f"{name} in {path}", program),
+            name_options(dict(arguments.get(name, {})), f"--{name}", program),
+        )
+        for name, program in (("sbatch", "sbatch"), ("srun", "srun"), ("cpu", "sbatch"))
+    }
     clusters = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
     if cluster == "slurm" and clusters:  # recorded, so that status and cancel ask the same cluster
         words["sbatch"].setdefault("clusters", clusters)
@@ -220,13 +194,6 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     except UserError as error:
         raise UserError(f"{error} (the site file is {path})" if site else str(error)) from None
     return options
-
-
-def _normalize(words: dict[str, str]) -> dict[str, str]:
-    """Return options as SLURM names them; true makes an option a flag, and false omits it."""
-    flags = {"true": "", "yes": ""}
-    options = {key: value for key, value in words.items() if value.lower() not in ("false", "no")}
-    return {key.replace("_", "-"): flags.get(value.lower(), value) for key, value in options.items()}
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
@@ -259,13 +226,9 @@ def _check(options: Options) -> None:
             raise UserError(f"{format_option(option.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
-    for key, value in options.sbatch.items():
-        is_for_gpus = slurm.asks_for_gpus(key, value)
-        if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and options.count_gpus()):
-            hint = "omit it, or use the launcher's own option (launch.py pretrain --help)"
-            if is_for_gpus:
-                hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
-            raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
+    check_options(options.sbatch, "--sbatch", options.cluster == "slurm" and options.count_gpus() > 0)
+    check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
+    parse_minutes(options.cpu.get("time", "1"), "cpu: time")
     if "," in options.slurm_cluster or options.slurm_cluster == "all":
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
@@ -291,13 +254,15 @@ def _check(options: Options) -> None:
         )
 
 
-def parse_minutes(text: str) -> int:
-    """Return a time limit in whole minutes, rounded up."""
-    match = re.fullmatch(r"(\d+)|(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if not match:
-        raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
-    total, days, hours, minutes, seconds = [int(digits or 0) for digits in match.groups()]
-    return total + days * 1440 + hours * 60 + minutes + (1 if seconds else 0)
+def find_replacement(option: str) -> str:
+    """Return what to write instead of an option that was removed, or that only sbatch has; empty for others."""
+    option = option.replace("_", "-")
+    if option in MOVED_OPTIONS:
+        return MOVED_OPTIONS[option]
+    own = (*SET_BY_LAUNCHER, *(format_option(field.name)[2:] for field in fields(Options)))
+    if is_option(option) and option not in own:
+        return f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
+    return ""
 
 
 def format_option(name: str) -> str:

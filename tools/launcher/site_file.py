@@ -13,8 +13,15 @@ from pretrain.common.files import check_file
 _LINES = "'option: value' lines"
 
 
-def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Read the values of a site file; the ``metadata`` of each option have its type."""
+def read_site_file(
+    path: Path, metadata: Mapping[str, Mapping[str, Any]], find_replacement: Callable[[str], str]
+) -> dict[str, Any]:
+    """Read the values of a site file.
+
+    Args:
+        metadata: those of each option, which have its type.
+        find_replacement: returns what to write instead of an option that does not exist.
+    """
     check_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
@@ -26,7 +33,9 @@ def read_site_file(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> dic
     site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
     for name, value in site.items():
         if name not in metadata:
-            raise UserError(f"unknown option {name} in {path}{suggest_name(name, metadata)}")
+            replacement = find_replacement(name)
+            hint = f"; {replacement}" if replacement else suggest_name(name, metadata)
+            raise UserError(f"unknown option {name} in {path}{hint}")
         site[name] = _parse(f"{name} in {path}", name, value, metadata[name].get("type", str))
     return site
 

@@ -61,6 +61,11 @@ def test_a_site_file_whose_target_is_gone_is_refused():
     ("text", "message"),
     [
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
+        (
+            "qos: long\n",
+            "unknown option qos in cluster.yaml; pass it to sbatch: .* sbatch: {qos: VALUE} in the site file",
+        ),
+        ("cpu-partition: a\n", "unknown option cpu_partition in .*cluster.yaml; .* as cpu: {partition: NAME}"),
         ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER.* \(the site file is .*cluster.yaml\)"),
         ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),
         ("max-timeouts: -1\n", "--max-timeouts is -1; it must be at least 0"),
@@ -72,6 +77,9 @@ def test_a_site_file_whose_target_is_gone_is_refused():
         ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, on lines 1 and 2"),
         ("- a\n", "must contain 'option: value' lines"),
         ("cpu: {time: [5]}\n", "cpu in .* must be 'option: value' lines"),
+        ("cpu: {time: 4h}\n", "cpu: time '4h' is not a time"),
+        ("cpu: {cpus-per-task: 4}\n", "cpu: cpus-per-task is set by the launcher"),
+        ("sbatch: {mem: 1G, mem-per-cpu: 1G}\n", "sbatch in cluster.yaml: mem and mem-per-cpu exclude each other"),
     ],
 )
 def test_a_wrong_site_file_is_one_line(text: str, message: str):
@@ -82,8 +90,11 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
     ("arguments", "message"),
     [
         ({"nodes": 0}, "--nodes is 0"),
-        ({"time": "4h"}, "--time '4h' is not a time; write minutes, H:MM:SS or D-HH:MM:SS"),
-        ({"time": "0:00:00"}, r"--time \(0 min\) must be longer than signal-delay \(120 s"),
+        (
+            {"time": "4h"},
+            "--time '4h' is not a time; write minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS or UNLIMITED",
+        ),
+        ({"time": "1:30"}, r"--time \(2 min\) must be longer than signal-delay \(120 s"),
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
         ({"sbatch": [("gpus", "8")]}, "gpus is set by the launcher; write --gpus"),

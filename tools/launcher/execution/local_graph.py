@@ -19,7 +19,7 @@ from pretrain.common.run.state import read_outcome, update_state
 
 from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
-from ..options import Resources
+from ..resources import Resources
 from .job import CANCEL, CANCEL_NOW, describe_unrecorded_exit
 from .local_job import LocalJob
 from .rank_main import LOCAL_STOP_REASON, install_handler

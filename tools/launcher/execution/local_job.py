@@ -22,7 +22,7 @@ from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
 
-from ..options import Resources
+from ..resources import Resources
 from ..spec import StageSpec
 from .job import Job
 from .rank_main import STOPPED, build_rank_environment

@@ -20,7 +20,7 @@ from pretrain.common.files import write_json
 from pretrain.common.run.folder import read_git_state
 from pretrain.common.run.state import find_working_folder, read_record, write_failure
 
-from ..options import Resources
+from ..resources import Resources
 from ..spec import StageSpec
 from .job import Job
 

@@ -181,11 +181,6 @@ def read_max_jobs(account: str, cluster: str) -> int:
     return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in output.splitlines()), default=sys.maxsize)
 
 
-def asks_for_gpus(key: str, value: str) -> bool:
-    """Return whether an option of sbatch is for GPUs."""
-    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
-
-
 def _find_job(script: Path, cluster: str) -> str | None:
     """Return the id of the job that runs ``script``, as no other does; empty if there is none, None if unknown."""
     command = ["squeue", "-h", "--states=all", "-u", str(os.getuid()), "-o", "%F|%o"]

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -23,7 +24,8 @@ from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
 
 from ..gpus import list_visible_gpus
-from ..options import SET_BY_LAUNCHER, Resources
+from ..resources import Resources
+from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
 from ..spec import StageSpec
 from . import slurm
 from .job import SCRIPT, Job
@@ -31,8 +33,6 @@ from .rank_main import SlurmJob
 from .records import name_log_folder, record_job
 
 _PASSED_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
-# Options whose SBATCH_ variable has another name.
-_VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
 # Variables of a job that this process may be part of; the setup lines may set MASTER_ADDR again.
 _OUTER_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -134,7 +134,7 @@ def _list_parameters(resources: Resources) -> dict[str, Any]:
         "cpus_per_task": resources.cpus_per_task,
         "partition": resources.partition,
         "account": resources.account,
-        "time": resources.minutes,
+        "time": format_minutes(resources.minutes),
         "signal_delay_s": resources.signal_delay,
         "array_parallelism": resources.parallel,
     }
@@ -142,12 +142,14 @@ def _list_parameters(resources: Resources) -> dict[str, Any]:
 
 
 def name_job(specs: Sequence[StageSpec]) -> str:
-    """Return the job's display name in SLURM's queue (``demo:jcl/pretrain``)."""
+    """Return the job's display name (``demo-jcl-pretrain``), which has only characters that every site accepts."""
     folder = specs[0].folder
     root = specs[0].root
-    if not root:
-        return f"{specs[0].stage}-{Path(folder).name}"
-    return f"{Path(root).name}:{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
+    if root:
+        name = f"{Path(root).name}-{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
+    else:
+        name = f"{specs[0].stage}-{Path(folder).name}"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name.replace("/", "-"))
 
 
 def find_code(folder: str | Path) -> Path:
@@ -208,15 +210,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def _list_variables(resources: Resources) -> dict[str, str]:
-    """Return the SBATCH_ variables of this shell, without those of options in the script, and without GPU options."""
-    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, *resources.sbatch)}
-    hidden -= {name for name in ("partition", "account") if not getattr(resources, name)}
-    variables: dict[str, str] = {}
-    for name, value in os.environ.items():
-        key = name.removeprefix("SBATCH_").lower().replace("_", "-")
-        if name.startswith("SBATCH_") and key not in hidden and not slurm.asks_for_gpus(key, value):
-            variables[name] = value
-    return variables
+    """Return the variables of this shell that sbatch reads, without those of options in the script."""
+    absent = {name for name in ("partition", "account") if not getattr(resources, name)}
+    return list_variables({*SET_BY_LAUNCHER, *resources.sbatch} - absent)
 
 
 def build_environment(resources: Resources) -> dict[str, str]:

@@ -24,7 +24,8 @@ from ..arguments import TransferArguments
 from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
-from ..options import Options, Resources
+from ..options import Options
+from ..resources import Resources
 from ..spec import StageSpec
 from ..stages import prepare_fine_tuning, read_pretrain_config
 from .graph import RECORD, Graph, Node

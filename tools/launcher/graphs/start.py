@@ -23,6 +23,7 @@ from ..execution.rank_main import install_handler
 from ..execution.records import format_resume_command, warn
 from ..execution.submit import build_environment, copy_code, find_code, remove_folder, render_script, submit
 from ..options import Options
+from ..sbatch import UNLIMITED, count_gpus
 from ..spec import StageSpec
 from .checks import Plan, check_graph
 from .graph import Graph, Node, write_graph
@@ -253,12 +254,16 @@ def describe_cost(plan: Plan) -> str:
     requests: Counter[tuple[str, int, int, int]] = Counter()
     for key, node in plan.missing.items():
         resources = plan.resources[key]
-        gpus = resources.nodes * resources.gpus
+        own = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
+        gpus = resources.nodes * resources.gpus or own
         if gpus:
             requests[node.spec.stage, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []
     total = 0.0
     for (stage, gpus, minutes, max_timeouts), jobs in requests.items():
+        if minutes == UNLIMITED:
+            lines.append(f"# {stage}: {count_noun(jobs, 'job')} with {count_noun(gpus, 'GPU')}, without a time limit")
+            continue
         attempts = max_timeouts + 1
         cost = jobs * gpus * minutes / 60 * attempts
         total += cost

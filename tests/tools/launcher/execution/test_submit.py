@@ -118,4 +118,5 @@ def test_jobs_are_told_apart_by_name(tmp_path: Path):
     """Names serve in squeue, and to recognize another user's job with the same id."""
     jcl, sce = (replace(fake(tmp_path / f"demo/{name}/x"), root=str(tmp_path / "demo")) for name in ("jcl", "sce"))
     names = [submit.name_job(stages) for stages in ([jcl], [sce], [jcl, sce], [fake(tmp_path / "jcl")])]
-    assert names == ["demo:jcl/x", "demo:sce/x", "demo:fake", "fake-jcl"]
+    assert names == ["demo-jcl-x", "demo-sce-x", "demo-fake", "fake-jcl"]
+    assert submit.name_job([fake(tmp_path / "#1: it's \u00e9")]) == "fake-_1__it_s__"

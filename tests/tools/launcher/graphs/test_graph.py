@@ -60,7 +60,7 @@ def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Pat
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):
-    (cluster / "before").write_text("! grep -q job-name=.*:refused $1 || { echo invalid partition >&2; exit 1; }")
+    (cluster / "before").write_text("! grep -q job-name=.*-refused $1 || { echo invalid partition >&2; exit 1; }")
     parents = {"a": (), "b": ("a",), "refused": ("b",), "c": ("a",)}
     nodes = [Node(name, fake(tmp_path / name), before) for name, before in parents.items()]
     refused(lambda: start_graph(graph_of(tmp_path, *nodes), SLURM), "invalid partition")

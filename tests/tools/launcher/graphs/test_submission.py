@@ -90,13 +90,13 @@ def test_an_array_is_split_before_slurm_refuses_it(tmp_path: Path, cluster: Path
 
 def test_a_cancelled_job_that_slurm_is_still_ending_is_awaited(tmp_path: Path, cluster: Path, programs: Callable):
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
-    ended = f"[ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p:a'"
-    programs(squeue=f"echo >> {cluster}/asked; {ended} || echo '100|COMPLETING|None|p:a'")
+    ended = f"[ $(grep -c '' {cluster}/asked) -gt 3 ] && echo '100|CANCELLED|None|p-a'"
+    programs(squeue=f"echo >> {cluster}/asked; {ended} || echo '100|COMPLETING|None|p-a'")
     ((job, state),) = jobs.wait_for_ending_jobs([tmp_path / "p/a"], period_s=0).values()
     assert (job.id, state.word) == ("100", "CANCELLED")
     assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
     assert job_of(tmp_path / "p/a").id == "103" and job_of(tmp_path / "p/b").dependency == "afterok:103"
-    programs(squeue="echo '103|COMPLETING|None|p:a'")
+    programs(squeue="echo '103|COMPLETING|None|p-a'")
     ((job, state),) = jobs.wait_for_ending_jobs([tmp_path / "p/a"], period_s=0).values()
     refused(lambda: job.check_not_running(state), "still ending job 103", "try again in a moment")
 

@@ -1,0 +1,139 @@
+"""SLURM's own words: names of options, options and variables that exclude each other, and times."""
+
+import re
+from itertools import combinations
+
+import pytest
+
+from tests.errors import refused
+from tools.launcher import sbatch
+from tools.launcher.options import resolve
+
+pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
+
+# A name and value as sbatch takes them, and what the script has.
+NAMES = [
+    ("qos=long", {"qos": "long"}),
+    ("--mem=1G", {"mem": "1G"}),
+    ("-C=gpu", {"constraint": "gpu"}),
+    ("-q long", {"qos": "long"}),
+    ("C=gpu&ib", {"constraint": "gpu&ib"}),
+    ("mem_per_cpu=1G", {"mem-per-cpu": "1G"}),
+    ("reserv=day1", {"reservation": "day1"}),
+    ("H", {"hold": ""}),
+    ("exclusive=user", {"exclusive": "user"}),
+    ("exclusive=yes", {"exclusive": ""}),
+    ("overcommit=no", {}),
+    ("cluster=alex", {"clusters": "alex"}),
+    ("comment=a=b c", {"comment": "a=b c"}),
+    ("nodelist=n[1-2,7],m3", {"nodelist": "n[1-2,7],m3"}),
+    ("of-a-plugin=1", {"of-a-plugin": "1"}),
+]
+REFUSED_NAMES = [
+    ("job=foo", "--sbatch job-name is set by the launcher"),
+    ("J=foo", "--sbatch job-name is set by the launcher"),
+    ("tasks-per-node=2", "--sbatch ntasks-per-node is set by the launcher"),
+    ("nod=2", "--sbatch: 'nod' is ambiguous; write one of nodefile, nodelist, nodes"),
+    ("X=1", "--sbatch: 'X' is no long option of sbatch"),
+    ("=1", "--sbatch: '' is ambiguous"),
+    ("cpus-per-gpu=4", "--sbatch cpus-per-gpu excludes cpus-per-task, which is set by the launcher"),
+    ("ntasks-per-gpu=4", "--sbatch ntasks-per-gpu excludes ntasks-per-node, which is set by the launcher"),
+    ("help", "--sbatch help is set by the launcher"),
+]
+# A variable, and an option in the script; sbatch would prefer the variable, or refuse both.
+HIDDEN_VARIABLES = [
+    *(("MEM_PER_NODE", name) for name in ("mem", "mem-per-cpu", "mem-per-gpu")),
+    *(("MEM_PER_CPU", name) for name in ("mem", "mem-per-cpu", "mem-per-gpu")),
+    *(("HINT", name) for name in ("hint", "threads-per-core", "ntasks-per-core", "extra-node-info")),
+    *(("THREADS_PER_CORE", name) for name in ("hint", "threads-per-core", "extra-node-info")),
+    ("CORE_SPEC", "thread-spec"),
+    ("THREAD_SPEC", "core-spec"),
+    ("EXCLUSIVE", "oversubscribe"),
+    ("REQ_SWITCH", "switches"),
+    ("WAIT4SWITCH", "switches"),
+    ("TIMELIMIT", "time"),
+    ("ARRAY_INX", "array"),
+    ("CPU_FREQ_REQ", "cpu-freq"),
+    ("DEBUG", "verbose"),
+    ("MEM_PER_GPU", "mem-bind"),  # jobs have no GPU option of the shell
+    ("GRES", "gres"),
+]
+KEPT_VARIABLES = [("MEM_PER_NODE", "qos"), ("MEM_BIND", "mem"), ("QOS", "mem"), ("WAIT_ALL_NODES", "wait")]
+TIMES = [
+    ("90", 90),
+    ("90:00", 90),
+    ("1:30:00", 90),
+    ("1-12", 2160),
+    ("1-12:00", 2160),
+    ("1-12:00:00", 2160),
+    ("2:30", 3),
+    ("0:00:01", 1),
+    ("UNLIMITED", sbatch.UNLIMITED),
+    ("infinite", sbatch.UNLIMITED),
+    ("0", sbatch.UNLIMITED),
+]
+REFUSED_TIMES = ["", "4h", "1:2:3:4", "-5", "1-", "1.5", "1-2:3:4:5"]
+
+
+def test_no_row_is_lost():
+    """A row guards a repair: remove one only together with what it is about."""
+    tables = (NAMES, REFUSED_NAMES, HIDDEN_VARIABLES, KEPT_VARIABLES, TIMES, REFUSED_TIMES, sbatch.EXCLUSIVE)
+    assert [len(table) for table in tables] == [15, 9, 24, 4, 11, 7, 10]
+
+
+@pytest.mark.parametrize(("word", "options"), NAMES)
+def test_options_have_the_names_that_sbatch_takes(word: str, options: dict[str, str]):
+    assert resolve({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}).sbatch == options
+
+
+@pytest.mark.parametrize(("word", "message"), REFUSED_NAMES)
+def test_other_names_are_refused(word: str, message: str):
+    refused(lambda: resolve({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}), message)
+
+
+PAIRS = sorted({pair for group in sbatch.EXCLUSIVE for pair in combinations(group, 2)})
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_options_that_exclude_each_other(first: str, second: str):
+    """The command line's replaces the site's; both in one place are refused."""
+    for site, command in ((first, second), (second, first)):
+        assert sbatch.merge_options({site: "1", "qos": "a"}, {command: "2"}) == {"qos": "a", command: "2"}
+        assert sbatch.merge_options({site: "1"}, {site: "false"}) == {}
+    refused(lambda: sbatch.name_options({first: "1", second: "2"}, "--sbatch"), "exclude each other; give one")
+    assert sbatch.name_options({first: "1", second: "no"}, "--sbatch") == {first: "1", second: "no"}
+
+
+@pytest.mark.parametrize(("variable", "option"), HIDDEN_VARIABLES + KEPT_VARIABLES)
+def test_a_variable_that_an_option_of_the_script_excludes_is_hidden(variable: str, option: str, monkeypatch):
+    monkeypatch.setenv(f"SBATCH_{variable}", "gpu:1" if variable == "GRES" else "1")
+    expected = [f"SBATCH_{variable}"] if (variable, option) in KEPT_VARIABLES else []
+    assert list(sbatch.list_variables([option])) == expected
+
+
+@pytest.mark.parametrize(("text", "minutes"), TIMES)
+def test_times_are_slurms(text: str, minutes: int):
+    assert sbatch.parse_minutes(text) == minutes
+    assert sbatch.parse_minutes(sbatch.format_minutes(minutes)) == minutes
+
+
+@pytest.mark.parametrize("text", REFUSED_TIMES)
+def test_other_times_are_refused(text: str):
+    assert re.match(f"--time {text!r} is not a time; write ", refused(lambda: sbatch.parse_minutes(text)))
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"gres": "gpu:a100:4,scratch:9"}, 8),
+        ({"gres": "gpu:2"}, 4),
+        ({"gres": "gpu"}, 2),
+        ({"gres": "scratch:9"}, 0),
+        ({"gpus": "a100:5"}, 5),
+        ({"gpus-per-task": "1"}, 6),
+        ({"tres-per-task": "cpu=4,gres/gpu:a100=1"}, 6),
+        ({"mem": "9G"}, 0),
+    ],
+)
+def test_gpus_that_only_sbatch_is_asked_for_are_counted(options: dict[str, str], count: int):
+    assert sbatch.count_gpus(options, nodes=2, tasks=3) == count

@@ -1,0 +1,44 @@
+"""What the job of one stage gets, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .options import Options
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a job (`Options.for_stage`).
+
+    Attributes:
+        tasks, gpus: numbers per node.
+        gpu_type: empty if the site asks for none.
+        parallel: stages, or jobs of an array, that run at the same time.
+        sbatch, srun: further options without their dashes; an empty value is a flag.
+        request: what the user asked for, which the record of the job keeps for `resume`.
+    """
+
+    cluster: str
+    nodes: int
+    tasks: int
+    gpus: int
+    gpu_type: str
+    cpus_per_task: int | None
+    partition: str
+    account: str
+    minutes: int
+    max_timeouts: int
+    signal_delay: int
+    parallel: int
+    sbatch: dict[str, str]
+    srun: dict[str, str]
+    python: str
+    setup: tuple[str, ...]
+    request: Options
+
+    def describe_gpus(self) -> str:
+        """Return the GPUs per node as sbatch takes them, ``a100:2``."""
+        return f"{self.gpu_type}:{self.gpus}" if self.gpu_type else str(self.gpus)

@@ -9,6 +9,11 @@ UV := .venv-uv/bin/uv
 # The name depends on LOCKED and EXTRAS, so that changing them sets up again.
 READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
 comma := ,
+empty :=
+# What modules of a site and pip's own settings set: with them, pip would take a package elsewhere for one of .venv's, or
+# install elsewhere. Its indexes and proxies stay.
+unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS
+export PIP_USER := 0
 # Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
 DETECTRON2 ?= https://github.com/facebookresearch/detectron2
 DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
@@ -16,12 +21,21 @@ DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
 DETECTRON2_WHEEL := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pretrain-to-transfer/detectron2-02b5c4e2-pure/detectron2-0.6-py3-none-any.whl
 # Extras of pyproject.toml; with dev,docs,export,loggers, no test is skipped because a package is missing.
 EXTRAS ?= dev,docs
+override EXTRAS := $(subst $(empty) $(empty),,$(EXTRAS))
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
 LOCKED ?=
+LOCKED_EXTRAS := dev,docs,export,loggers
 # The demo's engine: detectron2 or torchvision, each in its own run folder. If empty, the engine that the file names, in runs/demo.
 ENGINE ?=
-# The first of these that runs and is new enough. A version manager may list names that do not run.
-PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
+# The Python of .venv: the one that is named, or the first of these that runs and is new enough. A version manager may list
+# names that do not run.
+SETUP_PYTHON = $(PYTHON)
+PYTHONS := python3.11 python3.12 python3.13 python3
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+# Not empty if there is a .venv whose Python does not run.
+IS_BROKEN := $(shell [ ! -e $(VENV) ] || $(BIN)/python -c '' 2>/dev/null || echo broken)
+# Prints a Python's version and installation, by which two are told apart.
+IDENTIFY := import os, sys; print("Python", sys.version.split()[0], "of", os.path.realpath(sys.base_prefix))
 # One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
 # machine wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -32,7 +46,7 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
 # alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile
 
-.PHONY: help setup detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
+.PHONY: help setup check-python detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -58,20 +72,43 @@ help:
 
 setup: $(READY)
 
-# The stamp is written last, so that an interrupted setup is repeated.
-$(READY): pyproject.toml requirements.lock
-	@for python in $(PYTHONS); do \
-	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
+.FORCE:
+
+# A Python that is named is tried even where .venv exists.
+check-python:
+	@[ -n "$(SETUP_PYTHON)" ] || exit 0; \
+	"$(SETUP_PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
+	    echo "error: PYTHON=$(SETUP_PYTHON) does not run or is older than Python 3.11; name another, or none" >&2; exit 2; }; \
+	python="$$($(BIN)/python -c '$(IDENTIFY)' 2>/dev/null)" || exit 0; \
+	[ "$$python" = "$$("$(SETUP_PYTHON)" -c '$(IDENTIFY)')" ] || { \
+	    echo "error: $(VENV) has $$python, not PYTHON=$(SETUP_PYTHON); run make clean first, or omit PYTHON" >&2; exit 2; }
+
+# The stamp is written last, so that an interrupted setup is repeated. A .venv without pip gets it; one whose Python is gone is
+# created again.
+$(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-python
+	@found="$(SETUP_PYTHON)"; \
+	[ -n "$$found" ] || for python in $(PYTHONS); do \
+	    if "$$python" -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
-	if [ -z "$${found:-}" ]; then \
-	    echo "error: no Python 3.11 or newer was found ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
-	    exit 2; \
+	if [ -z "$$found" ]; then \
+	    echo "error: no Python 3.11 or newer was found ($$(python3 --version 2>&1)); install one, or name it:" \
+	        "make setup PYTHON=/path/to/python3.11" >&2; exit 2; \
 	fi; \
-	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	"$$found" tools/packages.py --names "$(EXTRAS)" || exit 2; \
+	if $(BIN)/python -c '' 2>/dev/null; then \
+	    $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
+	else \
+	    "$$found" -m venv --clear $(VENV); \
+	fi || { \
+	    echo "error: $$found cannot create $(VENV) with pip; install its venv module (Debian and Ubuntu: apt install" \
+	        "python3-venv), or name another Python: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "setting up $(VENV) (a minute or two the first time)"
-	@$(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock)
-	@$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.[$(EXTRAS)]')
-	@$(if $(wildcard $(DETECTRON2_WHEEL)),$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL))
+	@{ $(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock &&) \
+	$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
+	$(if $(wildcard $(DETECTRON2_WHEEL)),$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL) &&) \
+	$(BIN)/python -I tools/packages.py $(if $(LOCKED),$(LOCKED_EXTRAS),$(EXTRAS)); } || { \
+	    echo "error: $(VENV) is incomplete, for the reason above; check the network, the disk and pip's settings" \
+	        "($(BIN)/python -m pip config list), and run make setup again" >&2; exit 2; }
 	@rm -f $(VENV)/.set-up-* && touch $@
 
 detectron2: setup $(DETECTRON2_WHEEL)
@@ -106,6 +143,7 @@ test-all: test
 # No setup: such a machine may have another environment, and no internet. Without a GPU, both run on a simulated one.
 gpu: OUTPUT ?= docs/benchmarks/gpu_new.json
 gpu: GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
+gpu: export PYTHONPATH := $(PYTHONPATH)
 gpu:
 	@status=0; SECONDS=0; limit=240; benchmark="tools/benchmark.py gpu --output $(OUTPUT)"; \
 	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
@@ -122,6 +160,7 @@ $(UV): | setup
 # The lowest or newest version of every dependency that pyproject.toml allows, in its own environment, without Detectron2.
 test-lowest: RESOLUTION := lowest-direct
 test-newest: RESOLUTION := highest
+test-lowest test-newest: SETUP_PYTHON :=
 test-lowest test-newest: test-%: setup $(UV)
 	@$(UV) venv -q --clear --python $(or $(PYTHON),$(BIN)/python) .venv-$*
 	@$(UV) pip install -q --python .venv-$*/bin/python --resolution $(RESOLUTION) -e '.[dev]'
@@ -129,7 +168,7 @@ test-lowest test-newest: test-%: setup $(UV)
 
 # The newest versions, with the hashes of their files, for Python 3.11 on x86-64.
 lock: setup $(UV)
-	@$(UV) pip compile -q --upgrade pyproject.toml --extra dev --extra docs --extra export --extra loggers --generate-hashes \
+	@$(UV) pip compile -q --upgrade pyproject.toml $(patsubst %,--extra %,$(subst $(comma), ,$(LOCKED_EXTRAS))) --generate-hashes \
 	    --python-version 3.11.5 --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url \
 	    --custom-compile-command 'make lock' -o requirements.lock
 

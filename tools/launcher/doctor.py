@@ -5,18 +5,16 @@ import os
 import re
 import shutil
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from tabulate import tabulate
 
 from pretrain.common.errors import first_line
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.data import datasets
-from tools import ROOT
+from tools import ROOT, packages
 
 from .gpus import read_output
 
@@ -52,18 +50,11 @@ def inspect_machine(output: Path, data_root: Path) -> Iterator[Finding]:
 
 
 def _inspect_packages() -> Finding:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    unfit = []
-    for requirement in map(Requirement, project["dependencies"]):
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            version = "none"
-        if version == "none" or not requirement.specifier.contains(version, prereleases=True):
-            unfit.append(f"{requirement} is required, and {version} is installed")
+    requirements = packages.read_requirements([])
+    unfit = packages.find_unfit(requirements)
     if unfit:
         return "packages", "bad", f"{'; '.join(unfit)}; run: {sys.executable} -m pip install -e {ROOT}"
-    return "packages", "ok", f"all {len(project['dependencies'])} are installed in the required versions"
+    return "packages", "ok", f"all {len(requirements)} are installed in the required versions"
 
 
 def _inspect_gpus() -> Iterator[Finding]:

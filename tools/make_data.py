@@ -92,7 +92,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
 
 
 def _write_annotations(folder: Path, content: dict[str, Any]) -> None:
-    (folder / "annotations.json").write_text(json.dumps(content))
+    with_info = {"info": {}, **content}  # which loadRes of pycocotools 2.0.9 and 2.0.10 reads
+    (folder / "annotations.json").write_text(json.dumps(with_info))
     print_counts({"annotations.json": content})
 
 

@@ -241,7 +241,8 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     seconds = time.perf_counter() - started
     if not readable:
         raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
-    content = {"images": readable, "annotations": [], "categories": detector.categories}
+    sections = {"images": readable, "annotations": [], "categories": detector.categories}
+    content = {"info": {}, **sections}  # loadRes of pycocotools 2.0.9 and 2.0.10 reads "info"
     write_json(output_dir / "images.json", content)
     atomic_write(output_dir / "predictions.json", json_text(detections))
     counts = f"{count_noun(len(detections), 'prediction')} on {count_noun(len(readable), 'image')}"

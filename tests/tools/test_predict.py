@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +55,7 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     (skipped,) = (text for text in warnings if text.startswith("skipped: "))
     assert "0.png" in skipped and any("1 file is not read: .heic" in text for text in warnings)
     truth = COCO(str(output / "images.json"))
-    assert len(truth.loadRes(str(output / "predictions.json")).anns) > 20
+    assert len(truth.loadRes(str(output / "predictions.json")).anns) > 20 and truth.dataset["info"] == {}
     ids = {Path(image["file_name"]).stem: image["id"] for image in truth.dataset["images"]}
     evaluated = [{**record, "image_id": ids[str(record["image_id"])]} for record in json.loads((out / run).read_text())]
     assert json.loads((output / "predictions.json").read_text()) == evaluated
@@ -73,6 +76,29 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     figure = Image.open(output / "pictures" / "1.png")
     photo = Image.open(data / "1.png").resize(figure.size)
     assert np.abs(np.asarray(figure, int) - np.asarray(photo, int)).mean() > 3
+
+
+@pytest.mark.slow
+def test_pycocotools_reads_both_files_in_every_supported_version(tmp_path: Path) -> None:
+    """2.0.8 is the lowest that pyproject.toml allows; 2.0.9 and 2.0.10 read a field that others do not."""
+    assert '"pycocotools>=2.0.8"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    work(tmp_path, "torchvision", MODEL__MASK_ON=True, MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.0)
+    output = tmp_path / "predictions"
+    predict.main([str(tmp_path / "data"), "--run", str(tmp_path / "out"), "--output", str(output)])
+    count = len(json.loads((output / "predictions.json").read_text()))
+    code = (
+        "from pycocotools import __file__ as file; from pycocotools.coco import COCO; "
+        "print(file, len(COCO('images.json').loadRes('predictions.json').anns))"
+    )
+    for version in ("2.0.8", "2.0.9", "2.0.10"):
+        folder = tmp_path / version
+        install = [sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--target", folder]
+        subprocess.run([*install, f"pycocotools=={version}"], check=True, timeout=300)
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, cwd=output, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines()[-1] == f"{folder}/pycocotools/__init__.py {count}", done.stderr
+    assert count > 20
 
 
 def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) -> None:

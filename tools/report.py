@@ -21,7 +21,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
-from tools.reporting import cost, paper_tables, seeds
+from tools.reporting import cost, duplicates, paper_tables, seeds
 from tools.reporting.document import Report, render_json, render_markdown
 from tools.reporting.drawing.figures import draw_figures, draw_maps
 from tools.reporting.drawing.page import render_page
@@ -84,6 +84,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             collection.unreadable.append(f"{run_folder.folder / 'results.json'} cannot be shown: {reason}")
+    scores = duplicates.add_clean_scores(scores, collection)
     if not (collection.runs or collection.unreadable or collection.incomplete):
         raise UserError(escape_control(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = build_rows(scores, [Path(os.path.abspath(folder)) for folder in folders])

@@ -13,7 +13,7 @@ from pretrain.data import datasets, view_grid
 from pretrain.data.image_data import ImageData
 from pretrain.data.sources import Files
 from pretrain.data.views import make_center_view
-from transfer.coco.equal_files import find_equal_files
+from transfer.coco.equal_files import digest_files, find_equal_files, read_sizes
 from transfer.coco.names import in_catalog, locate_data_set
 from transfer.coco.reading import read_annotations
 
@@ -35,7 +35,7 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
 
     Returns:
         The content of duplicates.json: ``pairs`` has the test images whose similarity to a training image is at least
-        ``threshold``, the most similar first.
+        ``threshold``, the most similar first. A report finds the runs on these data sets by the digests.
 
     Raises:
         UserError: a data set or the weights are missing, or an image cannot be decoded.
@@ -43,7 +43,9 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
     train = open_data_set(train_name, "train")
     test = open_data_set(test_name, "val")
     train_paths, test_paths = ([data.image_name(n) for n in range(len(data))] for data in (train, test))
-    equal = find_equal_files(train_paths, test_paths)
+    train_sizes = read_sizes(train_paths)
+    test_sizes = read_sizes(test_paths)
+    equal = find_equal_files(train_sizes, test_sizes)
     similarities, nearest = find_nearest_images(train, test, weights)
     pairs = []
     for position in np.argsort(-similarities, kind="stable").tolist():
@@ -55,8 +57,9 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
             pairs.append({"test": path, "train": partner, "similarity": similarity, "equal": is_equal})
     pairs.sort(key=lambda pair: (not pair["equal"], -pair["similarity"]))
     counts = {"train_images": len(train), "test_images": len(test)}
+    digests = {"train_digest": digest_files(train_sizes), "test_digest": digest_files(test_sizes)}
     names = {"train": train_name, "test": test_name, "weights": weights}
-    return {**names, **counts, "threshold": THRESHOLD, "pairs": pairs}
+    return {**names, **counts, **digests, "threshold": THRESHOLD, "pairs": pairs}
 
 
 def open_data_set(name: str, split: str) -> ImageData:

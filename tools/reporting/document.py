@@ -63,8 +63,9 @@ class Report:
 
     @property
     def lists(self) -> dict[str, list[str]]:
-        """Map headings to lines: files that could not be read, and runs that are not complete."""
+        """Map headings to lines: files that could not be read or are not used, and incomplete runs."""
         lists = {"Unreadable files": self.collection.unreadable, "Incomplete runs": self.collection.incomplete}
+        lists["Tables of duplicates that are not used"] = self.collection.unused
         return {title: lines for title, lines in lists.items() if lines}
 
 
@@ -82,6 +83,7 @@ def render_json(report: Report) -> str:
     """Return the scores as JSON, and the lists of unreadable files and incomplete runs."""
     scores = [{**asdict(score), "folder": str(score.folder)} for score in report.scores]
     lists = {"unreadable": report.collection.unreadable, "incomplete": report.collection.incomplete}
+    lists["unused"] = report.collection.unused
     return json_text({"scores": scores, **lists}, indent=2) + "\n"
 
 

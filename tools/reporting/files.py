@@ -30,12 +30,19 @@ class Run:
 
 @dataclass
 class Collection:
-    """Runs, their pipelines and sweeps by folder, and one line for each unreadable file and incomplete pipeline."""
+    """Runs, their pipelines and sweeps by folder, and one line for each unreadable file and incomplete pipeline.
+
+    Attributes:
+        duplicates: tables of test images that are nearly training images; ``unused`` has a line for each that is about
+            no run.
+    """
 
     runs: list[Run] = field(default_factory=list)
     pipelines: dict[Path, Stages] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
+    duplicates: list[Path] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
 
 def find_runs(folders: Sequence[Path]) -> Collection:
@@ -49,9 +56,13 @@ def find_runs(folders: Sequence[Path]) -> Collection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder; pass a run folder or a folder of runs")
-        for path in find_files(Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json"):
+        for path in find_files(
+            Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json", "duplicates.json"
+        ):
             if path.name == "results.json":
                 run_folders[path.parent] = None
+            elif path.name == "duplicates.json":
+                collection.duplicates += [path] * (path not in collection.duplicates)
             elif path.parents[1] not in collection.pipelines:
                 _add_pipeline(path, collection)
     planned = [folder for stages in collection.pipelines.values() for folder in stages if folder in run_folders]

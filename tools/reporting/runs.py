@@ -49,6 +49,27 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Clean:
+    """Metrics without the test images that are nearly training images.
+
+    Attributes:
+        excluded: number of these images.
+        total: number of all test images.
+        compared: data sets of DATASETS.TRAIN with which the test images were compared.
+        not_compared: the others.
+        files: the tables that list the images.
+        metrics: as in `Score`, on the remaining images; empty if no image was excluded, or all were.
+    """
+
+    excluded: int
+    total: int
+    compared: Sequence[str]
+    not_compared: Sequence[str]
+    files: Sequence[str]
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
 class Score:
     """Metrics of a backbone or a detector on one data set, and the protocol with which they were measured.
 
@@ -65,6 +86,8 @@ class Score:
         headline: main points of the protocol: detector, engine, schedule, heads, data.
         evaluated_only: whether the run was started with --eval-only; the detector was trained elsewhere.
         predictions: file of the predictions, relative to the run folder.
+        trained_on: the data sets of DATASETS.TRAIN.
+        clean: metrics without duplicates of training images; None if no table lists them (see `duplicates`).
     """
 
     folder: Path
@@ -78,6 +101,8 @@ class Score:
     headline: tuple[str, ...] = ()
     evaluated_only: bool = False
     predictions: str = ""
+    trained_on: tuple[str, ...] = ()
+    clean: Clean | None = None
 
     @property
     def kind(self) -> str:
@@ -210,6 +235,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
             headline=(*_describe_detector(results), f"{', '.join(results['protocol']['train'])} -> {test}"),
             evaluated_only=results["iteration"] is None,
             predictions=results["predictions"].get(test, ""),
+            trained_on=tuple(results["protocol"]["train"]),
         )
 
 

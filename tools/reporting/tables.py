@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pretrain.common.errors import count_noun
 from transfer.coco.ceiling import describe_ceiling
 
 from .document import Table
 from .paper_tables import Verdict, find_published
-from .runs import TASK_NAMES, Origin, Protocol, Score, describe, list_differences
+from .runs import TASK_NAMES, Clean, Origin, Protocol, Score, describe, list_differences
 
 _METRICS = ("AP", "AP50", "AP75")
 _PROBE_METRICS = {"kNN": ("top1",), "linear": ("top1", "top5")}
@@ -127,17 +128,22 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     more = sorted({name for run in runs for name in run.metrics if name.partition("/")[2].startswith("AP@")})
     columns = [f"{task}/{name}" for task in tasks for name in _METRICS] + more
     head += [f"{TASK_NAMES[task]} {name}" for task, _, name in (column.partition("/") for column in columns)]
+    clean_columns = [f"{task}/AP" for task in tasks if any(run.clean and run.clean.metrics for run in runs)]
+    head += [f"{TASK_NAMES[column.partition('/')[0]]} AP without duplicates" for column in clean_columns]
     lines = []
     for run in runs:
         o = run.origin
         cells = [names[run.folder] + (" (evaluation only)" if run.evaluated_only else "")]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
         cells += [_format_values([run.metrics.get(column)]) for column in columns]
+        clean_metrics = run.clean.metrics if run.clean else {}
+        cells += [_format_values([clean_metrics.get(column)]) for column in clean_columns]
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
     notes += _explain_ceilings(runs, tasks)
+    notes += dict.fromkeys(_describe_clean(run.clean) for run in runs if run.clean)
     notes += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
     return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
@@ -152,6 +158,14 @@ def _explain_ceilings(runs: Sequence[Score], tasks: Sequence[str]) -> list[str]:
             if ceiling["AP_ceiling"] is not None:
                 lines[f"{describe_ceiling(task, ceiling, run.test)}."] = None
     return list(lines)
+
+
+def _describe_clean(clean: Clean) -> str:
+    """Say how many test images are nearly training images, and which were compared."""
+    number = f"{clean.excluded:,} of {count_noun(clean.total, 'test image')} {'is' if clean.excluded == 1 else 'are'}"
+    images = f"{number} nearly equal to images of {', '.join(clean.compared)} ({', '.join(clean.files)})"
+    others = f"; not compared with {', '.join(clean.not_compared)}" if clean.not_compared else ""
+    return f"Duplicates: {images}{others}."
 
 
 def _explain_refusals(verdicts: Iterable[tuple[str, Verdict]]) -> list[str]:

@@ -19,12 +19,12 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import count_noun, shorten_list
-from pretrain.common.files import atomic_write, check_file, sha256
+from pretrain.common.files import atomic_write, check_file, sha256, write_json
 
 from . import catalog
 from .check import SECTIONS, resolve_paths
 from .classes import Classes, category_names, check_classes, read_coco_names
-from .equal_files import find_equal_files
+from .equal_files import digest_files, list_shared_files, read_sizes
 from .keypoints import flip_pairs, keypoint_names, list_named_keypoints
 from .names import Source, find_checked_copy, in_catalog, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records
@@ -36,6 +36,7 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
     "person_keypoints_train2017.json": 238_884_731,
     "person_keypoints_val2017.json": 10_020_657,
 }
+DIGESTS = "datasets/digests.json"  # in OUTPUT_DIR: what `digest_files` returns for each set, or the set's name
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class DataSets(Mapping[str, DataSet]):
         classes = self._check_classes(classes)
         for data_set in self._opened.values():
             _write_copy(data_set, output_dir)
-        self._report_shared_images()
+        self._compare_images(output_dir)
         return list(next(iter(classes.values()), ()))
 
     def read_rest(self, output_dir: str | Path) -> None:
@@ -207,13 +208,14 @@ class DataSets(Mapping[str, DataSet]):
         check_classes(self.cfg, classes, keypoints)
         return classes
 
-    def _report_shared_images(self) -> None:
-        """Log the test images that are training images, by their path or their content, and their number."""
-        images = {name: _list_paths(self._opened[name]) if name in self._opened else {name} for name in self}
-        train = set().union(*(images.get(name, ()) for name in self.cfg.DATASETS.TRAIN))
-        test = set().union(*(images.get(name, ()) for name in self.cfg.DATASETS.TEST))
-        equal = find_equal_files(train - test, test - train)
-        shared = [*sorted(train & test), *(f"{path}, which equals {other}" for path, other in sorted(equal.items()))]
+    def _compare_images(self, output_dir: str | Path) -> None:
+        """Log the test images that are training images; write the digests of the data sets' images."""
+        sizes = {name: _read_sizes(self._opened[name]) if name in self._opened else {name: 0} for name in self}
+        digests = {name: name if name in paths else digest_files(paths) for name, paths in sizes.items()}
+        write_json(Path(output_dir) / DIGESTS, digests)
+        train = {path: size for name in self.cfg.DATASETS.TRAIN for path, size in sizes.get(name, {}).items()}
+        test = {path: size for name in self.cfg.DATASETS.TEST for path, size in sizes.get(name, {}).items()}
+        shared = list_shared_files(train, test)
         if shared:
             what = f"DATASETS.TRAIN and DATASETS.TEST share {len(shared):,} of {len(test):,}: {shorten_list(shared)}"
             log.warning(f"metrics are computed on training images: {what}")
@@ -272,10 +274,11 @@ def _name_entries(source: Source, entries: PackedList) -> DataSet:
     return DataSet(source, categories, entries=entries, evaluator=catalog.find_evaluator(source.name))
 
 
-def _list_paths(data_set: DataSet) -> set[str]:
-    """Return the normalized paths of the images, or the set's name if it has no image folder."""
-    is_known = data_set.images is not None and data_set.source.annotations
-    return {*resolve_paths(data_set.source.images, data_set.file_names)} if is_known else {data_set.name}
+def _read_sizes(data_set: DataSet) -> dict[str, int]:
+    """Return the sizes of the images in bytes by normalized path, or 0 by the set's name if it has no image folder."""
+    if data_set.images is None or not data_set.source.annotations:
+        return {data_set.name: 0}
+    return read_sizes(resolve_paths(data_set.source.images, data_set.file_names))
 
 
 def _write_copy(data_set: DataSet, output_dir: str | Path) -> None:

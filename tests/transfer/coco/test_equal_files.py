@@ -29,11 +29,16 @@ def test_equal_files_are_found_and_only_these(tmp_path: Path) -> None:
     for name, values in files.items():
         (tmp_path / name).write_bytes(values.tobytes())
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    train = [str(tmp_path / name) for name in ("b", "a", "gone")]
-    test = [str(tmp_path / name) for name in ("x", "y", "z", "short", "empty", "link", "gone_too")]
+    train = equal_files.read_sizes(str(tmp_path / name) for name in ("b", "a", "gone"))
+    test = equal_files.read_sizes(
+        str(tmp_path / name) for name in ("x", "y", "z", "short", "empty", "link", "gone_too")
+    )
+    (tmp_path / "removed").write_bytes(content.tobytes())
+    train |= equal_files.read_sizes([str(tmp_path / "removed")])
+    (tmp_path / "removed").unlink()
     expected = {str(tmp_path / name): str(tmp_path / "a") for name in ("x", "link")}
     assert equal_files.find_equal_files(train, test) == expected
-    assert equal_files.find_equal_files(train, []) == {}
+    assert equal_files.find_equal_files(train, {}) == {}
 
 
 def test_only_files_that_may_be_equal_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +50,27 @@ def test_only_files_that_may_be_equal_are_read(tmp_path: Path, monkeypatch: pyte
     for name in ("_read_sample", "sha256"):
         function = getattr(equal_files, name)
 
-        def spy(path: str, name: str = name, function: Any = function) -> object:
+        def spy(*arguments: Any, name: str = name, function: Any = function) -> object:
             calls.append(name)
-            return function(path)
+            return function(*arguments)
 
         monkeypatch.setattr(equal_files, name, spy)
-    paths = [[str(tmp_path / f"{kind}{number}") for number in range(40)] for kind in ("train", "test")]
-    assert equal_files.find_equal_files(*paths) == {} and calls == 2 * ["_read_sample"]
+    sizes = [
+        equal_files.read_sizes(str(tmp_path / f"{kind}{number}") for number in range(40)) for kind in ("train", "test")
+    ]
+    assert equal_files.find_equal_files(*sizes) == {} and calls == 2 * ["_read_sample"]
+
+
+def test_a_digest_is_the_same_in_another_folder_and_another_for_other_files(tmp_path: Path) -> None:
+    def digest(folder: str, **files: int) -> str:
+        for name, size in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(size))
+        return equal_files.digest_files(equal_files.read_sizes(map(str, sorted((tmp_path / folder).iterdir()))))
+
+    assert digest("first", a=3, b=4) == digest("second", b=4, a=3)
+    assert len({digest("first"), digest("third", a=4, b=3), digest("fourth", a=3), digest("fifth", a=3, c=4)}) == 4
 
 
 def test_copies_under_other_names_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -206,9 +206,9 @@ class PreemptionHandler:
             self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
 
     def _give_up(self, reason: str) -> NoReturn:
-        error = UserError(f"{reason}; the checkpoint is written; to continue: {format_resume_command(self._root)}")
-        record_failure(self._folder, 0, error, self._name)
-        raise error
+        end = f"{reason}; the checkpoint is written"
+        record_failure(self._folder, 0, end, self._name)  # as text: no mistake of the user, so resume continues
+        raise UserError(f"{end}; to continue: {format_resume_command(self._root)}")
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name

@@ -55,14 +55,25 @@ def format_resume_command(folder: str) -> str:
     return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
 
 
+def format_original_command(folder: Path) -> str:
+    """Return the command that started the jobs of a run folder, as a user of this working folder types it."""
+    record = read_record(folder / "launch" / "launch.json")
+    command = f"python {record.get('command', '')}"
+    working_folder = record.get("cwd", "")
+    is_here = working_folder in ("", find_working_folder())
+    return command if is_here else f"cd {shlex.quote(working_folder)} && {command}"
+
+
 def record_job(spec: StageSpec, resources: Resources, job: Job) -> None:
     """Add a job to the launch.json of its run folder."""
     path = job.folder / "launch" / "launch.json"
-    jobs = [*read_record(path).get("jobs", []), {**job.to_record(), "code": read_git_state()}]
+    earlier = read_record(path)
+    jobs = [*earlier.get("jobs", []), {**job.to_record(), "code": read_git_state()}]
+    is_resumed = sys.argv[1:2] == ["resume"] and "command" in earlier
     record = {
         "spec": spec.to_json(),
         "options": asdict(resources.request),
-        "command": shlex.join(sys.argv),
+        "command": earlier["command"] if is_resumed else shlex.join(sys.argv),
         "cwd": find_working_folder(),
         "jobs": jobs,
     }

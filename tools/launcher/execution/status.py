@@ -21,7 +21,7 @@ from pretrain.common.run.state import read_outcome
 
 from ..graphs.graph import RECORD, find_record
 from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
-from .records import find_files, find_launch_files, format_resume_command
+from .records import find_files, find_launch_files, format_original_command, format_resume_command
 from .slurm import JobState
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
@@ -53,7 +53,7 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
         lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if _needs_action(entry)]
         if lines[1:] and find_record(folder):
-            lines.append(f"to continue: {format_resume_command(str(folder))}")
+            lines.append(_describe_remedy(folder, stages))
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
         lines += [_explain(entry) for entry in stages if not _needs_action(entry) and _find_reason(entry)]
         print(escape_control("\n".join(lines)))
@@ -172,6 +172,22 @@ def _describe_progress(folder: Path, is_running: bool) -> str:
     if is_running and values.get("eta_seconds") is not None:
         words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
     return "  ".join(words)
+
+
+def _describe_remedy(folder: Path, entries: list[dict[str, Any]]) -> str:
+    """Return the one command that continues: the original one after a failure that ``resume`` would only repeat."""
+    repeated = [entry["folder"] for entry in entries if _fails_again(entry)]
+    if repeated:
+        remedy = "correct that, then run the original command (resume would use the recorded options and config)"
+        return f"to continue: {remedy}: {format_original_command(repeated[0])}"
+    return f"to continue: {format_resume_command(str(folder))}"
+
+
+def _fails_again(entry: dict[str, Any]) -> bool:
+    """Return whether a stage failed because of its options, its config or what they name."""
+    if entry["failure"]:
+        return entry["failure"]["user_error"]
+    return entry["state"] in ("failed", "out_of_memory") and "logs" in entry["job"]
 
 
 def _needs_action(entry: dict[str, Any]) -> bool:

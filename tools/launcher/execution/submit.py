@@ -40,8 +40,7 @@ _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 # LINENO is read in the first line of the trap: bash counts the lines after it.
 _CHECK_SETUP = r"""# ends the job at a line that fails, but not for what fails in a file that a line sources
 trap 'status=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || { line=$(sed -n ${LINENO}p "$0")
-    echo "setup line failed with status $status: $line; fix it in the site file and rerun the original command;" \
-        "resume would reuse the recorded lines" >&2
+    echo "setup line failed with status $status: $line; fix it in the site file" >&2
     exit 1; }' ERR"""
 # The first port from one of this attempt on that nothing listens on; the script runs on the first node, as rank 0 does.
 _PORT = """\

@@ -105,16 +105,39 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     folder = started(tmp_path / "run", {**LOCAL, "logs": str(tmp_path / "run/launch/s")})
     (folder / "launch/s").mkdir()
     (folder / "launch/s/0.out").write_text("a line\n")
+    record = json.loads((folder / "launch/launch.json").read_text())
+    (folder / "launch/launch.json").write_text(json.dumps({**record, "cwd": "/w", "command": "launch.py knn random"}))
     end(folder, "failed", attempt=1)
     write_failure(folder, 0, UserError("the data set holds too few images"), "s")
     assert launch.main(["status", str(folder)]) == 1
     counts, note, remedy, _, row = capsys.readouterr().out.splitlines()
-    assert remedy == f"to continue: python tools/launch.py resume {folder}"
+    assert remedy.startswith("to continue: correct that") and remedy.endswith(": cd /w && python launch.py knn random")
     assert counts == "1 failed"
     assert row.split()[:5] == ["knn", "failed", "local", LOCAL["id"], "2"]
     assert note.startswith(f"failed: {folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
     launch.main(["logs", str(folder.rename(tmp_path / "moved"))])
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (UserError("DEVICE is cuda, but torch sees no CUDA device"), "correct that, then run the original command"),
+        (RuntimeError("nccl has timed out"), "python tools/launch.py resume"),
+        ("it was killed by SIGKILL", "python tools/launch.py resume"),
+        (None, "correct that, then run the original command"),  # such as a line of the site's setup
+    ],
+)
+def test_a_failure_has_one_remedy(
+    tmp_path: Path, programs: Callable, capsys, error: Exception | str | None, remedy: str
+):
+    programs(squeue="echo '77|FAILED|NonZeroExitCode|n'")
+    folder = started(tmp_path / "run", SLURM)
+    if error:
+        write_failure(folder, 0, error, "s")
+    assert launch.main(["status", str(folder)]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "continue" in line or "resume" in line]
+    assert line.startswith(f"to continue: {remedy}")
 
 
 def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(tmp_path: Path, monkeypatch, capsys):

@@ -87,5 +87,5 @@ def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str
         run = train_net.prepare(train_net.parse(command))
         api.run_rank(dataclasses.replace(run, cfg=config.scale_to_world(record_reads(run.cfg), 1)), Job())
     # Checks of the config read keys with a single possible value; test_own_modules.py uses a mapper.
-    honored = {row.name for row in KEYS.values() if "torchvision" not in row.engines}
+    honored = {row.name for row in KEYS.values() if not row.torchvision}
     assert honored - {"MODEL.RESNETS.RES2_OUT_CHANNELS"} - reads == set()

@@ -135,6 +135,7 @@ def prepare(
     preflight.check_engine(cfg, name, eval_only=eval_only)
     cfg = scale_to_world(cfg, world_size)
     if not eval_only:
+        check_training(cfg)  # as scaled
         check_batch_division(cfg, world_size)
     return Run(cfg, name, resume, eval_only, visualize)
 
@@ -158,14 +159,22 @@ def start(run: Run, job: Job, num_processes: int = 1) -> None:
 
 
 def _check_inputs(run: Run) -> DataSets | None:
-    """Check run folder, data and weights on rank 0 only: other ranks may start after it has written to the folder."""
+    """Check run folder, data and weights, and try the config, on rank 0 only.
+
+    Other ranks may start after it has written to the folder.
+    """
     if os.environ.get("RANK", "0") != "0":
         return None
     wandb.check_logger()
     if not run.eval_only:
         preflight.check_output_dir(run.cfg, run.resume)
     reads_weights = not run.resume  # a resumed run does not need them
-    return preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
+    data_sets = preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
+    from .train import load_engine  # imports torch
+    from .trial import try_config
+
+    try_config(load_engine(run.engine), run.cfg, eval_only=run.eval_only)
+    return data_sets
 
 
 def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Loads, overrides, checks and dumps the configs of fine-tuning; `keys` lists the keys."""
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pretrain.common.errors import UserError, count_noun
 
 from .keys import KEYS
 
+log = logging.getLogger(__name__)
 # Effects of the keys that a resumed training may change: also its length and its evaluations.
 SAME_STEPS = SAME_RESULT | {Effect.PROBE, Effect.LENGTH}
 _FIXED_LENGTH = ("PIXEL_MEAN", "PIXEL_STD", "BBOX_REG_WEIGHTS")  # last words of keys: one number per channel or delta
@@ -99,23 +101,16 @@ def list_tasks(cfg: CfgNode) -> list[str]:
     return [task for task in is_on if is_on[task]]
 
 
-def check_supported(cfg: CfgNode) -> None:
-    """Check that the torchvision engine can honor a config.
-
-    Raises:
-        UserError: names every key that it cannot honor, its value and what the engine supports.
-    """
+def list_unsupported(cfg: CfgNode) -> dict[str, str]:
+    """Describe each key that the torchvision engine cannot honor: its value, and what the engine supports."""
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
-    supported = {row.name: row.engines["torchvision"] for row in KEYS.values() if "torchvision" in row.engines}
+    supported = {row.name: row.torchvision for row in KEYS.values() if row.torchvision}
     supported["MODEL.RESNETS.RES2_OUT_CHANNELS"] = (64 if cfg.MODEL.RESNETS.DEPTH in (18, 34) else 256,)
-    wrong = [
-        f"{key} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
+    return {
+        key: f"{key} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
         for key, choices in supported.items()
         if values[key] not in choices
-    ]
-    if wrong:
-        remedy = "set supported values, or use Detectron2 (`make detectron2`, --engine detectron2)"
-        raise UserError(f"the torchvision engine does not support this config: {'; '.join(wrong)}; {remedy}")
+    }
 
 
 def check_multiple(batch: int, divisor: int, reason: str) -> None:
@@ -130,8 +125,8 @@ def check_multiple(batch: int, divisor: int, reason: str) -> None:
 def scale_to_world(cfg: CfgNode, world_size: int) -> CfgNode:
     """Return the config for ``world_size`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE of them.
 
-    As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink. A reference of
-    0 means that the config suits any number.
+    As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink, but to no less
+    than one, and different SOLVER.STEPS stay different. A reference of 0 means that the config suits any number.
 
     Raises:
         UserError: the batch is not a multiple of the reference.
@@ -146,13 +141,25 @@ def scale_to_world(cfg: CfgNode, world_size: int) -> CfgNode:
     scale = world_size / reference
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
     solver.BASE_LR *= scale
-    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
-    for key in ("MAX_ITER", "CHECKPOINT_PERIOD"):
-        solver[key] = max(1, round(solver[key] / scale))
-    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
-    cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
+    lengths = [(solver, key) for key in ("MAX_ITER", "CHECKPOINT_PERIOD", "WARMUP_ITERS")]
+    for section, key in (*lengths, (cfg.TEST, "EVAL_PERIOD")):
+        if section[key] > 0:  # 0 switches it off
+            section[key] = max(1, round(section[key] / scale))
+    steps: list[int] = []
+    for step in solver.STEPS:  # two decays that fall into one iteration are still two
+        steps.append(max(round(step / scale), steps[-1] + 1 if steps else 1))
+    solver.STEPS = tuple(steps)
     solver.REFERENCE_WORLD_SIZE = world_size
     return cfg
+
+
+def select_steps(cfg: CfgNode) -> tuple[int, ...]:
+    """Return the SOLVER.STEPS before the last iteration, since fvcore refuses others; log that those are ignored."""
+    end = cfg.SOLVER.MAX_ITER
+    steps = tuple(step for step in cfg.SOLVER.STEPS if step < end)
+    if len(steps) < len(cfg.SOLVER.STEPS):
+        log.warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
+    return steps
 
 
 def check_ranges(cfg: CfgNode) -> None:
@@ -211,13 +218,17 @@ def check_training(cfg: CfgNode) -> None:
     """Check what only training reads, in a config that has passed `check_ranges`.
 
     Raises:
-        UserError: DATASETS.TRAIN is empty, learning-rate steps are out of order, FROZEN_BN_ITER is set although no
-            norm is frozen, or another key does not suit the detector.
+        UserError: DATASETS.TRAIN is empty, learning rates or their steps are out of order, FROZEN_BN_ITER is set
+            although no norm is frozen, or another key does not suit the detector.
     """
     solver = cfg.SOLVER
     steps = list(solver.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
         raise UserError(f"SOLVER.STEPS is {tuple(steps)}; they must be increasing iteration numbers, each at least 1")
+    end_rate = solver.BASE_LR_END
+    if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and not (solver.BASE_LR > 0 and end_rate <= solver.BASE_LR):
+        problem = f"SOLVER.BASE_LR is {solver.BASE_LR:g}, and SOLVER.BASE_LR_END {end_rate:g}"
+        raise UserError(f"{problem}; WarmupCosineLR needs a BASE_LR above 0 and a BASE_LR_END of at most BASE_LR")
     if solver.BF16 and not solver.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
     task, _, metric = cfg.TEST.BEST.partition("/")

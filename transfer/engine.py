@@ -98,6 +98,14 @@ class Engine(ABC):
     def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
         """Return the model's detections on all images of a batch, with the category id of each label."""
 
+    @abstractmethod
+    def map_example(self, record: Record, *, is_train: bool) -> ModelInput:
+        """Map the record of a made-up image, whose annotations are COCO's, to the model's input."""
+
+    def build_augmented(self, model: Any) -> Any:
+        """Build the detector that the last evaluation also runs, with test-time augmentation; None for no other."""
+        return None
+
     def storage(self, start: int) -> AbstractContextManager[Storage]:
         """Return a context that collects the values and figures that the model and hooks log."""
         return nullcontext(Storage(start))

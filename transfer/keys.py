@@ -21,11 +21,13 @@ def _build_row(name: str, row: Mapping[str, Any]) -> Key:
         limits = Range(*columns.pop("limits"))
     elif "choices" in columns:
         limits = Choice(tuple(columns.pop("choices")))
-    engines = {engine: columns.pop(engine) for engine in ("torchvision", "detectron2") if engine in columns}
-    engines = {engine: (default,) if values == "default" else tuple(values) for engine, values in engines.items()}
+    supported = columns.pop("torchvision", ())
+    torchvision = (default,) if supported == "default" else tuple(supported)
     effect = Effect(columns.pop("effect"))
     is_own = columns.pop("own", False)
-    return Key(name, default, limits, columns.pop("meaning", ""), effect, engines=engines, is_own=is_own, **columns)
+    return Key(
+        name, default, limits, columns.pop("meaning", ""), effect, torchvision=torchvision, is_own=is_own, **columns
+    )
 
 
 KEYS = index_keys(_build_row(*row) for row in load_yaml(Path(__file__).with_name("keys.yaml").read_text()).items())
@@ -35,7 +37,7 @@ def describe_keys() -> list[Key]:
     """List every key for --help-keys; of those without limits, the values that the torchvision engine supports."""
     rows = []
     for row in KEYS.values():
-        supported = row.engines.get("torchvision")
+        supported = row.torchvision
         if supported == (row.default,):
             row = replace(row, meaning=row.meaning or ONLY_DEFAULT)
         elif supported and not row.limits:

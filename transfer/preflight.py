@@ -4,15 +4,13 @@ User modules and Detectron2's catalog are imported only for names that they defi
 """
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config import extensions
-from pretrain.common.config.limits import Choice
-from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, read_stage
@@ -20,8 +18,7 @@ from pretrain.common.run.folder import check_stage_of, read_stage
 from .coco import catalog, names
 from .coco.classes import CLASSES, Classes
 from .coco.data import DataSets
-from .config import check_same_training, check_supported
-from .keys import KEYS
+from .config import check_same_training, list_unsupported
 from .registries import HOOKS, MAPPERS
 from .weights.locate import find_weights
 
@@ -54,24 +51,48 @@ def choose_engine(name: str) -> str:
 
 
 def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
-    """Raise UserError for keys and data sets that ``engine`` does not support."""
+    """Raise UserError for keys and data sets that ``engine`` does not support; see `trial` for Detectron2's own."""
     if engine == "torchvision":
-        check_supported(cfg)
+        check_supported(cfg, eval_only=eval_only)
         names.check_not_in_catalog(data_names(cfg, eval_only))
         return
-    for key, row in KEYS.items():
-        if "detectron2" in row.engines:
-            Choice(row.engines["detectron2"]).check(key, get(cfg, key))
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
     if architecture in ("ProposalNetwork", "SemanticSegmentor", "PanopticFPN"):
         raise UserError(f"MODEL.META_ARCHITECTURE is {architecture}, not a detector; set GeneralizedRCNN or RetinaNet")
     if model.LOAD_PROPOSALS:
         raise UserError("MODEL.LOAD_PROPOSALS is True, but proposal files are not supported; set it False")
-    if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or architecture != "GeneralizedRCNN"):
-        raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN without keypoints; set it False")
-    if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
-        raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
+
+
+def check_supported(cfg: CfgNode, *, eval_only: bool = False) -> None:
+    """Check that the torchvision engine can honor a config.
+
+    Raises:
+        UserError: names every key that it cannot honor, its value and what the engine supports; and Detectron2 if that
+            takes all these values.
+    """
+    unsupported = list_unsupported(cfg)
+    if not unsupported:
+        return
+    remedy = "set supported values"
+    if importlib.util.find_spec("detectron2") is None:
+        remedy += "; Detectron2, which `make detectron2` installs, may support others"
+    elif _detectron2_takes(cfg, unsupported.keys(), eval_only):
+        remedy += ", or use --engine detectron2"
+    raise UserError(f"the torchvision engine does not support this config: {'; '.join(unsupported.values())}; {remedy}")
+
+
+def _detectron2_takes(cfg: CfgNode, keys: Set[str], eval_only: bool) -> bool:
+    """Return whether Detectron2 reads these keys of a config, and refuses none of its values."""
+    from .train import load_engine  # imports torch and Detectron2
+    from .trial import try_config
+
+    try:
+        check_engine(cfg, "detectron2", eval_only=eval_only)
+        extensions.load()
+        return keys <= try_config(load_engine("detectron2"), cfg, eval_only=eval_only)
+    except UserError:
+        return False
 
 
 def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> DataSets:

@@ -26,11 +26,13 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
 
 def test_another_value_of_a_refused_key_is_named(tmp_path):
     good = tiny_coco.config(tmp_path, "coco_2017_val")
-    config.check_supported(good)
-    limited = {row.name: row.engines["torchvision"][0] for row in KEYS.values() if "torchvision" in row.engines}
+    assert config.list_unsupported(good) == {}
+    limited = {row.name: row.torchvision[0] for row in KEYS.values() if row.torchvision}
     assert len(limited) > 100
     for key, supported in limited.items():
-        refused(lambda key=key: config.check_supported(changed(good, key, "nonsense")), key, "nonsense", supported)
+        unsupported = config.list_unsupported(changed(good, key, "nonsense"))
+        assert key in unsupported
+        assert "nonsense" in unsupported[key] and str(supported) in unsupported[key]
 
 
 REFUSALS = [  # a key of each kind of check, its value, and what else the error names
@@ -43,6 +45,8 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("SOLVER.STEPS", "(3, 1)", "increasing"),
     ("DATALOADER.SAMPLER_TRAIN", "Random", "choose one of TrainingSampler, RepeatFactorTrainingSampler"),
     ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
+    ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR SOLVER.BASE_LR 0", "BASE_LR above 0"),
+    ("SOLVER.BASE_LR_END", "0.1 SOLVER.LR_SCHEDULER_NAME WarmupCosineLR", "at most BASE_LR"),
     ("DATASETS.TRAIN", "[]", "empty"),
     ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),
     ("TEST.KEYPOINT_OKS_SIGMAS", "[0.0, 0.0]", "above 0"),
@@ -154,6 +158,10 @@ def test_scaling_to_the_number_of_processes():
     assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)
     assert (scaled.SOLVER.STEPS, scaled.TEST.EVAL_PERIOD) == ((240000, 320000), 40000)
     assert config.scale_to_world(cfg, 8) == cfg
+    short = "SOLVER.REFERENCE_WORLD_SIZE 1 SOLVER.STEPS (3,10,11) SOLVER.MAX_ITER 20 SOLVER.WARMUP_ITERS 3"
+    scaled = config.scale_to_world(config.load_config(tiny_coco.BASE, [*short.split(), "TEST.EVAL_PERIOD", "3"]), 8)
+    assert (scaled.SOLVER.STEPS, scaled.SOLVER.MAX_ITER, scaled.SOLVER.WARMUP_ITERS) == ((1, 2, 3), 2, 1)
+    assert scaled.TEST.EVAL_PERIOD == 1  # 0 would evaluate only at the end
     cfg.defrost()
     cfg.SOLVER.IMS_PER_BATCH = 12
     refused(lambda: config.scale_to_world(cfg, 4), "IMS_PER_BATCH", 12, "8 or 16")

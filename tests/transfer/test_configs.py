@@ -10,7 +10,8 @@ import torch
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import preflight
-from transfer.config import check_supported, load_config
+from transfer.config import load_config
+from transfer.preflight import check_supported
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FPN = sorted(path.name for path in CONFIGS.glob("coco_*FPN_*.yaml"))

@@ -15,9 +15,9 @@ from torch import nn
 
 from pretrain.common import distributed
 from tools.benchmarks.measure import measure_peak_mib, time_rounds
-from transfer.config import check_supported, load_config
+from transfer.config import load_config
 from transfer.engine import Engine
-from transfer.preflight import choose_engine
+from transfer.preflight import check_supported, choose_engine
 from transfer.train import load_engine
 
 ENGINES = ("torchvision", "detectron2")

@@ -29,6 +29,8 @@ from ..coco.names import is_file_name
 from ..registries import MAPPERS
 from ..samplers import Mapper, ModelInput, Record
 
+_EXAMPLE = "example"  # the name of a data set with a made-up image
+
 
 def register(data_set: DataSet, cfg: CfgNode) -> None:
     """Register a data set named by two paths with Detectron2, in place of an earlier run's; it knows all other names.
@@ -63,7 +65,7 @@ def list_entries(data_set: DataSet) -> list[Any]:
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
-            "annotations": [entry for record in annotations if (entry := _convert_annotation(record, labels))],
+            "annotations": [entry for record in annotations if (entry := convert_annotation(record, labels))],
         }
         for image, annotations in data_set.images or ()
     ]
@@ -74,7 +76,7 @@ def _map_labels(data_set: DataSet) -> dict[int, int]:
     return {category["id"]: label for label, category in enumerate(data_set.categories)}
 
 
-def _convert_annotation(record: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
+def convert_annotation(record: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
     """Convert an annotation as Detectron2's `load_coco_json` does; return {} for one whose polygons have no area."""
     entry = {key: record[key] for key in ("iscrowd", "bbox") if key in record}
     mask: Any = record.get("segmentation")
@@ -150,12 +152,28 @@ def load_training_records(cfg: CfgNode, data_sets: Mapping[str, DataSet]) -> tup
         entries = filter_images_with_only_crowd_annotations(entries)
     if cfg.MODEL.KEYPOINT_ON:
         entries = filter_images_with_few_keypoints(entries, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
-    repeat_factors = [1.0] * len(entries)
-    if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
-        repeat_factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
-            entries, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
-        ).tolist()
-    return _pack(entries), repeat_factors
+    return _pack(entries), compute_repeat_factors(cfg, entries)
+
+
+def compute_repeat_factors(cfg: CfgNode, records: Sequence[Record]) -> list[float]:
+    """Return how often each record occurs in a pass on average: with RepeatFactorTrainingSampler, rare ones do more."""
+    if cfg.DATALOADER.SAMPLER_TRAIN != "RepeatFactorTrainingSampler":
+        return [1.0] * len(records)
+    content: Any = records
+    return RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
+        content, cfg.DATALOADER.REPEAT_THRESHOLD, sqrt=cfg.DATALOADER.REPEAT_SQRT
+    ).tolist()
+
+
+def example_config(cfg: CfgNode) -> CfgNode:
+    """Return a config whose training set is a made-up one, with the metadata that the mapper reads."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = (_EXAMPLE,)
+    MetadataCatalog.pop(_EXAMPLE, None)
+    names = [str(number) for number in range(cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS)]
+    MetadataCatalog.get(_EXAMPLE).set(keypoint_names=names, keypoint_flip_map=())
+    return cfg
 
 
 def load_test_records(data_set: DataSet) -> Sequence[Record]:

@@ -27,10 +27,21 @@ from pretrain.common.distributed import AgreedStop, is_main
 
 from ..coco.data import DataSet
 from ..coco.results import Detection, Metrics, format_table
+from ..config import select_steps
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record
 from . import heads
-from .data import adapt_detectron2, build_mapper, load_test_records, load_training_records, read_category_ids, register
+from .data import (
+    adapt_detectron2,
+    build_mapper,
+    compute_repeat_factors,
+    convert_annotation,
+    example_config,
+    load_test_records,
+    load_training_records,
+    read_category_ids,
+    register,
+)
 
 log = logging.getLogger(__name__)
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -85,7 +96,10 @@ class Detectron2Engine(Engine):
         return build_optimizer(self.cfg, model)
 
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-        return partial(_set_rate, build_lr_scheduler(self.cfg, optimizer))
+        cfg = self.cfg.clone()
+        cfg.defrost()
+        cfg.SOLVER.STEPS = select_steps(cfg)
+        return partial(_set_rate, build_lr_scheduler(cfg, optimizer))
 
     def storage(self, start: int) -> Detectron2Storage:
         return Detectron2Storage(start)
@@ -100,6 +114,16 @@ class Detectron2Engine(Engine):
 
     def build_test_mapper(self) -> Mapper:
         return build_mapper(self.cfg, False)
+
+    def map_example(self, record: Record, *, is_train: bool) -> ModelInput:
+        annotations = [convert_annotation(annotation, {0: 0}) for annotation in record["annotations"]]
+        example: Record = {**record, "annotations": annotations}
+        if is_train:
+            compute_repeat_factors(self.cfg, [example])
+        return build_mapper(example_config(self.cfg), is_train)(example, (0, 0))
+
+    def build_augmented(self, model: Any) -> Any:
+        return GeneralizedRCNNWithTTA(self.cfg, model) if self.cfg.TEST.AUG.ENABLED else None
 
     def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
         detections: list[Any] = []
@@ -117,7 +141,7 @@ class Detectron2Engine(Engine):
         augmented_sets = self.cfg.DATASETS.TEST if self.cfg.TEST.AUG.ENABLED else ()
         for name in augmented_sets:
             log.info(f"{name}: with test-time augmentation")
-            augmented = self.evaluate_set(GeneralizedRCNNWithTTA(self.cfg, model), name, keep=False)
+            augmented = self.evaluate_set(self.build_augmented(model), name, keep=False)
             if is_main():
                 completed[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
         return completed

@@ -45,7 +45,7 @@ class Records(Sequence[Record]):
             "image_id": image["id"],
             "height": image["height"],
             "width": image["width"],
-            "annotations": [_convert_annotation(annotation, self._labels[number]) for annotation in annotations],
+            "annotations": [convert_annotation(annotation, self._labels[number]) for annotation in annotations],
         }
 
 
@@ -58,7 +58,7 @@ def load_coco(data_set: DataSet) -> tuple[Records, list[int]]:
     return Records([data_set]), [category["id"] for category in data_set.categories]
 
 
-def _convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
+def convert_annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
     x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
     converted: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),

@@ -12,8 +12,8 @@ from pretrain.common.distributed import AgreedStop
 from ..coco.data import DataSet
 from ..coco.results import Detection
 from ..engine import Engine
-from ..samplers import Mapper, ModelInput
-from .data import Records, load_coco, load_training_records
+from ..samplers import Mapper, ModelInput, Record
+from .data import Records, convert_annotation, load_coco, load_training_records
 from .evaluation import to_coco
 from .layers import FrozenBatchNorm
 from .mapper import build_mapper
@@ -53,6 +53,11 @@ class TorchvisionEngine(Engine):
 
     def build_test_mapper(self) -> Mapper:
         return build_mapper(self.cfg, False)
+
+    def map_example(self, record: Record, *, is_train: bool) -> ModelInput:
+        annotations = [convert_annotation(annotation, {0: 0}) for annotation in record["annotations"]]
+        mapper = build_mapper(self.cfg, is_train, range(self.cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS))
+        return mapper({**record, "annotations": annotations}, (0, 0))
 
     def detect(self, model: Any, batch: list[ModelInput], category_ids: list[int]) -> list[Detection]:
         pairs = zip(model(batch), batch, strict=True)

@@ -32,6 +32,9 @@ class Anchors(AnchorGenerator):
         sizes = list(sizes) * (len(strides) if len(sizes) == 1 else 1)
         aspect_ratios = list(aspect_ratios) * (len(strides) if len(aspect_ratios) == 1 else 1)
         super().__init__(sizes, aspect_ratios)
+        if len(set(self.num_anchors_per_location())) > 1:
+            counts = self.num_anchors_per_location()
+            raise ValueError(f"each level must have the same number of anchors per location, not {counts}")
         self.strides: list[Any] = [(stride, stride) for stride in strides]
 
     def generate_anchors(self, scales: Sequence[float], aspect_ratios: Sequence[float], *_: Any) -> Tensor:

@@ -1,6 +1,5 @@
 """SGD, learning rate and gradient clipping, as Detectron2 reads its SOLVER keys."""
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -18,7 +17,8 @@ from torch import nn
 
 from pretrain.common.sgd import build_fused_sgd
 
-log = logging.getLogger(__name__)
+from ..config import select_steps
+
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -49,9 +49,7 @@ def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
         schedule = CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
     else:
-        steps = [step for step in solver.STEPS if step < end]
-        if len(steps) < len(solver.STEPS):
-            log.warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
+        steps = select_steps(cfg)
         schedule = MultiStepParamScheduler([solver.GAMMA**k for k in range(len(steps) + 1)], end, milestones=steps)
     length = min(solver.WARMUP_ITERS / end, 1.0)
     warmup = LinearParamScheduler(solver.WARMUP_FACTOR * schedule(0.0), schedule(length))

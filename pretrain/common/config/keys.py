@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-# Names that other projects give to the number of processes, as `_squash` returns them.
+# Names that other projects give to the number of processes, as `squash` returns them.
 _PROCESSES = {"gpu", "numgpu", "ngpu", "worldsize", "nproc", "nprocpernode", "numprocesse", "node", "numnode"}
 
 
@@ -57,7 +57,7 @@ class Key:
         stage: the only stage that reads it; empty if several do.
         compared_by: what a resumed run compares instead of the value, such as the digest of the images.
         aliases: what other projects call it, in capitals, without a section, and separated by spaces.
-        engines: engine -> the values it supports; an engine that is not in it supports all.
+        torchvision: the values that the torchvision engine supports; empty if it supports all.
         is_own: whether this project adds the key to those of Detectron2.
     """
 
@@ -71,7 +71,7 @@ class Key:
     stage: str = ""
     compared_by: str = ""
     aliases: str = ""
-    engines: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    torchvision: tuple[Any, ...] = ()
     is_own: bool = False
 
     @property
@@ -176,8 +176,8 @@ def find_similar(name: str, keys: Keys) -> list[Key]:
     Upper and lower case, underscores, dashes and a plural do not matter.
     """
     section, _, leaf = name.rpartition(".")
-    word = _squash(leaf)
-    similar = [row for row in keys.values() if word in map(_squash, (row.leaf, *row.aliases.split()))]
+    word = squash(leaf)
+    similar = [row for row in keys.values() if word in map(squash, (row.leaf, *row.aliases.split()))]
     same_section = [row for row in similar if row.name.rpartition(".")[0].casefold() == section.casefold()]
     return same_section or similar
 
@@ -185,7 +185,7 @@ def find_similar(name: str, keys: Keys) -> list[Key]:
 def suggest_key(name: str, keys: Keys) -> str:
     """Return ``; did you mean 'SOLVER.BASE_LR'?`` for an unknown key; "" if none is similar."""
     similar = find_similar(name, keys)[:3]
-    if not similar and _squash(name.rpartition(".")[2]) in _PROCESSES:
+    if not similar and squash(name.rpartition(".")[2]) in _PROCESSES:
         return "; it is an option, not a key: --gpus or --tasks of tools/launch.py, --num-gpus of transfer/train_net.py"
     if not similar:
         return suggest_name(name, keys)
@@ -193,7 +193,7 @@ def suggest_key(name: str, keys: Keys) -> str:
     return f"; did you mean {' or '.join(repr(row.name) for row in similar)}{meaning}?"
 
 
-def _squash(word: str) -> str:
+def squash(word: str) -> str:
     """Return a word without what does not matter in a comparison: case, underscores, dashes and a plural's s."""
     return word.replace("_", "").replace("-", "").casefold().rstrip("s")
 

@@ -1,0 +1,116 @@
+"""What a library would refuse later is refused before a run, in one line that names the key."""
+
+import logging
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.errors import refused
+from tests.transfer import tiny_coco
+from transfer.train import load_engine
+from transfer.trial import try_config
+
+BOX_LOSS = "BBOX_REG_LOSS_TYPE"
+CROP = "INPUT.CROP.ENABLED True INPUT.CROP"
+CLIP = "SOLVER.CLIP_GRADIENTS.ENABLED True SOLVER.CLIP_GRADIENTS"
+UNEVEN = "[[16,32],[32],[64],[128],[256]]"
+# Config overrides, of which the last key is refused, and what else the refusal names.
+REFUSED = [
+    ("MODEL.META_ARCHITECTURE GeneralisedRCNN", "did you mean 'GeneralizedRCNN'"),
+    ("MODEL.BACKBONE.NAME build_resnet_fpn", "did you mean 'build_resnet_fpn_backbone'"),
+    ("MODEL.PROPOSAL_GENERATOR.NAME RPNN", "did you mean 'RPN'"),
+    ("MODEL.RPN.HEAD_NAME RPNHead", "did you mean 'StandardRPNHead'"),
+    ("MODEL.ROI_HEADS.NAME StandardRoIHeads", "did you mean 'StandardROIHeads'"),
+    ("MODEL.ROI_BOX_HEAD.NAME FastRCNNHead", "did you mean 'FastRCNNConvFCHead'"),
+    ("MODEL.ROI_BOX_HEAD.POOLER_TYPE ROIAlignV3", "did you mean 'ROIAlignV2'"),
+    (f"MODEL.ROI_BOX_HEAD.{BOX_LOSS} giuo", "did you mean 'giou'"),
+    (f"MODEL.RPN.{BOX_LOSS} giuo", "did you mean 'giou'"),
+    ("MODEL.FPN.FUSE_TYPE mean", "choose one of avg, sum"),
+    ("MODEL.RESNETS.NORM syncBN", "did you mean 'SyncBN'"),
+    ("MODEL.RESNETS.DEPTH 77", "choose one of 18, 34, 50, 101, 152"),
+    ("MODEL.RESNETS.RES2_OUT_CHANNELS 256", "= 64 for R18/R34"),  # the default is the wrong value
+    ("MODEL.RPN.IN_FEATURES ['p2','p3','p4','p5','p7']", "input_shape[f]"),
+    ("MODEL.ROI_HEADS.IN_FEATURES ['p2','p4']", "do not form a pyramid"),
+    (f"MODEL.ANCHOR_GENERATOR.SIZES {UNEVEN}", "the same number of anchors"),
+    ("SOLVER.WARMUP_METHOD cosine", "did you mean 'linear'"),
+    ("SOLVER.LR_SCHEDULER_NAME Cosine", "did you mean 'WarmupCosineLR'"),
+    (f"{CLIP}.CLIP_TYPE full_model", "choose one of value, norm"),
+    ("SOLVER.MOMENTUM 0.0 SOLVER.NESTEROV True", "requires a momentum"),
+    (f"{CROP}.TYPE random", "choose one of relative_range"),
+    (f"{CROP}.SIZE [2.0,2.0]", "crop_size=[2.0, 2.0]"),
+    ("INPUT.RANDOM_FLIP horizontl", "its default is 'horizontal'"),
+    ("INPUT.FORMAT RBG", "mode"),
+    ("MODEL.MASK_ON True INPUT.MASK_FORMAT polygn", "did you mean 'polygon'"),
+    ("TEST.AUG.ENABLED True TEST.AUG.MIN_SIZES []", "[400"),
+    ("TEST.AUG.ENABLED True MODEL.KEYPOINT_ON True", "TTA for keypoint is not supported"),
+]
+
+
+def attempt(engine: str, words: str, *, eval_only: bool = False) -> set[str]:
+    values = words.split()
+    keys: Any = dict(zip(values[::2], values[1::2], strict=True))
+    cfg = tiny_coco.config(Path("out"), "coco_2017_val", **keys)
+    return try_config(load_engine(engine), cfg, eval_only=eval_only)
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize(("words", "named"), REFUSED)
+def test_what_detectron2_refuses_is_one_line_that_names_the_key(words: str, named: str) -> None:
+    pytest.importorskip("detectron2")
+    refused(lambda: attempt("detectron2", words), f"{words.split()[-2]} is ", named)
+
+
+@pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)])
+@pytest.mark.parametrize("words", ["", "MODEL.MASK_ON True INPUT.MASK_FORMAT bitmask", "MODEL.KEYPOINT_ON True"])
+def test_detectors_pass_and_leave_no_trace(engine: str, words: str) -> None:
+    """The losses of a run are the same without a trial: it draws no random numbers of the run's."""
+    if engine == "detectron2":
+        pytest.importorskip("detectron2")
+    states = (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]
+    keys = attempt(engine, words)
+    assert (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()) == states  # type: ignore[index]
+    assert logging.root.manager.disable == 0
+    assert {"MODEL.RESNETS.DEPTH", "SOLVER.MOMENTUM", "INPUT.FORMAT"} <= keys
+    assert "SOLVER.MOMENTUM" not in attempt(engine, words, eval_only=True)
+
+
+def test_the_torchvision_engine_refuses_uneven_anchors_alike() -> None:
+    words = f"MODEL.ANCHOR_GENERATOR.SIZES {UNEVEN}"
+    refused(lambda: attempt("torchvision", words), "MODEL.ANCHOR_GENERATOR.SIZES is", "the same number of anchors")
+
+
+@pytest.mark.detectron2
+def test_code_of_a_users_module_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assertion in it may hold in the run, whose images are larger; but names are looked up before it runs."""
+    pytest.importorskip("detectron2")
+    code = """
+        from detectron2.modeling import META_ARCH_REGISTRY, GeneralizedRCNN
+
+        @META_ARCH_REGISTRY.register()
+        class {name}(GeneralizedRCNN):
+            def forward(self, batch):
+                assert batch[0]["image"].shape[-1] > 500, "images are too small"
+        """
+    name = f"Own{tmp_path.name.title().replace('_', '')}"
+    (tmp_path / f"module_of_{name}.py").write_text(code.replace("\n        ", "\n").format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__(f"module_of_{name}")
+    assert attempt("detectron2", f"MODEL.META_ARCHITECTURE {name}") == set()
+    words = f"MODEL.META_ARCHITECTURE {name} MODEL.FPN.NORM batch"
+    refused(lambda: attempt("detectron2", words), "MODEL.FPN.NORM is 'batch'", "choose one of BN")
+    del sys.modules[f"module_of_{name}"]
+
+
+def test_a_bug_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its traceback, which the run shows."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("transfer.torchvision_engine.engine.build_optimizer", fail)
+    assert attempt("torchvision", "") == set()

@@ -153,10 +153,10 @@ def scale_to_world(cfg: CfgNode, world_size: int) -> CfgNode:
     return cfg
 
 
-def select_steps(cfg: CfgNode) -> tuple[int, ...]:
+def select_steps(cfg: CfgNode) -> list[int]:
     """Return the SOLVER.STEPS before the last iteration, since fvcore refuses others; log that those are ignored."""
     end = cfg.SOLVER.MAX_ITER
-    steps = tuple(step for step in cfg.SOLVER.STEPS if step < end)
+    steps = [step for step in cfg.SOLVER.STEPS if step < end]
     if len(steps) < len(cfg.SOLVER.STEPS):
         log.warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
     return steps

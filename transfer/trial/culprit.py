@@ -108,7 +108,7 @@ class Failure:
         for value in self.frames[-1].f_locals.values():
             if isinstance(value, Registry):
                 return sorted(name for name, _ in value)
-            if isinstance(value, enum.EnumType):
+            if isinstance(value, type) and issubclass(value, enum.Enum):
                 return [member.value for member in value]
         return _list_displayed(self.statement) if isinstance(self.error, (AssertionError, KeyError)) else []
 

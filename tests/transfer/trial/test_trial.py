@@ -66,7 +66,9 @@ def test_what_detectron2_refuses_is_one_line_that_names_the_key(words: str, name
 
 
 @pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)])
-@pytest.mark.parametrize("words", ["", "MODEL.MASK_ON True INPUT.MASK_FORMAT bitmask", "MODEL.KEYPOINT_ON True"])
+@pytest.mark.parametrize(
+    "words", ["SOLVER.STEPS [3,4]", "MODEL.MASK_ON True INPUT.MASK_FORMAT bitmask", "MODEL.KEYPOINT_ON True"]
+)
 def test_detectors_pass_and_leave_no_trace(engine: str, words: str) -> None:
     """The losses of a run are the same without a trial: it draws no random numbers of the run's."""
     if engine == "detectron2":

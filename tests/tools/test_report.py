@@ -139,6 +139,14 @@ def test_images_with_more_objects_than_predictions_count_are_explained_once(tmp_
     assert column(text, "a", "box AP@300") == "41.5" and column(text, "a", "mask AP@300") == "40.2"
 
 
+def test_a_test_set_without_annotations_is_explained(tmp_path: Path):
+    sets = {"coco:test-dev.json:images": {"bbox": {"AP": None, "AP50": None}}}
+    (name,) = sets
+    write(tmp_path / "a", detector("DATASETS.TEST", str((name,)), datasets=sets, unscored={name: "nothing is scored"}))
+    text = render([tmp_path / "a"])
+    assert "nothing is scored." in text and column(text, "a", "box AP") == "-"
+
+
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):
     sets = {"coco_2017_val": {"bbox": {"AP": 38.0}}, "other_val": {"bbox": {"AP": 11.0}}}
     write(tmp_path / "a", detector("DATASETS.TEST", str(tuple(sets)), datasets=sets))

@@ -88,6 +88,7 @@ class Score:
         predictions: file of the predictions, relative to the run folder.
         trained_on: the data sets of DATASETS.TRAIN.
         clean: metrics without duplicates of training images; None if no table lists them (see `duplicates`).
+        remarks: what else a reader of the scores needs to know.
     """
 
     folder: Path
@@ -103,6 +104,7 @@ class Score:
     predictions: str = ""
     trained_on: tuple[str, ...] = ()
     clean: Clean | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -236,6 +238,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
             evaluated_only=results["iteration"] is None,
             predictions=results["predictions"].get(test, ""),
             trained_on=tuple(results["protocol"]["train"]),
+            remarks=tuple(text for text in [results.get("unscored", {}).get(test)] if text),
         )
 
 

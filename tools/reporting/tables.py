@@ -144,6 +144,7 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
     notes += _explain_ceilings(runs, tasks)
     notes += dict.fromkeys(_describe_clean(run.clean) for run in runs if run.clean)
+    notes += dict.fromkeys(f"{remark}." for run in runs for remark in run.remarks)
     notes += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
     return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 

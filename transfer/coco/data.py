@@ -150,8 +150,10 @@ class DataSets(Mapping[str, DataSet]):
             else:
                 self._opened[name] = self._open(source)
         classes = self._check_classes(classes)
-        for data_set in self._opened.values():
+        for name, data_set in self._opened.items():
             _write_copy(data_set, output_dir)
+            if name in self.cfg.DATASETS.TEST and data_set.images is not None and not data_set.num_objects:
+                log.info(describe_unscored(name))
         self._compare_images(output_dir)
         return list(next(iter(classes.values()), ()))
 
@@ -190,12 +192,15 @@ class DataSets(Mapping[str, DataSet]):
 
     def _open_file(self, source: Source, *, decode: bool) -> DataSet:
         """Read and check a file in COCO's format; one that is open already, only to decode its images."""
-        opened = self._opened.get(source.name)
+        name = source.name
+        opened = self._opened.get(name)
         if opened and not decode:
             return opened
-        is_trained_on = source.name in self.cfg.DATASETS.TRAIN
+        is_trained_on = name in self.cfg.DATASETS.TRAIN
         content = opened.content if opened else _read_file(source, needs_objects=is_trained_on)
         content, skipped = select_good_records(source, content, self.cfg, decode=decode)
+        if decode and name in self.cfg.DATASETS.TEST:
+            _warn_of_federated(name, content)
         return _pack(source, content, [*(opened.skipped if opened else ()), *skipped])
 
     def _check_classes(self, classes: dict[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -219,6 +224,11 @@ class DataSets(Mapping[str, DataSet]):
         if shared:
             what = f"DATASETS.TRAIN and DATASETS.TEST share {len(shared):,} of {len(test):,}: {shorten_list(shared)}"
             log.warning(f"metrics are computed on training images: {what}")
+
+
+def describe_unscored(name: str) -> str:
+    """Describe what an evaluation does with a data set without objects."""
+    return f"{name} has no objects, or only crowds (iscrowd 1): predictions are written, and nothing is scored"
 
 
 def read_checked(source: Source, output_dir: str | Path) -> DataSet:
@@ -268,6 +278,16 @@ def _pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSe
     )
 
 
+def _warn_of_federated(name: str, content: Mapping[str, Any]) -> None:
+    """Log that COCO's metrics take an image of LVIS for one in which all objects of all categories are annotated."""
+    fields = {"neg_category_ids", "not_exhaustive_category_ids"} & {key for image in content["images"] for key in image}
+    if any(category.get("frequency") in ("r", "c", "f") for category in content["categories"]):
+        fields.add("frequency")
+    if fields:
+        problem = f"{name} has LVIS's {', '.join(sorted(fields))}, but is scored as if all objects were annotated"
+        log.warning(f"{problem}; name it lvis_v1_val (or another lvis_v1_*), which LVIS's metrics score")
+
+
 def _name_entries(source: Source, entries: PackedList) -> DataSet:
     """Make a data set of the entries of Detectron2's catalog, whose metadata have its categories."""
     categories = catalog.list_categories(source.name)
@@ -291,8 +311,6 @@ def _write_copy(data_set: DataSet, output_dir: str | Path) -> None:
     if data_set.skipped:
         count = count_noun(len(data_set.skipped), "bad record")
         log.info(f"{name}: skipped {count}, which {copy} lists: {shorten_list(data_set.skipped)}")
-    if data_set.images is not None and not data_set.num_objects:
-        log.info(f"{name} has no objects, or only crowds (iscrowd 1): nothing can be scored")
     boxes = [(record["image_id"], record["category_id"], *record["bbox"]) for record in content["annotations"]]
     repeated = [f"{box[2:]} of image {box[0]!r}" for box, count in Counter(boxes).items() if count > 1]
     if repeated:

@@ -19,7 +19,7 @@ from pretrain.common.files import atomic_write, json_text, read_json, write_json
 
 from ..config import dump, list_tasks
 from .ceiling import compute_ceiling, describe_ceiling
-from .data import DataSet
+from .data import DataSet, describe_unscored
 from .names import folder_name
 from .visualize import draw
 
@@ -56,7 +56,8 @@ def score(cfg: CfgNode, data_set: DataSet, predictions: Sequence[Detection], *, 
     content = data_set.content
     most = cfg.TEST.DETECTIONS_PER_IMAGE
     metrics = evaluate(content, predictions, list_tasks(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS, most)
-    log.info(f"{name}: {count_noun(len(predictions), 'prediction')}\n{format_table(metrics)}")
+    table = format_table(metrics) if data_set.num_objects else describe_unscored(name)
+    log.info(f"{name}: {count_noun(len(predictions), 'prediction')}\n{table}")
     for task, row in metrics.items():
         if "AP_ceiling" in row:
             log.warning(describe_ceiling(task, row, name), extra={"once": f"{task} ceiling of {name}"})
@@ -106,6 +107,8 @@ def evaluate(
         which so many count, such as AP@300 and AR@300.
     """
     truth = _build_ground_truth(content)
+    if all(record["iscrowd"] for record in truth.dataset["annotations"]):
+        predictions = ()  # every metric is None: test-dev's 20,000 images would be compared with nothing
     results: Metrics = {}
     for task in tasks:
         # Without its box, pycocotools takes a prediction's area, which decides small, medium or large, from its mask.
@@ -196,8 +199,17 @@ def write_results(
         "weights": dict(weights),
         "config": dump(cfg),
     }
+    unscored = {name: describe_unscored(name) for name, tasks in metrics.items() if _is_unscored(tasks)}
+    if unscored:
+        content["unscored"] = unscored
     write_json(output_dir / "results.json", content)
     return content
+
+
+def _is_unscored(metrics: Metrics) -> bool:
+    """Return whether no metric has a value, since the data set has no objects."""
+    values = [value for row in metrics.values() for value in row.values()]
+    return bool(values) and not any(value is not None for value in values)
 
 
 def _describe_heads(cfg: CfgNode) -> str:

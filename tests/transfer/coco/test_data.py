@@ -201,8 +201,18 @@ def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(t
     tiny_coco.check_data_sets(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST])
     logged = caplog.messages
     assert "1 boxes occur more than once" in logged[0] and "of image 2" in logged[0]
-    assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
+    assert test.split(":")[1] in logged[1] and "nothing is scored" in logged[1]
     assert str(tmp_path / "data/1.png") in logged[2] and str(tmp_path / "data/3.png") not in logged[2]
+
+
+@pytest.mark.parametrize(("section", "field"), [("images", "neg_category_ids"), ("categories", "frequency")])
+def test_a_federated_test_set_is_pointed_out(tmp_path: Path, caplog, name: str, section: str, field: str) -> None:
+    good = tiny_coco.write(tmp_path / "good")
+    tiny_coco.edit(name, lambda content: content[section][0].update({field: "f"}))
+    tiny_coco.check_data_sets(tiny_coco.config(tmp_path / "out", name, DATASETS__TEST=(good,)), [name, good])
+    assert "LVIS" not in caplog.text
+    tiny_coco.check_data_sets(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,)), [good, name])
+    assert f"LVIS's {field}" in caplog.text and "lvis_v1_val" in caplog.text
 
 
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:

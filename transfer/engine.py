@@ -16,7 +16,7 @@ from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import StopRequest
 
-from .coco.data import DataSet
+from .coco.records import DataSet
 from .coco.results import Detection, Metrics, draw_saved, score
 from .distributed import log_progress
 from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches

@@ -30,7 +30,7 @@ from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
 from .batch_norm import estimate_frozen_bn, precise_bn
-from .coco.data import DataSet
+from .coco.records import DataSet
 from .coco.results import flatten_metrics, write_results
 from .config import dump
 from .engine import Engine

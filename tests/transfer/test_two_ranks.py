@@ -187,6 +187,8 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     annotations.write_text("{" if rank == 0 else good)
     refused(lambda: tiny_coco.fine_tune(words), "annotations.json")
     annotations.write_text(good)
+    own_disk = tiny_coco.command(Path(), "coco:annotations.json:.", "torchvision")  # rank 1 does not see the copy
+    refused(lambda: tiny_coco.fine_tune(own_disk), "annotations that are read", "differs between ranks")
     if rank == 1:
         annotations.unlink()
     refused(lambda: tiny_coco.fine_tune(words), "rank 1 of 2", "annotations.json", "do all machines see")

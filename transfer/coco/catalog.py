@@ -16,8 +16,6 @@ from typing import Any
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, count_noun, one_line, suggest_name
 
-from .records import PackedList
-
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
 
 
@@ -72,7 +70,7 @@ def check_evaluator(name: str) -> None:
         raise UserError(f"evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})")
 
 
-def read_entries(name: str, *, is_tested: bool) -> PackedList:
+def read_entries(name: str, *, is_tested: bool) -> list[Any]:
     """Read what the catalog has for a data set.
 
     Args:
@@ -96,7 +94,7 @@ def read_entries(name: str, *, is_tested: bool) -> PackedList:
         raise UserError(f"data set {name} has images without annotations of objects (boxes); name another set")
     with _translate_errors(name):
         print_instances_class_histogram(entries, classes)  # which checks the labels
-    return PackedList(entries)
+    return entries
 
 
 def list_categories(name: str) -> list[dict[str, Any]]:

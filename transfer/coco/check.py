@@ -3,7 +3,7 @@
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -115,15 +115,10 @@ class _RecordChecker:
         count = self.path_counts[self.paths[name]]
         if self.rules.strict and count > 1:
             return f"{count} images are the file {name!r}; merge them, or give each its own file"
-        if self.folder is not None:
-            path = os.path.join(self.folder, name)
-            try:
-                actual = self.files[path] or read_image(path).shape[1::-1]
-            except CorruptImage as error:
-                return f"{error}{_explain_missing(path)}"
-            if actual != (width, height):
-                return f"{path} has {actual[0]} x {actual[1]} pixels (after any EXIF rotation), not {width} x {height}"
-        return ""
+        if self.folder is None:
+            return ""
+        path = os.path.join(self.folder, name)
+        return _find_file_problem(path, (width, height), self.files[path])
 
     def _find_category_problem(self, category: dict[str, Any]) -> str:
         names = category.get("keypoints") or []
@@ -152,6 +147,25 @@ class _RecordChecker:
         if self.rules.keypoints and not text:
             text = _find_keypoint_problem(record, self.rules.keypoints)
         return text
+
+
+def find_bad_files(records: Iterable[Mapping[str, Any]], *, decode: bool) -> list[str]:
+    """Describe the image files of records in Detectron2's form that cannot be read, or are of another size."""
+    sizes = {record["file_name"]: (record.get("width"), record.get("height")) for record in records}
+    actual = read_upright_sizes(list(sizes), decode)
+    problems = [_find_file_problem(path, size, actual[path]) for path, size in sizes.items()]
+    return [problem for problem in problems if problem]
+
+
+def _find_file_problem(path: str, size: tuple[Any, Any], actual: tuple[int, int] | None) -> str:
+    """Describe the fault of an image file; ``actual`` is what `read_upright_size` returns for it."""
+    try:
+        width, height = actual or read_image(path).shape[1::-1]
+    except CorruptImage as error:
+        return f"{error}{_explain_missing(path)}"
+    if size not in ((width, height), (None, None)):
+        return f"{path} has {width} x {height} pixels (after any EXIF rotation), not {size[0]} x {size[1]}"
+    return ""
 
 
 def _explain_missing(path: str) -> str:

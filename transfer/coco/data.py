@@ -7,28 +7,26 @@ other ranks and the report read.
 """
 
 import dataclasses
-import itertools
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import count_noun, shorten_list
+from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, sha256, write_json
 
 from . import catalog
-from .check import SECTIONS, resolve_paths
+from .check import find_bad_files, resolve_paths
 from .classes import Classes, category_names, check_classes, read_coco_names
 from .equal_files import digest_files, list_shared_files, read_sizes
-from .keypoints import flip_pairs, keypoint_names, list_named_keypoints
+from .keypoints import list_named_keypoints
 from .names import Source, find_checked_copy, in_catalog, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records
-from .records import PackedList, pack_images
+from .records import DataSet, PackedList, describe_unscored, pack
 
 _RELEASED_BYTES = {  # COCO's own files, which need no check
     "instances_train2017.json": 469_785_474,
@@ -39,55 +37,6 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
 DIGESTS = "datasets/digests.json"  # in OUTPUT_DIR: what `digest_files` returns for each set, or the set's name
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A data set of DATASETS.TRAIN or DATASETS.TEST, whose records are good.
-
-    Attributes:
-        source: its name and its files.
-        categories: COCO's records (id, name, ...) in the order of their ids.
-        images: its images, ordered by id, each as (image, annotations) in COCO's format; None if another evaluator than
-            COCO's reads its files.
-        file_names: the images' paths in the image folder, in the order of their ids.
-        num_objects: number of annotations that are no crowds.
-        entries: the records that Detectron2's catalog has for its name; None for a set that is read here.
-        evaluator: the metrics that are computed: coco, or one of `catalog.OTHER_EVALUATORS`.
-        skipped: descriptions of the bad records that were skipped.
-        fields: what else the annotation file contains.
-    """
-
-    source: Source
-    categories: list[dict[str, Any]]
-    images: PackedList | None = None
-    file_names: list[str] = field(default_factory=list)
-    num_objects: int = 0
-    entries: PackedList | None = None
-    evaluator: str = "coco"
-    skipped: list[str] = field(default_factory=list)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its name in the config."""
-        return self.source.name
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What its file in COCO's format contains, without bad records: a new copy, which may be changed."""
-        images = []
-        annotations = []
-        for image, objects in self.images or ():
-            images.append(image)
-            annotations += objects
-        return {**self.fields, "images": images, "annotations": annotations, "categories": self.categories}
-
-    def find_keypoints(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """Return the names of its keypoints, and the pairs of names that a flip exchanges."""
-        annotations = (record for _, records in self.images or () for record in records if record.get("keypoints"))
-        sample = {"categories": self.categories, "annotations": [*itertools.islice(annotations, 1)]}
-        return keypoint_names(sample), flip_pairs(sample) or []
 
 
 class DataSets(Mapping[str, DataSet]):
@@ -181,14 +130,26 @@ class DataSets(Mapping[str, DataSet]):
         is_tested = name in self.cfg.DATASETS.TEST
         if not in_catalog(name):
             return self._open_file(source, decode=is_tested or source.skip_bad)
-        entries = catalog.read_entries(name, is_tested=is_tested)
+        entries = PackedList(catalog.read_entries(name, is_tested=is_tested))
+        evaluator = catalog.find_evaluator(name)
+        if not self.cfg.INPUT.MAPPER:  # the user's may read something else
+            self._check_files(name, entries, decode=is_tested and evaluator == "coco")
         if source.annotations:
             data_set = self._open_file(source, decode=False)
-        elif is_tested and catalog.find_evaluator(name) == "coco":
-            data_set = _pack(source, catalog.convert(name), [])
+        elif is_tested and evaluator == "coco":
+            data_set = pack(source, catalog.convert(name), [])
         else:
             return _name_entries(source, entries)
         return dataclasses.replace(data_set, entries=entries)
+
+    def _check_files(self, name: str, entries: PackedList, *, decode: bool) -> None:
+        """Raise UserError for image files of a catalog's data set that Detectron2 cannot read."""
+        problems = find_bad_files(entries, decode=decode)
+        if problems:
+            count = count_noun(len(problems), "bad image file")
+            raise UserError(
+                f"data set {name} has {count}: {shorten_list(problems, '; ')}; restore them, or correct their records"
+            )
 
     def _open_file(self, source: Source, *, decode: bool) -> DataSet:
         """Read and check a file in COCO's format; one that is open already, only to decode its images."""
@@ -201,7 +162,7 @@ class DataSets(Mapping[str, DataSet]):
         content, skipped = select_good_records(source, content, self.cfg, decode=decode)
         if decode and name in self.cfg.DATASETS.TEST:
             _warn_of_federated(name, content)
-        return _pack(source, content, [*(opened.skipped if opened else ()), *skipped])
+        return pack(source, content, [*(opened.skipped if opened else ()), *skipped])
 
     def _check_classes(self, classes: dict[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """Check the classes and keypoints of the open sets, and of ``classes``; return all classes by data set."""
@@ -226,11 +187,6 @@ class DataSets(Mapping[str, DataSet]):
             log.warning(f"metrics are computed on training images: {what}")
 
 
-def describe_unscored(name: str) -> str:
-    """Describe what an evaluation does with a data set without objects."""
-    return f"{name} has no objects, or only crowds (iscrowd 1): predictions are written, and nothing is scored"
-
-
 def read_checked(source: Source, output_dir: str | Path) -> DataSet:
     """Read a data set that was checked before: rank 0's copy in OUTPUT_DIR, or a file that needs no copy.
 
@@ -238,10 +194,10 @@ def read_checked(source: Source, output_dir: str | Path) -> DataSet:
         UserError: this machine does not see the copy.
     """
     path = _find_checked_file(source, output_dir)
-    data_set = _pack(source, read_annotations(path, needs_objects=False), []) if path else DataSet(source, [])
+    data_set = pack(source, read_annotations(path, needs_objects=False), []) if path else DataSet(source, [])
     if not in_catalog(source.name):
         return data_set
-    entries = catalog.read_entries(source.name, is_tested=False)
+    entries = PackedList(catalog.read_entries(source.name, is_tested=False))
     return dataclasses.replace(data_set, entries=entries) if path else _name_entries(source, entries)
 
 
@@ -262,20 +218,6 @@ def _is_released(source: Source) -> bool:
 def _read_file(source: Source, *, needs_objects: bool) -> dict[str, Any]:
     assert source.annotations
     return read_annotations(source.annotations, needs_objects=needs_objects)
-
-
-def _pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSet:
-    """Make a data set of the content of an annotation file, whose lists are emptied."""
-    images = sorted(content["images"], key=lambda image: image["id"])
-    return DataSet(
-        source,
-        sorted(content["categories"], key=lambda category: category["id"]),
-        file_names=[image["file_name"] for image in images],
-        num_objects=sum(not record.get("iscrowd") for record in content["annotations"]),
-        skipped=skipped,
-        fields={name: value for name, value in content.items() if name not in SECTIONS},
-        images=pack_images(images, content["annotations"]),
-    )
 
 
 def _warn_of_federated(name: str, content: Mapping[str, Any]) -> None:

@@ -1,11 +1,17 @@
-"""Records of images in one block of bytes: Python objects take several times the memory."""
+"""A data set as an object. Its records are one block of bytes: Python objects take several times the memory."""
 
+import itertools
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from .check import SECTIONS
+from .keypoints import flip_pairs, keypoint_names
+from .names import Source
 
 
 class PackedList(Sequence[Any]):
@@ -27,9 +33,78 @@ class PackedList(Sequence[Any]):
         return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)
 
 
-def pack_images(images: Sequence[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> PackedList:
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of DATASETS.TRAIN or DATASETS.TEST, whose records are good.
+
+    Attributes:
+        source: its name and its files.
+        categories: COCO's records (id, name, ...) in the order of their ids.
+        images: its images, ordered by id, each as (image, annotations) in COCO's format; None if another evaluator than
+            COCO's reads its files.
+        file_names: the images' paths in the image folder, in the order of their ids.
+        num_objects: number of annotations that are no crowds.
+        entries: the records that Detectron2's catalog has for its name; None for a set that is read here.
+        evaluator: the metrics that are computed: coco, or one of `catalog.OTHER_EVALUATORS`.
+        skipped: descriptions of the bad records that were skipped.
+        fields: what else the annotation file contains.
+    """
+
+    source: Source
+    categories: list[dict[str, Any]]
+    images: PackedList | None = None
+    file_names: list[str] = field(default_factory=list)
+    num_objects: int = 0
+    entries: PackedList | None = None
+    evaluator: str = "coco"
+    skipped: list[str] = field(default_factory=list)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in the config."""
+        return self.source.name
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What its file in COCO's format contains, without bad records: a new copy, which may be changed."""
+        images = []
+        annotations = []
+        for image, objects in self.images or ():
+            images.append(image)
+            annotations += objects
+        return {**self.fields, "images": images, "annotations": annotations, "categories": self.categories}
+
+    def find_keypoints(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """Return the names of its keypoints, and the pairs of names that a flip exchanges."""
+        annotations = (record for _, records in self.images or () for record in records if record.get("keypoints"))
+        sample = {"categories": self.categories, "annotations": [*itertools.islice(annotations, 1)]}
+        return keypoint_names(sample), flip_pairs(sample) or []
+
+
+def describe_unscored(name: str) -> str:
+    """Describe what an evaluation does with a data set without objects."""
+    return f"{name} has no objects, or only crowds (iscrowd 1): predictions are written, and nothing is scored"
+
+
+def pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSet:
+    """Make a data set of the content of an annotation file, whose annotations are removed from it."""
+    images = sorted(content["images"], key=lambda image: image["id"])
+    return DataSet(
+        source,
+        sorted(content["categories"], key=lambda category: category["id"]),
+        file_names=[image["file_name"] for image in images],
+        num_objects=sum(not record.get("iscrowd") for record in content["annotations"]),
+        skipped=skipped,
+        fields={name: value for name, value in content.items() if name not in SECTIONS},
+        images=_pack_images(images, content["annotations"]),
+    )
+
+
+def _pack_images(images: Sequence[dict[str, Any]], annotations: list[dict[str, Any]]) -> PackedList:
     """Pack COCO's images, each as (image, its annotations), in their order."""
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
     for annotation in annotations:
         by_image[annotation["image_id"]].append(annotation)
+    annotations.clear()  # what is packed is freed
     return PackedList((image, by_image.pop(image["id"])) for image in images)

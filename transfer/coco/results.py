@@ -19,8 +19,8 @@ from pretrain.common.files import atomic_write, json_text, read_json, write_json
 
 from ..config import dump, list_tasks
 from .ceiling import compute_ceiling, describe_ceiling
-from .data import DataSet, describe_unscored
 from .names import folder_name
+from .records import DataSet, describe_unscored
 from .visualize import draw
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from pycocotools import mask as coco_mask
 from pretrain.common import images
 from pretrain.common.errors import UserError
 
-from ..coco.data import DataSet
 from ..coco.masks import select_outlines
 from ..coco.names import is_file_name
+from ..coco.records import DataSet
 from ..registries import MAPPERS
 from ..samplers import Mapper, ModelInput, Record
 
@@ -84,7 +84,8 @@ def convert_annotation(record: dict[str, Any], labels: dict[int, int]) -> dict[s
         if not isinstance(mask, dict):
             mask = select_outlines(mask)
         elif isinstance(mask["counts"], list):
-            mask = coco_mask.frPyObjects(mask, *mask["size"])
+            uncompressed: Any = mask  # which pycocotools' stubs lack
+            mask = coco_mask.frPyObjects(uncompressed, *mask["size"])
         if not mask:
             return {}
         entry["segmentation"] = mask

@@ -25,7 +25,7 @@ from torch import nn
 
 from pretrain.common.distributed import AgreedStop, is_main
 
-from ..coco.data import DataSet
+from ..coco.records import DataSet
 from ..coco.results import Detection, Metrics, format_table
 from ..config import select_steps
 from ..engine import Engine

@@ -8,9 +8,9 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
-from ..coco.data import DataSet
 from ..coco.keypoints import flip_indices
 from ..coco.masks import select_outlines
+from ..coco.records import DataSet
 from ..samplers import Record
 
 CocoAnnotations = Sequence[Mapping[str, Any]]  # an image's, in COCO's format

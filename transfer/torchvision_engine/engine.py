@@ -9,7 +9,7 @@ from torch import nn
 
 from pretrain.common.distributed import AgreedStop
 
-from ..coco.data import DataSet
+from ..coco.records import DataSet
 from ..coco.results import Detection
 from ..engine import Engine
 from ..samplers import Mapper, ModelInput, Record

@@ -92,6 +92,61 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.detectron2
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("Annotations/0_000001.xml", "<pose>Frontal</pose>", "", ["<pose>"]),
+        ("Annotations/0_000001.xml", "<ymin>", "<ymin>0.", ["whole numbers"]),
+        ("Annotations/0_000001.xml", "</annotation>", "", ["0_000001.xml"]),
+        ("Annotations/0_000001.xml", ">96<", ">97<", ["JPEGImages/0_000001.jpg has 96 x 64", "not 97 x 64"]),
+        ("ImageSets/Main/test.txt", "0_000001\n", "0_000001\n\n", ["test.txt has a line ''"]),
+        ("ImageSets/Main/test.txt", "0_000001\n", "0_000009\n", ["test.txt has a line '0_000009'"]),
+        ("ImageSets/Main/test.txt", "\n0_000002\n0_000003\n0_000004\n0_000005", "", ["1 image", "two"]),
+    ],
+)
+def test_what_the_evaluator_of_voc_cannot_read_is_refused_before_the_training(
+    tmp_path, monkeypatch, file, old, new, words
+):
+    monkeypatch.chdir(tmp_path)
+    write_voc(tmp_path / "datasets")
+    cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
+    data_sets = ["voc_2007_trainval", "voc_2007_test"]
+    assert len(tiny_coco.check_data_sets(cfg, data_sets)) == 20
+    path = Path("datasets/VOC2007", file)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    refused(lambda: tiny_coco.check_data_sets(cfg, data_sets), path.stem, *words)
+    if "<pose>" in old:  # training does not need it
+        cfg.DATASETS.TRAIN = ("voc_2007_test",)
+        cfg.DATASETS.TEST = ()
+        tiny_coco.check_data_sets(cfg, ["voc_2007_test"])
+
+
+@pytest.mark.detectron2
+def test_missing_images_and_packages_of_the_catalog_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_voc(tmp_path / "datasets")
+    Path("datasets/VOC2007/JPEGImages/0_000001.jpg").unlink()
+    cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
+    refused(lambda: tiny_coco.check_data_sets(cfg, ["voc_2007_test"]), "voc_2007_test has 1 bad image", "0_000001.jpg")
+    cfg.DATASETS.TRAIN = ("cityscapes_fine_instance_seg_train",)
+    folder = Path("datasets/cityscapes/leftImg8bit/train")
+    for more in (folder, Path("datasets/cityscapes/gtFine/train")):
+        refused(lambda: tiny_coco.check_data_sets(cfg, cfg.DATASETS.TRAIN), f"no {more}/ of cityscapes", "DATASETS")
+        more.mkdir(parents=True)
+    refused(
+        lambda: tiny_coco.check_data_sets(cfg, cfg.DATASETS.TRAIN), "cannot be read", f"No images found in {folder}"
+    )
+    for part, ending in (("leftImg8bit", ""), *(("gtFine", f"_{kind}") for kind in ("instanceIds", "labelIds"))):
+        path = Path(f"datasets/cityscapes/{part}/train/a/a_0_0_{part}{ending}.png")
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (96, 64)).save(path)
+    Path("datasets/cityscapes/gtFine/train/a/a_0_0_gtFine_polygons.json").write_text("{}")
+    refused(lambda: tiny_coco.check_data_sets(cfg, cfg.DATASETS.TRAIN), "needs a package", "coco:ANNOTATIONS.json")
+
+
+@pytest.mark.detectron2
 def test_rois_keep_their_corners_under_bfloat16() -> None:
     """Above 512 pixels, bfloat16 represents only multiples of 4, so a small box would be pooled somewhere else."""
     from detectron2.layers import ROIAlign

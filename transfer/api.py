@@ -199,7 +199,8 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
         with stage("evaluation" if run.eval_only else "transfer", output_dir, job, check):
             setup_logging(output_dir, rank())
-            data_sets = data_sets or on_every_rank(DataSets, cfg, preflight.data_names(cfg, run.eval_only))
+            names = preflight.data_names(cfg, run.eval_only)
+            data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
             return train.run(run, device, data_sets, job.stop)
 

@@ -19,6 +19,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common.distributed import data_parallel, gather_objects
 from pretrain.common.interrupt import StopRequest
+from pretrain.common.run.state import Job
 from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -29,7 +30,7 @@ from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved
-from transfer import batch_norm, checkpoints, step
+from transfer import api, batch_norm, checkpoints, step, train_net
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
@@ -188,7 +189,8 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     refused(lambda: tiny_coco.fine_tune(words), "annotations.json")
     annotations.write_text(good)
     own_disk = tiny_coco.command(Path(), "coco:annotations.json:.", "torchvision")  # rank 1 does not see the copy
-    refused(lambda: tiny_coco.fine_tune(own_disk), "annotations that are read", "differs between ranks")
+    run = train_net.prepare(train_net.parse(own_disk))
+    refused(lambda: api.start(run, Job()), "annotations that are read", "differs between ranks")
     if rank == 1:
         annotations.unlink()
     refused(lambda: tiny_coco.fine_tune(words), "rank 1 of 2", "annotations.json", "do all machines see")

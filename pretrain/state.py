@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 
 from .common.config import yaml_io
 from .common.distributed import on_every_rank
-from .common.errors import UserError
+from .common.errors import UserError, count_noun
 from .common.run.skipped_steps import SkippedSteps
 from .common.weights import checkpoint
 from .config import output_dir
@@ -93,7 +93,7 @@ class TrainState:
             remedy = "restore the original ones, or choose another OUTPUT_DIR"
             raise UserError(f"{changed} since {output_dir(self.cfg)} was started; {remedy}")
         if earlier_bn_groups != self.objective.encoder.bn_groups:
-            groups = f"{earlier_bn_groups} groups and now over {self.objective.encoder.bn_groups}"
+            groups = f"{count_noun(earlier_bn_groups, 'group')} and now over {self.objective.encoder.bn_groups}"
             why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"
             log.warning(f"BN statistics were computed over {groups} ({why})")
 

@@ -240,7 +240,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
             detections += image_detections
     seconds = time.perf_counter() - started
     if not readable:
-        raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
+        raise UserError(f"none of the {count_noun(len(images), 'image')} can be read; the lines above say why")
     sections = {"images": readable, "annotations": [], "categories": detector.categories}
     content = {"info": {}, **sections}  # loadRes of pycocotools 2.0.9 and 2.0.10 reads "info"
     write_json(output_dir / "images.json", content)

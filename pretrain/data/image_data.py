@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import UserError, shorten_list
+from ..common.errors import UserError, count_noun, shorten_list
 from ..common.image_checks.pixels import describe
 from ..common.images import ReductionChooser
 from .contract import check_image, check_name, check_source, convert_classes, convert_labels
@@ -145,5 +145,7 @@ def open_images(loaded: Any, name: str, split: str) -> ImageData:
     try:
         data.image_name(len(data) - 1)
     except IndexError as error:
-        raise UserError(f"{where} has {len(data)} images, but no name({len(data) - 1}); name all of them") from error
+        raise UserError(
+            f"{where} has {count_noun(len(data), 'image')}, but no name({len(data) - 1}); name all of them"
+        ) from error
     return data

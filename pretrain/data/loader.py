@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..common import distributed, interrupt
-from ..common.errors import UserError
+from ..common.errors import UserError, count_noun
 from ..common.images import CorruptImage
 from ..common.interrupt import StopRequest
 from ..common.run.workers import SignalSafeDataLoader
@@ -127,7 +127,9 @@ class Loader:
                 if self.on_corrupt != "skip":
                     raise
                 replaced[candidate] = str(error)
-        raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
+        raise UserError(
+            f"none of the {count_noun(len(self.data), 'image')} can be read; the first: {self.data.image_name(0)}"
+        )
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:

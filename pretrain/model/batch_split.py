@@ -45,7 +45,7 @@ def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate:
 def check_batch_fits(key: str, batch_size: int, images: int) -> None:
     """Raise UserError if the batch size in ``key`` is larger than the number of images."""
     if batch_size > images:
-        problem = f"{key} is {batch_size}, but the data set has {images} images to learn from"
+        problem = f"{key} is {batch_size}, but the data set has {count_noun(images, 'image')} to learn from"
         raise UserError(f"{problem}; set {key} to at most {images}")
 
 

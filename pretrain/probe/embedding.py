@@ -8,7 +8,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
-from ..common.errors import UserError, figure_text
+from ..common.errors import UserError, count_noun, figure_text
 from ..common.run.state import Job
 from .features import extract, load_frozen
 from .protocol import build_protocol
@@ -38,7 +38,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
         perplexity = min(30.0, (len(unit) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
         results = {"source": source, "images": len(points), "protocol": build_protocol(cfg, data=data)}
-        log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
+        log.info(f"{run.folder / 'embedding.png'}: {count_noun(len(points), 'image')}")
         rows = [[f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True)]
         return run.finish(results, [["x", "y", "label"], *rows], draw(points, labels, classes))
 

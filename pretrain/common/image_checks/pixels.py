@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import UserError
+from ..errors import UserError, count_noun
 from ..images import convert_pil, read_image
 
 FORMS = "a path, a PIL image, an array (H, W, 3) of uint8 RGB, or a tensor (3, H, W)"
@@ -80,7 +80,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Image.Image):
         return f"a PIL image of mode {value.mode}"
     if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
+        return count_noun(len(value), "byte")
     if isinstance(value, type):
         return f"the class {value.__name__}"
     kind = type(value).__name__.replace("ndarray", "array")

@@ -151,7 +151,7 @@ class LocalRun:
         if not self._graph.is_single:
             print(f"{self._name_node(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
         elif job.spec.stage in _NEXT:
-            folder = os.path.relpath(job.spec.folder)
+            folder = shorten_path(job.spec.folder)
             print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
 
     def _fail(self, key: str, text: str, status: int) -> None:

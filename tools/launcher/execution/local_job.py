@@ -52,7 +52,8 @@ class LocalJob:
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
-        environment = _build_environment(resources, gpus)
+        is_share = resources.request.gpus is not None or resources.parallel > 1 or not spec.gpu
+        environment = _build_environment(resources, gpus if gpus or is_share else None)
         size = resources.tasks
         command = [sys.executable, "-u", "-m", "tools.launcher.execution.rank_main", str(self.logs)]
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
@@ -111,15 +112,20 @@ class LocalJob:
             process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
 
 
-def _build_environment(resources: Resources, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment of the ranks, which import this code whatever their working directory is."""
+def _build_environment(resources: Resources, gpus: Sequence[str] | None) -> dict[str, str]:
+    """Return the environment of the ranks, which import this code whatever their working directory is.
+
+    Args:
+        gpus: None to keep the user's CUDA_VISIBLE_DEVICES.
+    """
     values = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-    values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if gpus is not None:
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     processes = resources.parallel * resources.tasks
     if resources.cpus_per_task:
         values["OMP_NUM_THREADS"] = str(resources.cpus_per_task)

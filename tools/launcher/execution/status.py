@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -68,7 +69,10 @@ def find_stage_to_show(folder: Path) -> Path:
     if folder / "launch" / "launch.json" in find_launch_files(folder):
         return folder
     entry = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=_rank_for_logs)
-    print(f"{entry['folder']}: {entry['state']} (all stages: launch.py status {folder})", file=sys.stderr)
+    print(
+        f"{entry['folder']}: {entry['state']} (all stages: launch.py status {shlex.quote(str(folder))})",
+        file=sys.stderr,
+    )
     return entry["folder"]
 
 

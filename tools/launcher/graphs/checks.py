@@ -98,7 +98,9 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
         jobs = len(plan.missing) + 1  # the report
         limit = slurm.read_max_jobs(options.account, options.slurm_cluster)
         if jobs > limit:
-            plan.warnings.append(f"these are {jobs} jobs, but your account may have {limit} in the queue at a time")
+            plan.warnings.append(
+                f"this submits {count_noun(jobs, 'job')}, but your account may have {limit} in the queue at a time"
+            )
     return plan
 
 

@@ -138,8 +138,9 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, programs: Callab
     assert query_states([job_of(tmp_path)])[0].word == "ENDED"
 
 
-@pytest.mark.parametrize(("count", "variable"), [(0, ""), (2, "0")])
-def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str):
+@pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
+def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int, variable: str | None):
+    """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_count_devices", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0

@@ -120,7 +120,7 @@ def test_a_limit_of_jobs_is_named_before_the_submission(
     programs(sacctmgr=f"[ $4 = user=me ] && printf '{limits}\\n'")
     monkeypatch.setenv("USER", "me")
     assert show_graph(chain(tmp_path / "p"), OPTIONS) == 0
-    named = "these are 3 jobs, but your account may have 2 in the queue at a time"
+    named = "this submits 3 jobs, but your account may have 2 in the queue at a time"
     assert (f"# warning: {named}" in capsys.readouterr().out) == is_named
 
 

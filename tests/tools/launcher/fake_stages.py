@@ -74,6 +74,14 @@ def meet(folder: str, other: str) -> None:
     write_json(Path(folder) / "results.json", {name: os.environ.get(name) for name in names})
 
 
+def list_data(folder: str, place: str) -> None:
+    """Write what each rank finds in ``place``, whose variables are expanded here."""
+    found = Path(os.path.expandvars(place))
+    atomic_write(Path(folder) / f"data.{os.environ['RANK']}", " ".join([str(found), *os.listdir(found)]))
+    if os.environ["RANK"] == "0":
+        write_json(Path(folder) / "results.json", {})
+
+
 def hang(folder: str) -> None:
     """Wait for an hour; write the process ids to the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))

@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tools.launcher.execution import jobs as all_jobs
 from tools.launcher.execution import status
 from tools.launcher.graphs.graph import Node, build_graph
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import Options, resolve
 
 pytestmark = pytest.mark.slurm
 
@@ -40,6 +41,28 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     assert f"Comment={comment}" in shown_job
     assert read_record(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(tmp_path.glob("hacked"))
+
+
+def test_data_are_unpacked_on_each_node_and_removed_at_the_end(
+    slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The lines are those of the documentation's example; the one machine of both nodes has one /tmp."""
+    text = (ROOT / "docs/sites/node_local_data.yaml").read_text().replace("/project/data/imagenet.tar", "data.tar")
+    Path("site.yaml").write_text(text.replace("gpus: h100:4", "gpus: 0").replace("{mem: 0}", "{}"))
+    with tarfile.open("data.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("image.png"))
+    Path("bin").mkdir()
+    Path("bin/tar").write_text(f'#!/bin/sh\necho $SLURMD_NODENAME >> {tmp_path}/nodes\nexec /bin/tar "$@"\n')
+    Path("bin/tar").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    monkeypatch.setenv("USER", "someone")
+    options = resolve({"cluster": "slurm", "nodes": 2, "time": "30"}, "site.yaml")
+    slurm_cluster.wait_idle()
+    (job,) = submit_jobs([fake(tmp_path / "run", "list_data", "$NODE_DATA")], options)
+    slurm_cluster.wait_state(job, "COMPLETED")
+    assert sorted(Path("nodes").read_text().split()) == list(NODES)
+    assert [Path(f"run/data.{rank}").read_text() for rank in (0, 1)] == [f"/tmp/someone-{job} image.png"] * 2
+    assert not Path(f"/tmp/someone-{job}").exists()
 
 
 def test_a_failed_stage_ends_its_own_branch_only(

@@ -74,6 +74,12 @@ def _build_parser() -> argparse.ArgumentParser:
     sub = _add_command(commands, "gpu", 0, "speed and memory of both stages on one GPU, within a time limit")
     _add_number(sub, "--seconds", 540, "time limit; rows that do not fit are skipped and listed")
     sub.add_argument("--rows", default="", metavar="TEXT", help="run only rows that contain this text (default: all)")
+    sub.add_argument(
+        "--skip-measured",
+        default="",
+        metavar="FILE",
+        help="copy the measured rows of this earlier output, and measure only the others (default: measure all)",
+    )
     sub.add_argument("--small", action="store_true", help="try the command on tiny models; needs no GPU")
     return parser
 

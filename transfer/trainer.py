@@ -53,7 +53,7 @@ class Trainer:
     def __init__(self, engine: Engine, model: Any, device: torch.device) -> None:
         cfg = engine.cfg
         self.engine, self.cfg, self.model, self.device = engine, cfg, model, device
-        self.precision = _choose_precision(cfg, device)
+        self.precision = choose_precision(cfg, device)
         self.rank = distributed.rank()
         self.world_size = distributed.world_size()
         self.iter = self.start_iter = self.done = 0
@@ -241,7 +241,8 @@ class Trainer:
         content.clear()  # it would stay in memory to the end
 
 
-def _choose_precision(cfg: Any, device: torch.device) -> torch.dtype | None:
+def choose_precision(cfg: Any, device: torch.device) -> torch.dtype | None:
+    """Return the data type of the forward pass; None for float32."""
     if not cfg.SOLVER.AMP.ENABLED:
         return None
     if cfg.SOLVER.BF16:

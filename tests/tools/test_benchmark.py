@@ -70,7 +70,7 @@ def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
 
     cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
     for engine in detection.ENGINES:
-        model, step = detection.build_step(engine, cfg, detection.draw_batch(1, 64, cfg))
+        model, step = detection.build_step(engine, cfg, [detection.draw_batch(1, 64, 48, cfg)])
         before = [parameter.detach().clone() for parameter in model.parameters()]
         step()
         assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))

@@ -4,7 +4,8 @@ import argparse
 import copy
 import functools
 import gc
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from tools.benchmarks.measure import measure_peak_mib, time_rounds
 from transfer.config import load_config
 from transfer.engine import Engine
 from transfer.preflight import check_supported, choose_engine
+from transfer.step import accumulate_losses
 from transfer.train import load_engine
+from transfer.trainer import choose_precision
 
 ENGINES = ("torchvision", "detectron2")
 
@@ -32,8 +35,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     cfg = load_config(args.config_file, args.opts)
     device = distributed.init_process_group()
     cfg.MODEL.DEVICE = device.type
-    batch = draw_batch(args.images, args.side, cfg)
-    built = {name: build_step(name, cfg, batch) for name in ENGINES}
+    batch = draw_batch(args.images, args.side, args.side, cfg)
+    built = {name: build_step(name, cfg, [batch]) for name in ENGINES}
     built["detectron2"][0].load_state_dict(built["torchvision"][0].state_dict())
     steps = {name: step for name, (_, step) in built.items()}
     for step in steps.values():  # fill caches and the momentum of the optimizers before the timed rounds
@@ -51,8 +54,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return numbers
 
 
-def build_step(engine_name: str, cfg: CfgNode, batch: list[dict[str, Any]]) -> tuple[nn.Module, Callable[[], None]]:
-    """Return an engine's model in training mode, and a step that trains it on ``batch``.
+def build_step(
+    engine_name: str, cfg: CfgNode, batches: list[list[dict[str, Any]]]
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Return an engine's model in training mode, and a step that trains it on the next of ``batches``, which repeat.
 
     Raises:
         UserError: the engine is not installed, or does not support a key.
@@ -65,17 +70,20 @@ def build_step(engine_name: str, cfg: CfgNode, batch: list[dict[str, Any]]) -> t
     engine = load_engine(engine_name)(cfg, {})
     torch.manual_seed(0)
     model = engine.build_model(torch.device(cfg.MODEL.DEVICE)).train()
-    images = _convert_to_detectron2(batch) if engine_name == "detectron2" else batch
-    return model, functools.partial(_step, engine, model, engine.build_optimizer(model), images)
+    if engine_name == "detectron2":
+        batches = [_convert_to_detectron2(batch) for batch in batches]
+    precision = choose_precision(cfg, torch.device(cfg.MODEL.DEVICE))
+    cycle = itertools.cycle(batches)
+    return model, functools.partial(_step, engine, model, engine.build_optimizer(model), cycle, precision)
 
 
-def draw_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
+def draw_batch(images: int, height: int, width: int, cfg: Any) -> list[dict[str, Any]]:
     """Draw noise with ten boxes per image, diamonds in them as masks, keypoints inside, and random classes."""
     rng = np.random.default_rng(0)
     batch = []
     for _ in range(images):
-        corner = rng.uniform(0, side / 2, (10, 2))
-        size = rng.uniform(side / 8, side / 2, (10, 2))
+        corner = rng.uniform(0, (width / 2, height / 2), (10, 2))
+        size = rng.uniform((width / 8, height / 8), (width / 2, height / 2), (10, 2))
         x, y = corner.T
         w, h = size.T
         diamonds = np.stack([x, y + h / 2, x + w / 2, y, x + w, y + h / 2, x + w / 2, y + h], 1)
@@ -86,8 +94,8 @@ def draw_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
             "masks": [[polygon] for polygon in diamonds],
             "keypoints": torch.tensor(points, dtype=torch.float32),
         }
-        image = torch.tensor(rng.integers(0, 256, (3, side, side)), dtype=torch.uint8)
-        batch.append({"image": image, "height": side, "width": side, "target": target})
+        image = torch.tensor(rng.integers(0, 256, (3, height, width)), dtype=torch.uint8)
+        batch.append({"image": image, "height": height, "width": width, "target": target})
     return batch
 
 
@@ -104,11 +112,17 @@ def _convert_to_detectron2(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return converted
 
 
-def _step(engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> None:
+def _step(
+    engine: Engine,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[list[dict[str, Any]]],
+    precision: torch.dtype | None,
+) -> None:
     torch.manual_seed(0)
-    with engine.storage(0):  # that Detectron2's model logs to
-        losses = model(batch)
     optimizer.zero_grad()
+    with engine.storage(0):  # that Detectron2's model logs to
+        losses = accumulate_losses(model, next(batches), 1, lambda loss: loss, precision)
     values = torch.stack(list(losses.values()))
     values.sum().backward()
     values.tolist()  # as a training loop reads them

@@ -1,43 +1,26 @@
-"""Measurements of `benchmark.py gpu`: pretraining steps, losses, detection iterations, and views from the loader."""
+"""The rows of `benchmark.py gpu`, in two sizes: for a GPU, and tiny ones that try the command without one."""
 
-import argparse
 import functools
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-import transfer.config
-from pretrain.common import distributed
-from pretrain.common.device import autocast, set_float32_precision
 from pretrain.common.run.folder import count_usable_cores
-from pretrain.config import load_config
-from pretrain.data import datasets
-from pretrain.data.augmentations import AUGMENTATIONS
-from pretrain.data.loader import Batch, Loader
-from pretrain.state import TrainState, build_train_state
-from pretrain.steps import training_step
-from tools import ROOT
-from tools.benchmarks import detection, objectives
-from tools.benchmarks.measure import count_convolution_flops, count_synchronizations, find_peak
-from tools.benchmarks.reading import write_images
-from tools.benchmarks.views import encode_photo
+from tools.benchmarks import detection
+from tools.benchmarks import gpu_measurements as measurements
+from tools.benchmarks.gpu_measurements import Form
 
-_WARM_UP = 3  # steps: cuDNN selects its kernels, the optimizer allocates its momentum
-_COUNTED = 2  # steps under the profiler
-_VIEWS = 6  # JCL's: a query and M' = 5 keys
+CEILINGS = "ceilings"
 _RECIPES = {"JCL": "jcl_R50_IN1k_200ep", "MoCo v2": "mocov2_R50_IN1k_200ep"}
-_FORMS = {  # name -> (precision, which decides about TF32 and about the peak; overrides)
-    "float32": ("float32", ()),
-    "TF32": ("tf32", ()),
-    "bf16, channels_last": ("bf16", ("SOLVER.AMP", "bf16")),
-    "bf16, channels_last, compiled": ("bf16", ("SOLVER.AMP", "bf16", "SOLVER.COMPILE", "True")),
-}
+_BF16 = Form("bf16, channels_last", "bf16", ("SOLVER.AMP", "bf16"))
+_COMPILED = Form("bf16, channels_last, compiled", "bf16", ("SOLVER.AMP", "bf16", "SOLVER.COMPILE", "True"))
+_TF32 = Form("TF32", "tf32")
+_FLOAT32 = Form("float32", "float32")
+_FP16 = Form("fp16 with its scaler, channels_last", "fp16", ("SOLVER.AMP", "fp16"))
+_CONTIGUOUS = Form("bf16, contiguous", "bf16", ("SOLVER.AMP", "bf16"), torch.contiguous_format)
+_TF32_CHANNELS_LAST = Form("TF32, channels_last", "tf32", (), torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -47,25 +30,33 @@ class Sizes:
     Attributes:
         images: images per step of each method, those of one of the recipe's 8 GPUs.
         large_images: images per step of a larger batch, with the recipe's 8 BN groups.
+        memory_images: images per step of the rows about memory, with 8 BN groups.
         overrides: config overrides of pretraining.
         detector: config overrides of the detector.
-        side: pixels per side of the detector's images.
+        image_sizes: height and width of the detector's images, one batch after the other.
         detector_images: images per iteration.
         losses: sizes of the losses, as `benchmark.py objectives` takes them.
         dense_queries: queries of the losses with a query per location.
+        workers: numbers of loader workers; one core is left for the process that trains.
         files: JPEGs that the loader reads.
+        product_side: rows and columns of the matrices of the ceilings.
+        copy_mib: size of their copies.
         seconds: time of the measured steps of a row.
     """
 
     images: dict[str, int]
     large_images: int
+    memory_images: tuple[int, ...]
     overrides: tuple[str, ...]
     detector: tuple[str, ...]
-    side: int
+    image_sizes: tuple[tuple[int, int], ...]
     detector_images: int
     losses: dict[str, int]
     dense_queries: int
+    workers: tuple[int, ...]
     files: int
+    product_side: int
+    copy_mib: int
     seconds: float
 
 
@@ -81,166 +72,88 @@ class Measurement:
 FULL = Sizes(
     images={"JCL": 64, "MoCo v2": 32},
     large_images=256,
+    memory_images=(32, 64, 128, 256, 512),
     overrides=(),
     detector=(),
-    side=928,  # as many pixels as 800 x 1,067
+    image_sizes=((800, 1067), (896, 672)),
     detector_images=4,
     losses={"queries": 64, "keys": 5, "dims": 128, "negatives": 65536, "anchors": 1024, "rounds": 15},
     dense_queries=1568,  # 49 locations of 32 images
-    files=2048,
+    workers=(4, 8, 15),
+    files=1024,
+    product_side=8192,
+    copy_mib=512,
     seconds=5.0,
 )
 SMALL = Sizes(
     images={"JCL": 2, "MoCo v2": 2},
     large_images=16,
+    memory_images=(16,),
     overrides=("MODEL.ARCH", "resnet18", "VIEWS.IMAGE_SIZE", "32", "MODEL.QUEUE_SIZE", "64"),
     detector=(
         *("MODEL.RESNETS.DEPTH", "18", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64", "MODEL.FPN.OUT_CHANNELS", "32"),
         *("MODEL.ROI_BOX_HEAD.FC_DIM", "64", "MODEL.ROI_MASK_HEAD.CONV_DIM", "32"),
     ),
-    side=64,
+    image_sizes=((64, 64), (64, 96)),
     detector_images=1,
     losses={"queries": 3, "keys": 2, "dims": 4, "negatives": 9, "anchors": 6, "rounds": 1},
     dense_queries=6,
+    workers=(1,),
     files=16,
+    product_side=32,
+    copy_mib=1,
     seconds=0.0,
 )
 
 
 def list_rows(sizes: Sizes) -> list[Measurement]:
-    """List all rows, the most valuable first."""
-    bf16, compiled = list(_FORMS)[2:]
+    """List all rows, the most wanted first."""
     jcl, moco = _RECIPES
     dense = {**sizes.losses, "queries": sizes.dense_queries}
+    ceilings = functools.partial(measurements.measure_ceilings, sizes.product_side, sizes.copy_mib)
+    workers = [count for count in sizes.workers if count < max(2, count_usable_cores())]
     return [
-        *(_plan_pretraining(method, form, sizes, 25) for form in (bf16, "TF32") for method in (jcl, moco)),
-        Measurement("losses", 20, functools.partial(_measure_losses, sizes.losses)),
-        *(_plan_detection(engine, "TF32", sizes) for engine in detection.ENGINES),
-        *(_plan_pretraining(method, "float32", sizes, 25) for method in (jcl, moco)),
-        Measurement("six views from the loader", 20, functools.partial(_measure_loading, sizes)),
-        *(_plan_pretraining(method, bf16, sizes, 30, is_large=True) for method in (jcl, moco)),
+        *(_plan_pretraining(method, _BF16, sizes, 25) for method in (jcl, moco)),
+        Measurement(CEILINGS, 10, ceilings),
         *(_plan_detection(engine, "bf16", sizes) for engine in detection.ENGINES),
-        *(_plan_pretraining(method, compiled, sizes, 110) for method in (jcl, moco)),
-        Measurement("losses, a query per location", 20, functools.partial(_measure_losses, dense)),
+        _plan_pretraining(moco, _COMPILED, sizes, 110),
+        *(_plan_loading(views, count, sizes) for views in (2, 6) for count in reversed(workers)),
+        *(_plan_pretraining(method, _TF32, sizes, 25) for method in (jcl, moco)),
+        *(_plan_detection(engine, "TF32", sizes) for engine in detection.ENGINES),
+        Measurement("losses", 20, functools.partial(measurements.measure_losses, sizes.losses)),
+        _plan_pretraining(jcl, _COMPILED, sizes, 110),
+        *(_plan_pretraining(method, _BF16, sizes, 30, is_large=True) for method in (jcl, moco)),
+        *(_plan_pretraining(moco, form, sizes, 25) for form in (_FP16, _CONTIGUOUS, _TF32_CHANNELS_LAST)),
+        *(_plan_memory(method, sizes) for method in (jcl, moco)),
+        *(_plan_pretraining(method, _FLOAT32, sizes, 25) for method in (jcl, moco)),
+        Measurement("losses, a query per location", 20, functools.partial(measurements.measure_losses, dense)),
     ]
 
 
-def _plan_pretraining(method: str, form: str, sizes: Sizes, seconds: float, is_large: bool = False) -> Measurement:
+def _plan_pretraining(method: str, form: Form, sizes: Sizes, seconds: float, is_large: bool = False) -> Measurement:
     images = sizes.large_images if is_large else sizes.images[method]
     groups = "8" if is_large else "1"
-    precision, overrides = _FORMS[form]
     words = ("SOLVER.IMS_PER_BATCH", str(images), "MODEL.BN_GROUPS", groups, *sizes.overrides)
-    measure = functools.partial(_measure_pretraining, _RECIPES[method], precision, words, overrides, sizes.seconds)
-    return Measurement(f"{method}, {images} images, {form}", seconds, measure)
+    measure = functools.partial(measurements.measure_pretraining, _RECIPES[method], form, words, sizes.seconds)
+    return Measurement(f"{method}, {images} images, {form.name}", seconds, measure)
+
+
+def _plan_memory(method: str, sizes: Sizes) -> Measurement:
+    words = ("MODEL.BN_GROUPS", "8", *sizes.overrides)
+    measure = functools.partial(
+        measurements.measure_memory, _RECIPES[method], _BF16, words, batch_sizes=sizes.memory_images
+    )
+    return Measurement(f"{method}, memory over images, {_BF16.name}", 30, measure)
 
 
 def _plan_detection(engine: str, precision: str, sizes: Sizes) -> Measurement:
     name = f"Mask R-CNN FPN, {engine}, {sizes.detector_images} images, {precision}"
-    return Measurement(name, 25, functools.partial(_measure_detection, engine, precision.lower(), sizes))
+    arguments = (sizes.detector, sizes.detector_images, sizes.image_sizes, sizes.seconds)
+    return Measurement(
+        name, 25, functools.partial(measurements.measure_detection, engine, precision.lower(), *arguments)
+    )
 
 
-def _measure_pretraining(
-    recipe: str, precision: str, words: tuple[str, ...], overrides: tuple[str, ...], seconds: float
-) -> dict[str, Any]:
-    set_float32_precision("highest" if precision == "float32" else "high")
-    flops = _count_flops(recipe, words)
-    step, images = _build_pretraining_step(recipe, (*words, *overrides))
-    result = _measure_steps(step, images, seconds)
-    peak = find_peak(torch.cuda.get_device_name(), precision) if torch.cuda.is_available() else None
-    fraction = flops / (result["milliseconds"] / 1e3) / peak if peak else None
-    return {**result, "convolution_tflop": flops / 1e12, "convolution_share": fraction}
-
-
-@functools.cache
-def _count_flops(recipe: str, words: tuple[str, ...]) -> int:
-    """Return the floating-point operations of a step's convolutions, counted in plain float32 and never compiled."""
-    return count_convolution_flops(_build_pretraining_step(recipe, words)[0])
-
-
-def _build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callable[[], object], int]:
-    """Return a step that trains on views in the host's memory, and the number of its images."""
-    cfg = load_config(ROOT / f"configs/pretrain/{recipe}.yaml", list(words))
-    device = distributed.init_process_group()
-    size = cfg.VIEWS.IMAGE_SIZE
-    images = cfg.SOLVER.IMS_PER_BATCH
-    shape = (1 + cfg.METHOD.NUM_KEYS, images, size, size, 3)  # as the loader makes them: channels side by side
-    views_VnCHW = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 1, 4, 2, 3)
-    if device.type == "cuda":
-        views_VnCHW = views_VnCHW.pin_memory()
-    index_n = torch.arange(images)
-    batch = Batch(views_VnCHW, index_n, index_n, {})
-    state = build_train_state(cfg, device, 1000)
-    return functools.partial(_train_step, state, batch, device), images
-
-
-def _train_step(state: TrainState, batch: Batch, device: torch.device) -> Tensor:
-    """Copy the views and train on them, as pretrain/train.py does."""
-    views_VnCHW = batch.views_VnCHW.to(device, non_blocking=True).contiguous()
-    return training_step(state, batch._replace(views_VnCHW=views_VnCHW), 0)[0]
-
-
-def _measure_detection(engine: str, precision: str, sizes: Sizes) -> dict[str, Any]:
-    set_float32_precision("high")
-    device = distributed.init_process_group().type
-    words = ["MODEL.DEVICE", device, *sizes.detector]
-    cfg = transfer.config.load_config(ROOT / "configs/coco_mask_R50_FPN_1x.yaml", words)
-    _, step = detection.build_step(engine, cfg, detection.draw_batch(sizes.detector_images, sizes.side, cfg))
-    with autocast("bf16" if precision == "bf16" else "none", device):
-        return _measure_steps(step, sizes.detector_images, sizes.seconds)
-
-
-def _measure_losses(losses: dict[str, int]) -> dict[str, Any]:
-    set_float32_precision("highest")  # the forms must agree
-    return objectives.run(argparse.Namespace(**losses))
-
-
-def _measure_loading(sizes: Sizes) -> dict[str, Any]:
-    """Measure JCL's views of photographs of 500 x 375 pixels, from files to the device, with up to 16 workers."""
-    device = distributed.init_process_group()
-    workers = min(16, count_usable_cores())
-    batch_size = min(64, sizes.files // 4)
-    with tempfile.TemporaryDirectory() as folder:
-        write_images(Path(folder), encode_photo(), sizes.files)
-        data = datasets.load(f"folder:{folder}/images", "train")
-        options = {"batch_size": batch_size, "num_workers": workers, "pin_memory": device.type == "cuda"}
-        loader = Loader(data, [AUGMENTATIONS["moco_v2"]] * _VIEWS, 224, seed=0, **options)
-        batches = loader.batches(0, len(loader))
-        next(batches)  # the workers have started
-        start = time.perf_counter()
-        for _, batch in batches:
-            batch.views_VnCHW.to(device, non_blocking=True)
-            _synchronize()
-        duration = (time.perf_counter() - start) / (len(loader) - 1)
-    rate = batch_size / duration
-    return {"images_per_second": rate, "milliseconds": 1e3 * duration, "workers": workers}
-
-
-def _measure_steps(step: Callable[[], object], images: int, seconds: float) -> dict[str, Any]:
-    """Return images/s, peak MiB of the whole process and synchronizations of a step that trains on ``images``."""
-    for _ in range(_WARM_UP):
-        step()
-    _synchronize()
-    is_cuda = torch.cuda.is_available()
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    steps = 0
-    while steps < _COUNTED or time.perf_counter() - start < seconds:
-        for _ in range(_COUNTED):  # without a synchronization between them, as in training
-            step()
-        _synchronize()
-        steps += _COUNTED
-    duration = (time.perf_counter() - start) / steps
-    return {
-        "images_per_second": images / duration,
-        "milliseconds": 1e3 * duration,
-        "steps": steps,
-        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None,
-        "reserved_mib": torch.cuda.max_memory_reserved() / 2**20 if is_cuda else None,
-        "synchronizations": count_synchronizations(step, _COUNTED) if is_cuda else None,
-    }
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _plan_loading(views: int, workers: int, sizes: Sizes) -> Measurement:
+    name = f"{views} views from the loader, {workers} {'workers' if workers > 1 else 'worker'}"
+    return Measurement(name, 10, functools.partial(measurements.measure_loading, views, workers, sizes.files))

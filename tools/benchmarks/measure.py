@@ -13,24 +13,26 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler, which
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 _MIB = 2**20
 _CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # those that wait for the device
 _SPAN = "counted steps"
-# Dense TFLOP/s by name of the device (float32 without tensor cores, TF32, bfloat16), from NVIDIA's data sheets.
+# Dense TFLOP/s by name of the device (float32 without tensor cores, TF32, bfloat16, float16), from NVIDIA's sheets.
 # fmt: off
 PEAKS = {
-    "V100-SXM2": (15.7, None, None),
-    "A100": (19.5, 156.0, 312.0),
-    "L4": (30.3, 60.0, 121.0),
-    "L40S": (91.6, 183.0, 362.0),
-    "H100 PCIe": (51.0, 378.0, 756.0),
-    "H100 80GB HBM3": (67.0, 494.7, 989.4),
-    "H200": (67.0, 494.7, 989.4),
+    "V100-SXM2": (15.7, None, None, 125.0),
+    "A100": (19.5, 156.0, 312.0, 312.0),
+    "L4": (30.3, 60.0, 121.0, 121.0),
+    "L40S": (91.6, 183.0, 362.0, 362.0),
+    "H100 PCIe": (51.0, 378.0, 756.0, 756.0),
+    "H100 80GB HBM3": (67.0, 494.7, 989.4, 989.4),
+    "H200": (67.0, 494.7, 989.4, 989.4),
 }
 # fmt: on
-PRECISIONS = ("float32", "tf32", "bf16")
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 
 
 def time_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -78,12 +80,31 @@ def find_peak(device_name: str, precision: str) -> float | None:
     return peak and 1e12 * peak
 
 
-def count_convolution_flops(step: Callable[[], object]) -> int:
-    """Return floating-point operations of all convolutions in a step, forward and backward; 2 per multiply-add."""
-    with FlopCounterMode(display=False) as counter:
+class _MovedBytes(TorchDispatchMode):
+    """Counts the bytes of the inputs and outputs of all operations while active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name():
+            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
+            self.total += sum(x.numel() * x.element_size() for x in tensors)
+        return result
+
+
+def count_work(step: Callable[[], object]) -> tuple[int, int]:
+    """Count the work of a step, forward and backward.
+
+    Returns:
+        Floating-point operations of all convolutions, 2 per multiply-add, and the bytes that all operations move.
+    """
+    with FlopCounterMode(display=False) as counter, _MovedBytes() as moved:
         step()
-    counts = counter.get_flop_counts()["Global"]
-    return sum(count for operation, count in counts.items() if "convolution" in str(operation))
+    counts = counter.get_flop_counts().get("Global", {})
+    return sum(count for operation, count in counts.items() if "convolution" in str(operation)), moved.total
 
 
 def count_synchronizations(step: Callable[[], object], steps: int) -> dict[str, float]:

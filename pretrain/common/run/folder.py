@@ -96,9 +96,12 @@ def _find_version(name: str) -> str:
 
 
 def read_git_state() -> str:
-    """Return the commit of the running code, and whether the code was edited since."""
+    """Return the commit of the running code, and whether the code was edited since.
+
+    A copy without .git, such as the launcher's for a queued job, has it in a file: GIT_STATE.
+    """
     root = Path(__file__).resolve().parents[3]
-    if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
+    if (root / "GIT_STATE").is_file() and not (root / ".git").exists():
         return (root / "GIT_STATE").read_text().strip()
     options: Any = {"cwd": root, "capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}
     try:

@@ -1,6 +1,7 @@
 """environment.txt records where a run was started, and where it was resumed."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -71,3 +72,7 @@ def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path, monkeypatch
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain/new.py").touch()
     assert read_git_state().endswith(" with uncommitted changes")
+    (tmp_path / "GIT_STATE").write_text("a copy's\n")
+    assert read_git_state().endswith(" with uncommitted changes")  # a file that was left here is not believed
+    shutil.rmtree(tmp_path / ".git")
+    assert read_git_state() == "a copy's"

@@ -170,11 +170,15 @@ def _check_inputs(run: Run) -> DataSets | None:
         preflight.check_output_dir(run.cfg, run.resume)
     reads_weights = not run.resume  # a resumed run does not need them
     data_sets = preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
-    from .train import load_engine  # imports torch
-    from .trial import try_config
-
-    try_config(load_engine(run.engine), run.cfg, eval_only=run.eval_only)
+    try_config(run)
     return data_sets
+
+
+def try_config(run: Run) -> None:
+    """Raise UserError if a library that the engine uses refuses the config; see `trial`. This imports torch."""
+    from . import train, trial
+
+    trial.try_config(train.load_engine(run.engine), run.cfg, eval_only=run.eval_only)
 
 
 def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str, Any]:
@@ -202,7 +206,8 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
             names = preflight.data_names(cfg, run.eval_only)
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
-            return train.run(run, device, data_sets, job.stop)
+            with extensions.mark_errors():
+                return train.run(run, device, data_sets, job.stop)
 
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.common.distributed import mean_
-from pretrain.common.errors import count_noun
+from pretrain.common.errors import UserError, count_noun, one_line
 
 from .distributed import log_progress
 from .samplers import ModelInput, derive_seed
@@ -28,6 +28,22 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def explain_single_values() -> Iterator[None]:
+    """Raise UserError if a batch norm has a single value per channel to normalize, which torch refuses.
+
+    The last feature map of an image of up to 32 pixels is a single pixel.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        problem = f"a batch norm has one value per channel ({one_line(error)})"
+        remedy = "raise SOLVER.IMS_PER_BATCH or INPUT.MIN_SIZE_TRAIN, or lower SOLVER.ACCUMULATE"
+        raise UserError(f"{problem}; {remedy}") from error
 
 
 def precise_bn(trainer: Trainer, iteration: int) -> None:

@@ -100,6 +100,9 @@ class MappedRecords(Dataset):
             return self.mapper(self.records[index], (self.seed, position))
         except UserError as error:
             return error
+        except Exception as error:
+            error.add_note(f"while mapping {self.image_name(item)}")
+            raise
 
 
 @dataclass(frozen=True)

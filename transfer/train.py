@@ -29,7 +29,7 @@ from pretrain.common.weights.file import compute_tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
-from .batch_norm import estimate_frozen_bn, precise_bn
+from .batch_norm import estimate_frozen_bn, explain_single_values, precise_bn
 from .coco.records import DataSet
 from .coco.results import flatten_metrics, write_results
 from .config import dump
@@ -38,6 +38,7 @@ from .samplers import ModelInput
 from .scores import keep_best
 from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
+from .trial import try_batch
 from .weights.load import Weights, check_same_weights, check_weights_fit, load_weights, read_weights
 from .weights.locate import find_weights
 
@@ -85,24 +86,29 @@ def run(
     log.info(describe(device))
     path, checkpoint = _load_checkpoint(run)
     cfg.SEED = _choose_seed(cfg.SEED, checkpoint.get("seed"))
+    engine = load_engine(run.engine)(cfg, data_sets, AgreedStop(request or StopRequest(), device))
+    data = None if run.eval_only else engine.load_training_data()
+    start = checkpoint.get("iteration", -1) + 1
+    if data and start < cfg.SOLVER.MAX_ITER:
+        on_every_rank(try_batch, data, cfg.SEED, start)
     weights, weights_record = _read_weights(run, path, checkpoint)
     if distributed.is_main():
         atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not run.eval_only
-    engine = load_engine(run.engine)(cfg, data_sets, AgreedStop(request or StopRequest(), device))
     model = build_model(engine, device, weights, require_heads=run.eval_only or bool(checkpoint))
-    _check_same_start(model, checkpoint.get("iteration", -1) + 1)
+    _check_same_start(model, start)
     write = partial(write_results, cfg, engine=run.engine, weights=weights_record)
-    if run.eval_only:
+    if data is None:
         metrics = engine.complete_evaluation(model, engine.evaluate(model), run.visualize)
         return on_first_rank(write, metrics, iteration=None)
-    trainer = Trainer(engine, model, device)
+    trainer = Trainer(engine, model, data, device)
     if checkpoint:
         trainer.restore(checkpoint)
-    elif cfg.SOLVER.FROZEN_BN_ITER:
-        estimate_frozen_bn(trainer, cfg.SOLVER.FROZEN_BN_ITER)
-    return train(trainer, run.visualize, write)
+    with explain_single_values():
+        if cfg.SOLVER.FROZEN_BN_ITER and not checkpoint:
+            estimate_frozen_bn(trainer, cfg.SOLVER.FROZEN_BN_ITER)
+        return train(trainer, run.visualize, write)
 
 
 def train(trainer: Trainer, visualize: int, write: Write) -> Results:

@@ -26,6 +26,7 @@ from .batch_norm import pool_batch_norm
 from .config import dump
 from .engine import Engine, Storage
 from .registries import HOOKS
+from .samplers import TrainingData
 from .scores import Scores
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Trainer:
     storage: Storage
     progress: Progress
 
-    def __init__(self, engine: Engine, model: Any, device: torch.device) -> None:
+    def __init__(self, engine: Engine, model: Any, data: TrainingData, device: torch.device) -> None:
         cfg = engine.cfg
         self.engine, self.cfg, self.model, self.device = engine, cfg, model, device
         self.precision = choose_precision(cfg, device)
@@ -61,7 +62,7 @@ class Trainer:
         self.pending = ""
         self.scores = Scores()
         self._saved: tuple[str, dict[str, Any]] | None = None  # the newest checkpoint's entries of these two
-        self.data = engine.load_training_data()
+        self.data = data
         self.optimizer = engine.build_optimizer(model)
         self.schedule = engine.build_schedule(self.optimizer)
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=self.precision == torch.float16)

@@ -59,6 +59,13 @@ class Failure:
         return textwrap.dedent("".join(lines)).strip()
 
     @property
+    def reason(self) -> str:
+        """The message or, if that says nothing, the statement; shortened."""
+        is_text = re.search(r"[^\W\d]{2}.* ", self.message)
+        text = self.message if is_text else " ".join(self.statement.split())
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+    @property
     def is_explicable(self) -> bool:
         """Whether a value can be the reason, rather than a lack of memory, disk or GPU, or a bug here or in a module.
 
@@ -176,15 +183,12 @@ def _describe(key: str, value: Any, failure: Failure) -> str:
         has_registry = "registry" in failure.message
         hint = ", or --import the module that registers it" if has_registry else ""
         return f"{problem}; choose one of {', '.join(map(str, known))}{hint}{suggest_name(str(value), map(str, known))}"
-    is_text = re.search(r"[^\W\d]{2}.* ", failure.message)
-    reason = failure.message if is_text else " ".join(failure.statement.split())
-    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
     remedy = ""
     if isinstance(value, str) and failure.quotes(key, value):
         remedy = suggest_name(value, failure.list_compared())
     default = copy_value(KEYS[key].default)
     remedy = remedy or ("; set another value" if copy_value(value) == default else f"; its default is {default!r}")
-    return f"{problem}, which is refused: {reason} ({failure.place}){remedy}"
+    return f"{problem}, which is refused: {failure.reason} ({failure.place}){remedy}"
 
 
 def _package(frame: FrameType) -> str:

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +78,21 @@ def load() -> None:
         if extension.endswith(".py") and not os.path.samefile(extension, str(module.__file__)):
             problem = f"--import {extension}: Python's module {name} is already {module.__file__} in this process"
             raise UserError(f"{problem}; rename one of the files")
+
+
+@contextlib.contextmanager
+def mark_errors() -> Iterator[None]:
+    """Add a note to an exception, other than a user's mistake, that an extension raises or passes on in this block."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+        own = [path for path in sources() if str(path) in passed or f'"{path}"' in str(error)]  # that of a worker
+        if own:
+            error.add_note(f"--import names {', '.join(map(str, own))}, where this occurred")
+        raise
 
 
 def sources() -> list[Path]:

@@ -1,7 +1,9 @@
 """What a library would refuse later is refused before a run, in one line that names the key."""
 
+import json
 import logging
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.common.config import extensions
+from pretrain.common.run.state import Job
 from tests.errors import refused
 from tests.transfer import tiny_coco
+from transfer import MAPPERS, api, train_net
 from transfer.train import load_engine
-from transfer.trial import try_config
+from transfer.trial import culprit, try_config
+
+ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 
 BOX_LOSS = "BBOX_REG_LOSS_TYPE"
 CROP = "INPUT.CROP.ENABLED True INPUT.CROP"
@@ -65,7 +72,7 @@ def test_what_detectron2_refuses_is_one_line_that_names_the_key(words: str, name
     refused(lambda: attempt("detectron2", words), f"{words.split()[-2]} is ", named)
 
 
-@pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "words", ["SOLVER.STEPS [3,4]", "MODEL.MASK_ON True INPUT.MASK_FORMAT bitmask", "MODEL.KEYPOINT_ON True"]
 )
@@ -116,3 +123,54 @@ def test_a_bug_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("transfer.torchvision_engine.engine.build_optimizer", fail)
     assert attempt("torchvision", "") == set()
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["total_loss"] for line in (folder / "out" / "metrics.json").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_losses_are_those_of_a_run_without_a_trial(engine: str, tmp_path: Path, tiny_resnet18: Any) -> None:
+    losses_of = {}
+    for start in (api.run_rank, api.start):
+        name = tiny_coco.write(tmp_path / start.__name__ / "data")
+        command = tiny_coco.command(tmp_path / start.__name__, name, engine)
+        start(train_net.prepare(train_net.parse(command)), Job())
+        losses_of[start] = losses(tmp_path / start.__name__)
+    assert losses_of[api.run_rank] == losses_of[api.start] != []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_value_per_channel_is_explained(engine: str, tmp_path: Path, tiny_resnet18: Any) -> None:
+    """The last feature map of an image of 32 pixels has one."""
+    keys: dict[str, Any] = {"SOLVER__IMS_PER_BATCH": 1, "INPUT__MIN_SIZE_TRAIN": [24], "INPUT__MAX_SIZE_TRAIN": 32}
+    name = tiny_coco.write(tmp_path / "data")
+    remedy = ("SOLVER.IMS_PER_BATCH", "INPUT.MIN_SIZE_TRAIN")
+    refused(lambda: tiny_coco.train(tmp_path, name, engine, **keys, MODEL__RESNETS__NORM="BN"), *remedy)
+    frozen = {"MODEL__RESNETS__NORM": "FrozenBN", "MODEL__FPN__NORM": "", "SOLVER__FROZEN_BN_ITER": 1}
+    refused(lambda: tiny_coco.train(tmp_path, name, engine, **keys, **frozen), *remedy)
+
+
+@pytest.mark.detectron2
+def test_an_error_in_a_users_mapper_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised before the weights are read, with the image; one in Detectron2's code is one line."""
+    pytest.importorskip("detectron2")
+    module = tmp_path / f"mapper_of_{tmp_path.name}.py"
+    module.write_text("def build(cfg, is_train):\n    return lambda record: record['caption']\n")
+    monkeypatch.setenv(extensions.VARIABLE, str(module))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("transfer.train._read_weights", None)
+    extensions.load()
+    monkeypatch.setitem(MAPPERS, "own", sys.modules[module.stem].build)
+    name = tiny_coco.write(tmp_path / "data")
+    with pytest.raises(KeyError, match="caption") as raised:
+        tiny_coco.train(tmp_path, name, "detectron2", INPUT__MAPPER="own")
+    assert re.fullmatch(rf"while mapping {tmp_path}/data/\d.png", raised.value.__notes__[0])
+    assert str(module) in raised.value.__notes__[1]
+
+    def flip(*_: Any, **__: Any) -> None:
+        raise AssertionError("no such flip")
+
+    monkeypatch.setattr("detectron2.data.detection_utils.transform_instance_annotations", flip)
+    monkeypatch.setattr("transfer.trial.culprit._MODULES", {*culprit._MODULES, "tests"})
+    refused(lambda: tiny_coco.train(tmp_path, name, "detectron2"), "no such flip", f"{tmp_path}/data/")

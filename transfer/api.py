@@ -192,6 +192,7 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
     from pretrain.common.run.stage import process_group, stage
 
     from . import train
+    from .coco.results import check_expected_results
     from .distributed import join
 
     with process_group(join, run.cfg.MODEL.DEVICE) as device:
@@ -207,7 +208,9 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
             with extensions.mark_errors():
-                return train.run(run, device, data_sets, job.stop)
+                results = train.run(run, device, data_sets, job.stop)
+            on_first_rank(check_expected_results, cfg, results["metrics"])
+            return results
 
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:

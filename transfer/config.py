@@ -169,6 +169,7 @@ def check_ranges(cfg: CfgNode) -> None:
         UserError: a key is out of its range or has a list of another form, or there is not one sigma per keypoint.
     """
     _check_lists(cfg)
+    _check_expected_results(cfg)
     is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
     # Others have another number of channels, or rotated boxes.
     has_standard_inputs = not cfg.INPUT.MAPPER and cfg.INPUT.FORMAT != "L" and not is_rotated
@@ -231,11 +232,7 @@ def check_training(cfg: CfgNode) -> None:
         raise UserError(f"{problem}; WarmupCosineLR needs a BASE_LR above 0 and a BASE_LR_END of at most BASE_LR")
     if solver.BF16 and not solver.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
-    task, _, metric = cfg.TEST.BEST.partition("/")
-    tasks = list_tasks(cfg)
-    if cfg.TEST.BEST and (task not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", metric)):
-        known = ", ".join(f"{task}/AP" for task in tasks)
-        raise UserError(f"TEST.BEST is {cfg.TEST.BEST!r}; choose a metric of this detector ({known}, bbox/AP50, ...)")
+    _check_best(cfg)
     norm = cfg.MODEL.RESNETS.NORM
     has_frozen_norms = norm == "FrozenBN" or (cfg.MODEL.BACKBONE.FREEZE_AT > 0 and "BN" in norm)
     if solver.FROZEN_BN_ITER and not has_frozen_norms:
@@ -249,6 +246,34 @@ def check_training(cfg: CfgNode) -> None:
     if not sizes or (is_range and len(sizes) != 2):
         remedy = "INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values" if is_range else "give at least one size"
         raise UserError(f"INPUT.MIN_SIZE_TRAIN is {sizes}; {remedy}")
+
+
+def _check_best(cfg: CfgNode) -> None:
+    """Raise UserError unless TEST.BEST is a metric of the detector, and evaluated where TEST.PATIENCE needs it."""
+    task, _, metric = cfg.TEST.BEST.partition("/")
+    tasks = list_tasks(cfg)
+    if cfg.TEST.BEST and (task not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", metric)):
+        known = ", ".join(f"{task}/AP" for task in tasks)
+        raise UserError(f"TEST.BEST is {cfg.TEST.BEST!r}; choose a metric of this detector ({known}, bbox/AP50, ...)")
+    is_set = {"TEST.BEST": bool(metric), "TEST.EVAL_PERIOD": cfg.TEST.EVAL_PERIOD > 0}
+    is_set["DATASETS.TEST"] = bool(cfg.DATASETS.TEST)
+    missing = " and ".join(key for key in is_set if not is_set[key])
+    if cfg.TEST.PATIENCE and missing:
+        problem = f"TEST.PATIENCE is {cfg.TEST.PATIENCE}, but not {missing}, so there are no scores to wait for"
+        raise UserError(f"{problem}; set TEST.BEST (bbox/AP), TEST.EVAL_PERIOD and DATASETS.TEST, or TEST.PATIENCE 0")
+
+
+def _check_expected_results(cfg: CfgNode) -> None:
+    """Raise UserError unless each item of TEST.EXPECTED_RESULTS is [task, metric, value, tolerance]."""
+    tasks = list_tasks(cfg)
+    for item in cfg.TEST.EXPECTED_RESULTS:
+        is_list = isinstance(item, (list, tuple)) and len(item) == 4
+        is_number = is_list and all(type(number) in (int, float) for number in item[2:]) and item[3] >= 0
+        if not is_number or str(item[0]).removesuffix("_TTA") not in tasks or not isinstance(item[1], str):
+            form = (
+                f"a list of a task ({', '.join(tasks)}), metric, value and tolerance, such as ['bbox', 'AP', 38.5, 0.2]"
+            )
+            raise UserError(f"TEST.EXPECTED_RESULTS contains {item!r}; it must be {form}")
 
 
 def check_batch_division(cfg: CfgNode, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The scores that TEST.BEST names, and the best of them."""
+"""The scores that TEST.BEST names: the best of them is kept, and TEST.PATIENCE ends a run without a gain."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.distributed import on_first_rank
+from pretrain.common.errors import count_noun
 from pretrain.common.files import read_json, write_json
 
 from . import checkpoints
@@ -61,6 +62,11 @@ class Scores:
         scores = [(done, value) for done, value in self.values.items() if value is not None]
         return max(scores, key=lambda score: score[1]) if scores else None
 
+    def count_without_gain(self) -> int:
+        """Return the number of evaluations since the best one."""
+        done_at_best = self.best[0] if self.best else 0
+        return sum(done > done_at_best for done in self.values)
+
 
 def keep_best(trainer: Trainer, results: Mapping[str, Metrics]) -> None:
     """Add an evaluation's score of TEST.BEST, if this is set, and keep the model if it is the best so far.
@@ -80,6 +86,35 @@ def keep_best(trainer: Trainer, results: Mapping[str, Metrics]) -> None:
     best = trainer.scores.best
     if best and best[0] == trainer.done:
         on_first_rank(_write_best, trainer, *best)
+
+
+def end_without_gain(trainer: Trainer) -> bool:
+    """End a run whose last TEST.PATIENCE evaluations had no gain in TEST.BEST; return whether this ends it."""
+    cfg = trainer.cfg
+    scores = trainer.scores
+    is_current = bool(cfg.DATASETS.TEST) and (scores.metric, scores.data) == (cfg.TEST.BEST, cfg.DATASETS.TEST[0])
+    if not is_current or not 0 < cfg.TEST.PATIENCE <= scores.count_without_gain() or trainer.is_over:
+        return False
+    trainer.max_iter = trainer.done
+    log.info(f"training ended early {describe_early_end(trainer)}; raise TEST.PATIENCE and resume to go on")
+    steps = cfg.SOLVER.STEPS if cfg.SOLVER.LR_SCHEDULER_NAME == "WarmupMultiStepLR" else ()
+    missed = [str(step) for step in steps if trainer.done <= step < cfg.SOLVER.MAX_ITER]
+    if missed:
+        problem = f"the learning rate would have fallen at iteration {' and '.join(missed)}, which often brings a gain"
+        log.warning(f"{problem}; raise TEST.PATIENCE, or lower SOLVER.STEPS")
+    return True
+
+
+def describe_early_end(trainer: Trainer) -> str:
+    """Return when and why TEST.PATIENCE ended the run; empty if it did not."""
+    cfg = trainer.cfg
+    if trainer.max_iter == cfg.SOLVER.MAX_ITER:
+        return ""
+    best = trainer.scores.best
+    since = f"since {best[1]:.2f} after {count_noun(best[0], 'iteration')}" if best else "because none had a score"
+    evaluations = count_noun(trainer.scores.count_without_gain(), "evaluation")
+    when = f"after {trainer.done} of {count_noun(cfg.SOLVER.MAX_ITER, 'iteration')}"
+    return f"{when}: no gain in {cfg.TEST.BEST} in {evaluations} {since} (TEST.PATIENCE {cfg.TEST.PATIENCE})"
 
 
 def _write_best(trainer: Trainer, done: int, value: float) -> None:

@@ -35,7 +35,7 @@ from .coco.results import flatten_metrics, write_results
 from .config import dump
 from .engine import Engine
 from .samplers import ModelInput
-from .scores import keep_best
+from .scores import describe_early_end, end_without_gain, keep_best
 from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
 from .trial import try_batch
@@ -105,6 +105,7 @@ def run(
     trainer = Trainer(engine, model, data, device)
     if checkpoint:
         trainer.restore(checkpoint)
+        end_without_gain(trainer)
     with explain_single_values():
         if cfg.SOLVER.FROZEN_BN_ITER and not checkpoint:
             estimate_frozen_bn(trainer, cfg.SOLVER.FROZEN_BN_ITER)
@@ -153,11 +154,15 @@ def _evaluate(trainer: Trainer, visualize: int, write: Write) -> Results:
             trainer.save_final()
     metrics = engine.evaluate(trainer.model)
     keep_best(trainer, metrics)
+    if end_without_gain(trainer):
+        trainer.save_final()
     if trainer.is_over:
         metrics = engine.complete_evaluation(trainer.model, metrics, visualize)
     is_summarized = trainer.is_over or trainer.done % LOG_PERIOD == 0
     trainer.write_metrics(flatten_metrics(metrics) | (trainer.summarize() if is_summarized else {}))
-    results = on_first_rank(write, metrics, iteration=trainer.done) if trainer.is_over else {}
+    results: Results = {}
+    if trainer.is_over:
+        results = on_first_rank(write, metrics, iteration=trainer.done, ended_early=describe_early_end(trainer))
     trainer.settle()
     return results
 

@@ -43,6 +43,7 @@ class Trainer:
         done: number of completed iterations.
         pending: what is due after them before the next one: precise BN, the evaluation, or nothing; see `checkpoints`.
         scores: those of the evaluations, if TEST.BEST is set.
+        max_iter: number of iterations of the run: SOLVER.MAX_ITER, or less once TEST.PATIENCE has ended it.
         schedule: a function of the iteration that sets the learning rate and returns it.
         precision: data type of the forward pass; None for float32.
         window: the losses and times of the last LOG_PERIOD iterations.

@@ -69,6 +69,10 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("MODEL.ROI_HEADS.POSITIVE_FRACTION", "2.0", "at most 1"),
     ("MODEL.FPN.OUT_CHANNELS", "-1", "at least 1"),
     ("TEST.BEST", "bbox/ap", "bbox/AP"),
+    ("TEST.PATIENCE", "3", "TEST.BEST and TEST.EVAL_PERIOD"),
+    ("TEST.PATIENCE", "-1", "at least 0"),
+    ("TEST.EXPECTED_RESULTS", "[['bbox', 'AP', 38.5]]", "tolerance"),
+    ("TEST.EXPECTED_RESULTS", "[['segm', 'AP', 38.5, 0.1]]", "bbox"),
 ]
 
 

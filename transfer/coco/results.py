@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
-from pretrain.common.errors import count_noun
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, json_text, read_json, write_json
 
 from ..config import dump, list_tasks
@@ -159,8 +159,27 @@ def format_table(metrics: Metrics) -> str:
     return tabulate(rows, ["task", *columns], floatfmt=".2f", missingval="-")
 
 
+def check_expected_results(cfg: CfgNode, metrics: Metrics) -> None:
+    """Raise UserError, which names each difference, unless the ``metrics`` are TEST.EXPECTED_RESULTS."""
+    wrong: list[str] = []
+    for task, name, value, tolerance in cfg.TEST.EXPECTED_RESULTS:
+        actual = metrics.get(task, {}).get(name)
+        if actual is None:
+            wrong.append(f"{task}/{name} was not measured, not {value:g}")
+        elif abs(actual - value) > tolerance:
+            wrong.append(f"{task}/{name} is {actual:.4f}, not {value:g} within {tolerance:g}")
+    if wrong:
+        remedy = f"{cfg.OUTPUT_DIR}/results.json has all results; compare config and data, or correct the key"
+        raise UserError(f"the results are not TEST.EXPECTED_RESULTS: {'; '.join(wrong)}; {remedy}")
+
+
 def write_results(
-    cfg: CfgNode, metrics: Mapping[str, Metrics], engine: str, weights: Mapping[str, Any], iteration: int | None
+    cfg: CfgNode,
+    metrics: Mapping[str, Metrics],
+    engine: str,
+    weights: Mapping[str, Any],
+    iteration: int | None,
+    ended_early: str = "",
 ) -> dict[str, Any]:
     """Write the results.json of a transfer run into OUTPUT_DIR, and return its content.
 
@@ -168,6 +187,7 @@ def write_results(
         metrics: those of `evaluate`, by data set.
         weights: `Weights.summary()` of the initial weights, or of the detector that was evaluated.
         iteration: optimizer steps done, or None if nothing was trained.
+        ended_early: why and when TEST.PATIENCE ended the run; empty if it did not.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
     depth = cfg.MODEL.RESNETS.DEPTH
@@ -202,6 +222,8 @@ def write_results(
     unscored = {name: describe_unscored(name) for name, tasks in metrics.items() if _is_unscored(tasks)}
     if unscored:
         content["unscored"] = unscored
+    if ended_early:
+        content["ended_early"] = ended_early
     write_json(output_dir / "results.json", content)
     return content
 

@@ -67,7 +67,7 @@ def stage(name: str, output_dir: Path, job: Job, check: Callable[[], None] | Non
     with contextlib.ExitStack() as stack:
         on_first_rank(stack.enter_context, _hold_folder(name, output_dir, job, check))
         try:
-            with translate_torch_errors(name):
+            with translate_torch_errors(name), _translate_exit():
                 yield
         except Exception as error:
             if not isinstance(error, Stopped):
@@ -101,6 +101,16 @@ def translate_torch_errors(name: str) -> Iterator[None]:
             remedy = "its own output shows the cause; run again to resume"
             raise ProcessLost(f"another process of this run has ended or hangs ({text}); {remedy}") from error
         raise
+
+
+@contextlib.contextmanager
+def _translate_exit() -> Iterator[None]:
+    """Raise RuntimeError if a library or a user's module exits: it would end a notebook without an error."""
+    try:
+        yield
+    except SystemExit as error:
+        problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
+        raise RuntimeError(f"{problem}; raise an exception instead") from error
 
 
 @contextlib.contextmanager

@@ -259,7 +259,7 @@ def _check_best(cfg: CfgNode) -> None:
     is_set["DATASETS.TEST"] = bool(cfg.DATASETS.TEST)
     missing = " and ".join(key for key in is_set if not is_set[key])
     if cfg.TEST.PATIENCE and missing:
-        problem = f"TEST.PATIENCE is {cfg.TEST.PATIENCE}, but not {missing}, so there are no scores to wait for"
+        problem = f"TEST.PATIENCE is {cfg.TEST.PATIENCE} without {missing}, which it needs"
         raise UserError(f"{problem}; set TEST.BEST (bbox/AP), TEST.EVAL_PERIOD and DATASETS.TEST, or TEST.PATIENCE 0")
 
 
@@ -270,9 +270,8 @@ def _check_expected_results(cfg: CfgNode) -> None:
         is_list = isinstance(item, (list, tuple)) and len(item) == 4
         is_number = is_list and all(type(number) in (int, float) for number in item[2:]) and item[3] >= 0
         if not is_number or str(item[0]).removesuffix("_TTA") not in tasks or not isinstance(item[1], str):
-            form = (
-                f"a list of a task ({', '.join(tasks)}), metric, value and tolerance, such as ['bbox', 'AP', 38.5, 0.2]"
-            )
+            parts = f"a task ({', '.join(tasks)}), a metric, its value and a tolerance"
+            form = f"a list of {parts}, such as ['bbox', 'AP', 38.5, 0.2]"
             raise UserError(f"TEST.EXPECTED_RESULTS contains {item!r}; it must be {form}")
 
 

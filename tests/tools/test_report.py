@@ -147,6 +147,14 @@ def test_a_test_set_without_annotations_is_explained(tmp_path: Path):
     assert "nothing is scored." in text and column(text, "a", "box AP") == "-"
 
 
+def test_a_run_that_ended_early_shares_a_table_and_is_named(tmp_path: Path):
+    words = ("TEST.PATIENCE", "2")
+    write(tmp_path / "a", detector(*words, iteration=8, ended_early="after 8 of 12 iterations: no gain"))
+    write(tmp_path / "b", detector(*words))
+    text = render([tmp_path])
+    assert text.count("| run ") == 1 and "Ended early: a after 8 of 12 iterations: no gain." in text
+
+
 def test_each_test_set_has_its_own_numbers(tmp_path: Path):
     sets = {"coco_2017_val": {"bbox": {"AP": 38.0}}, "other_val": {"bbox": {"AP": 11.0}}}
     write(tmp_path / "a", detector("DATASETS.TEST", str(tuple(sets)), datasets=sets))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from pretrain.common.config import extensions
+from pretrain.common.files import read_json
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import HOOKS, MAPPERS, preflight
@@ -170,3 +172,24 @@ def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(HOOKS, "norm", lambda cfg: hook)
     tiny_coco.train(tmp_path, name, "torchvision", SOLVER__HOOKS=("norm",), DATASETS__TEST=())
     assert hook.iterations == [0, 1] and lines(tmp_path / "out")[-1]["norm"] == 1.5
+
+
+@pytest.mark.parametrize("error", [ValueError("the plot has no axes"), SystemExit(3)])
+def test_a_hook_that_fails_after_the_training_loses_no_results(tmp_path, monkeypatch, name, error) -> None:
+    class Plot:
+        def after_train(self) -> None:
+            raise error
+
+    monkeypatch.setitem(HOOKS, "plot", lambda cfg: Plot())
+    keys: dict[str, Any] = {"SOLVER__HOOKS": ("plot",)}
+    with pytest.raises(Exception, match=r"no axes|sys.exit\(3\)") as failed:
+        tiny_coco.train(tmp_path, name, "torchvision", **keys)
+    assert error in (failed.value, failed.value.__cause__)
+    results = read_json(tmp_path / "out" / "results.json")
+    assert results["iteration"] == 2 and "AP" in results["metrics"]["bbox"]
+    assert read_json(tmp_path / "out" / "state.json")["state"] == "failed"
+    keys |= {"TEST__EXPECTED_RESULTS": [["bbox", "AP", 99.0, 1.0]], "SOLVER__HOOKS": ()}
+    shutil.rmtree(tmp_path / "out")
+    actual = f"{results['metrics']['bbox']['AP']:.4f}"
+    refused(lambda: tiny_coco.train(tmp_path, name, "torchvision", **keys), "bbox/AP", actual, 99, "results.json")
+    assert read_json(tmp_path / "out" / "results.json")["metrics"] == results["metrics"]

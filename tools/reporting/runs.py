@@ -89,6 +89,7 @@ class Score:
         trained_on: the data sets of DATASETS.TRAIN.
         clean: metrics without duplicates of training images; None if no table lists them (see `duplicates`).
         remarks: what else a reader of the scores needs to know.
+        ended_early: why and when TEST.PATIENCE ended the training; empty if it did not.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Score:
     trained_on: tuple[str, ...] = ()
     clean: Clean | None = None
     remarks: tuple[str, ...] = ()
+    ended_early: str = ""
 
     @property
     def kind(self) -> str:
@@ -239,6 +241,7 @@ def _read_detections(run: Run) -> Iterable[Score]:
             predictions=results["predictions"].get(test, ""),
             trained_on=tuple(results["protocol"]["train"]),
             remarks=tuple(text for text in [results.get("unscored", {}).get(test)] if text),
+            ended_early=results.get("ended_early", ""),
         )
 
 

@@ -142,6 +142,8 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
+    ended = [f"{names[run.folder]} {run.ended_early}" for run in runs if run.ended_early]
+    notes += [f"Ended early: {'; '.join(ended)}."] if ended else []
     notes += _explain_ceilings(runs, tasks)
     notes += dict.fromkeys(_describe_clean(run.clean) for run in runs if run.clean)
     notes += dict.fromkeys(f"{remark}." for run in runs for remark in run.remarks)

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common import interface
 from pretrain.common.config import extensions
+from pretrain.common.errors import UserError, shorten_list, suggest_name
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
@@ -229,6 +230,10 @@ def _check_data(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
     classes = data_sets.check(cfg.OUTPUT_DIR, recorded)
+    category = cfg.TEST.BEST.partition("/AP-")[2]
+    if category and not eval_only and category not in classes:
+        problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but the data have no category {category!r}"
+        raise UserError(f"{problem}; choose one of {shorten_list(classes)}{suggest_name(category, classes)}")
     if not eval_only:
         write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
 

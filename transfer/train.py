@@ -103,11 +103,10 @@ def run(
         metrics = engine.complete_evaluation(model, engine.evaluate(model), run.visualize)
         return on_first_rank(write, metrics, iteration=None)
     trainer = Trainer(engine, model, data, device)
-    if checkpoint:
-        trainer.restore(checkpoint)
-        end_without_gain(trainer)
+    if path:
+        _resume(trainer, path, checkpoint)
     with explain_single_values():
-        if cfg.SOLVER.FROZEN_BN_ITER and not checkpoint:
+        if cfg.SOLVER.FROZEN_BN_ITER and not path:
             estimate_frozen_bn(trainer, cfg.SOLVER.FROZEN_BN_ITER)
         return train(trainer, run.visualize, write)
 
@@ -230,6 +229,14 @@ def _read_weights(run: Run, path: Path | None, checkpoint: dict[str, Any]) -> tu
     if not run.eval_only:
         on_first_rank(write_json, record, weights.summary())
     return weights, weights.summary()
+
+
+def _resume(trainer: Trainer, path: Path, checkpoint: dict[str, Any]) -> None:
+    """Restore a checkpoint; where it ends the run but is not the final one, precise BN and the evaluation are due."""
+    trainer.restore(checkpoint)
+    end_without_gain(trainer)
+    if trainer.is_over and path.name != checkpoints.FINAL:
+        trainer.pending = trainer.pending or checkpoints.PRECISE_BN
 
 
 def _check_same_start(model: nn.Module, iteration: int) -> None:

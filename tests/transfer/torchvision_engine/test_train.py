@@ -85,6 +85,19 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monke
     assert_equal_states(saved(whole), saved(tmp_path))
 
 
+def test_a_run_may_end_where_it_was_stopped(tmp_path, name, monkeypatch):
+    """With MAX_ITER at the iterations that are completed, it ends as a run of that length."""
+    with monkeypatch.context() as patch:
+        request = stop_in_step(patch, 3)
+        stopped(lambda: run(masks(tmp_path / "cut", name), request=request), "SIGTERM")
+    ends = [tmp_path / "cut", tmp_path / "short"]
+    for out in ends:
+        cfg = masks(out, name)
+        cfg.SOLVER.MAX_ITER = 3
+        run(cfg, resume=True)
+    assert_equal_states(*map(saved, ends))
+
+
 def test_steps_that_fp16_skips_are_counted(tmp_path, monkeypatch, name):
     scaler = torch.amp.grad_scaler.GradScaler
     build_model = TorchvisionEngine.build_model

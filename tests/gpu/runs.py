@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
@@ -26,16 +27,34 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron
 HEADS = {"mask": {"MODEL.MASK_ON": True}, "keypoint": {"MODEL.KEYPOINT_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1}}
 
 
-def prepare() -> None:
-    """Set a short time-out in a new process; without a GPU, use the simulated one and tiny networks."""
+def prepare(backend: str = "") -> None:
+    """Set a short time-out in a new process; without a GPU, use the simulated one and tiny networks.
+
+    Args:
+        backend: of ranks that share one GPU; empty if each has its own.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(distributed, "TIMEOUT_S", 60.0)
+    if backend:
+        share_gpu(patch, backend)
     if DEVICE == "sim":
         torch.set_num_threads(1)
         simulated_device.become_device()
         compile_module = torch.nn.Module.compile
         patch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
         tiny.use(patch)
+
+
+def share_gpu(patch: pytest.MonkeyPatch, backend: str) -> None:
+    """Let all ranks of this machine compute on its first GPU, and exchange tensors by ``backend``."""
+    join = dist.init_process_group
+
+    def join_by_backend(_: str, *, device_id: torch.device, **options: Any) -> None:
+        join(backend, device_id=device_id if backend == "nccl" else None, **options)
+
+    patch.setattr(distributed, "choose_gpu", lambda: torch.device("cuda", 0))
+    patch.setattr(distributed, "check_gpu_is_own", lambda *_, **__: None)
+    patch.setattr(dist, "init_process_group", join_by_backend)
 
 
 def pretrain(images: Path, output: Path, *more: str, job: Job | None = None) -> dict[str, Any]:

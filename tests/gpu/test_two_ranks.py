@@ -1,4 +1,7 @@
-"""Two ranks on two CUDA devices, with nccl, equal one process; without devices, on the simulated one, with gloo."""
+"""Two ranks equal one process: on two CUDA devices with nccl, or both on the only one, or on the simulated one.
+
+On one device they exchange its tensors by gloo, and by nccl too where its version allows that.
+"""
 
 import json
 import traceback
@@ -9,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.cuda import nccl
 
 from pretrain.common import distributed
 from pretrain.monitor import TrainingMonitor
@@ -21,7 +26,6 @@ from tests.transfer import tiny_coco
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(900),  # one fixture runs all cases
-    pytest.mark.skipif(DEVICE == "cuda" and torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 Call = Callable[..., Any]
 CASES = {
@@ -33,21 +37,34 @@ CASES = {
     "compiled": ("MODEL.BN_GROUPS", "2", "SOLVER.COMPILE", "True"),
 }
 SLOW = (*SHORT, "SOLVER.BASE_LR", "0.01")  # one step hardly changes the loss
-BACKENDS = ["0", "1"] if DEVICE == "cuda" else ["0"]  # TORCH_DIST_USE_NCCL2: torch has two implementations of nccl
+IS_SHARED = DEVICE == "cuda" and torch.cuda.device_count() == 1
 
 
-def _run_ranks(use_nccl2: str, function: Callable[..., None], *args: Any) -> None:
-    """Run a function in two ranks, which set up their process group themselves."""
+def list_backends() -> list[str]:
+    """List the backends of two ranks here; torch has two implementations of nccl."""
+    if DEVICE != "cuda":
+        return ["gloo"]
+    if not IS_SHARED:
+        return ["nccl", "nccl2"]
+    return ["gloo", "nccl"] if nccl.version() >= (2, 30) else ["gloo"]
+
+
+def _run_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:
+    """Run a function in two ranks, which set up their process group themselves.
+
+    Its first argument is the backend if they share a GPU, for `runs.prepare`.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_DIST_USE_NCCL2", use_nccl2)  # torch reads it when it is imported
+        patch.setenv("TORCH_DIST_USE_NCCL2", str(int(backend == "nccl2")))  # torch reads it when it is imported
+        patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", str(int(IS_SHARED)))  # two ranks on one GPU, since 2.30
         patch.setattr(ranks, "START_METHOD", "spawn" if DEVICE == "cuda" else ranks.START_METHOD)
-        ranks.run_ranks(function, 2, *args, device=None)
+        ranks.run_ranks(function, 2, backend if IS_SHARED else "", *args, device=None)
 
 
-def _run_cases(images: Path, data: str, folder: Path, engines: list[str]) -> None:
-    runs.prepare()
+def _run_cases(shared_backend: str, images: Path, data: str, folder: Path, engines: list[str]) -> None:
+    runs.prepare(shared_backend)
     device = distributed.init_process_group()
-    assert device == torch.device(DEVICE, distributed.rank() if DEVICE == "cuda" else 0)
+    assert device == torch.device(DEVICE, distributed.rank() if DEVICE == "cuda" and not shared_backend else 0)
     cases: dict[str, Callable[[Path], Any]] = {
         name: lambda output, words=words: runs.pretrain(images, output, *words, *SLOW) for name, words in CASES.items()
     }
@@ -62,7 +79,7 @@ def _run_cases(images: Path, data: str, folder: Path, engines: list[str]) -> Non
             (folder / f"{name}.{distributed.rank()}.txt").write_text(traceback.format_exc())
 
 
-@pytest.fixture(scope="module", params=BACKENDS, ids=lambda value: f"nccl2={value}")
+@pytest.fixture(scope="module", params=list_backends())
 def two(request: pytest.FixtureRequest, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the outputs of all cases; `output_of` reads it."""
     folder = tmp_path_factory.mktemp("two")
@@ -105,8 +122,8 @@ def test_two_ranks_fine_tune_with_sync_bn(two: Path, engine: str) -> None:
     assert {"bbox", "segm"} <= json.loads((output_of(engine, two) / "results.json").read_text())["metrics"].keys()
 
 
-def _fail_on_one_rank(images: Path, folder: Path) -> None:
-    runs.prepare()
+def _fail_on_one_rank(shared_backend: str, images: Path, folder: Path) -> None:
+    runs.prepare(shared_backend)
     real = TrainingMonitor.step
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
@@ -118,8 +135,21 @@ def _fail_on_one_rank(images: Path, folder: Path) -> None:
     runs.pretrain(images, folder, "MODEL.BN_GROUPS", "2")
 
 
-@pytest.mark.parametrize("use_nccl2", BACKENDS)
-def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, use_nccl2: str) -> None:
+@pytest.mark.parametrize("backend", list_backends())
+def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, backend: str) -> None:
     with pytest.raises((mp.ProcessRaisedException, mp.ProcessExitedException)):
-        _run_ranks(use_nccl2, _fail_on_one_rank, images, tmp_path)
+        _run_ranks(backend, _fail_on_one_rank, images, tmp_path)
     assert "a fault of rank 1" in (tmp_path / "failed.1.json").read_text()
+
+
+def _share_a_gpu() -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(distributed, "can_use_gpus", lambda key: True)
+    runs.share_gpu(patch, "gloo")
+    assert distributed.init_process_group() == torch.device("cuda", 0)
+    assert dist.get_backend() == "gloo" and distributed.gather_objects(distributed.rank()) == [0, 1]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the other tests show it")
+def test_ranks_that_share_a_gpu_meet_by_gloo() -> None:
+    ranks.run_ranks(_share_a_gpu, 2, device=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -26,7 +27,15 @@ from pretrain.common.run.state import Job
 from . import preflight
 from .coco.classes import CLASSES
 from .coco.data import DataSets
-from .config import check_batch_division, check_ranges, check_training, load_config, scale_to_world
+from .config import (
+    check_batch_division,
+    check_ranges,
+    check_training,
+    dump,
+    from_yaml_text,
+    load_config,
+    scale_to_world,
+)
 from .predict import load_detector
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
@@ -176,10 +185,23 @@ def _check_inputs(run: Run) -> DataSets | None:
 
 
 def try_config(run: Run) -> None:
-    """Raise UserError if a library that the engine uses refuses the config; see `trial`. This imports torch."""
+    """Raise UserError if a library that the engine uses refuses the config; see `trial`. This imports torch.
+
+    Configs that differ only in weights, seed or folder are tried once.
+    """
+    extensions.load()
+    cfg = run.cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.WEIGHTS = cfg.OUTPUT_DIR = ""
+    cfg.SEED = 0
+    _try_once(run.engine, dump(cfg), run.eval_only)
+
+
+@functools.cache
+def _try_once(engine: str, config: str, eval_only: bool) -> None:
     from . import train, trial
 
-    trial.try_config(train.load_engine(run.engine), run.cfg, eval_only=run.eval_only)
+    trial.try_config(train.load_engine(engine), from_yaml_text(config), eval_only=eval_only)
 
 
 def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks, before a job is submitted and without importing torch, of what a stage would refuse at its start."""
+"""Checks, before a job is submitted, of what a stage would refuse at its start; only a fine-tuning imports torch."""
 
 import functools
 import os
@@ -17,6 +17,7 @@ from pretrain.common.run.state import find_working_folder, read_record, read_sta
 from pretrain.config import from_yaml_text
 from pretrain.data.names import resolve
 from pretrain.preflight import check_batch_size, check_data_exists, check_divisible, check_same_run
+from transfer.api import try_config
 from transfer.preflight import check_inputs
 from transfer.weights.locate import find_weights
 
@@ -146,6 +147,8 @@ def _check_stage(node: Node, resources: Resources, download: bool, check_data: b
     cfg: CfgNode
     if spec.stage == "transfer":
         run = prepare_fine_tuning(spec.config, spec.args[0], world_size)
+        if is_slurm or node.parents:  # it starts later, maybe after days
+            try_config(run)
         cfg = run.cfg
         names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
         is_address = "://" in cfg.MODEL.WEIGHTS

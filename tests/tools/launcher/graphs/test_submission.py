@@ -11,6 +11,7 @@ import pytest
 
 from tests.errors import refused
 from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_of, job_of, run_alone, wait_for
+from tests.transfer import tiny_coco
 from tools import launch
 from tools.launcher.execution import jobs, submit
 from tools.launcher.graphs.graph import Node, build_single
@@ -233,3 +234,22 @@ def test_data_that_this_machine_does_not_have(tmp_path: Path, cluster: Path, cap
         assert launch.main([*words, "DATA.TRAIN", "folder:gone"]) == 0
         assert "this machine does not have the data: no image folder at gone" in capsys.readouterr().err
     refused(lambda: launch.main([*words, "--gpus", "1", "--tasks", "2"]), "--tasks 2 is more than the 1 GPU")
+
+
+@pytest.mark.detectron2
+def test_what_detectron2_would_refuse_in_the_job_is_refused_before_it(tmp_path: Path, cluster: Path):
+    pytest.importorskip("detectron2")
+    words = [
+        "transfer",
+        "--config-file",
+        tiny_coco.BASE,
+        "--cluster",
+        "slurm",
+        "--engine",
+        "detectron2",
+        "OUTPUT_DIR",
+        "r",
+    ]
+    words += tiny_coco.words(tiny_coco.MODEL_KEYS)
+    refused(lambda: launch.main([*words, "MODEL.FPN.FUSE_TYPE", "mean"]), "MODEL.FPN.FUSE_TYPE is 'mean'", "avg, sum")
+    assert scripts(cluster) == []

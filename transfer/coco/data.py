@@ -133,7 +133,7 @@ class DataSets(Mapping[str, DataSet]):
         entries = PackedList(catalog.read_entries(name, is_tested=is_tested))
         evaluator = catalog.find_evaluator(name)
         if not self.cfg.INPUT.MAPPER:  # the user's may read something else
-            self._check_files(name, entries, decode=is_tested and evaluator == "coco")
+            _check_files(name, entries, decode=is_tested and evaluator == "coco")
         if source.annotations:
             data_set = self._open_file(source, decode=False)
         elif is_tested and evaluator == "coco":
@@ -141,15 +141,6 @@ class DataSets(Mapping[str, DataSet]):
         else:
             return _name_entries(source, entries)
         return dataclasses.replace(data_set, entries=entries)
-
-    def _check_files(self, name: str, entries: PackedList, *, decode: bool) -> None:
-        """Raise UserError for image files of a catalog's data set that Detectron2 cannot read."""
-        problems = find_bad_files(entries, decode=decode)
-        if problems:
-            count = count_noun(len(problems), "bad image file")
-            raise UserError(
-                f"data set {name} has {count}: {shorten_list(problems, '; ')}; restore them, or correct their records"
-            )
 
     def _open_file(self, source: Source, *, decode: bool) -> DataSet:
         """Read and check a file in COCO's format; one that is open already, only to decode its images."""
@@ -234,6 +225,15 @@ def _name_entries(source: Source, entries: PackedList) -> DataSet:
     """Make a data set of the entries of Detectron2's catalog, whose metadata have its categories."""
     categories = catalog.list_categories(source.name)
     return DataSet(source, categories, entries=entries, evaluator=catalog.find_evaluator(source.name))
+
+
+def _check_files(name: str, entries: PackedList, *, decode: bool) -> None:
+    """Raise UserError for image files of a catalog's data set that Detectron2 cannot read."""
+    problems = find_bad_files(entries, decode=decode)
+    if problems:
+        count = count_noun(len(problems), "bad image file")
+        remedy = "restore them, or correct their records"
+        raise UserError(f"data set {name} has {count}: {shorten_list(problems, '; ')}; {remedy}")
 
 
 def _read_sizes(data_set: DataSet) -> dict[str, int]:

@@ -63,7 +63,8 @@ def select_good_records(
             raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
         remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
         raise UserError(f"{path} has {count_noun(len(texts), 'bad record')}: {shorten_list(texts, '; ')}; {remedy}")
-    content = check.normalize(check.drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    whole = check.drop_bad(content, problems)
+    content = check.normalize(whole, masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
     box_problem = check.find_box_format_problem(content)
@@ -73,7 +74,7 @@ def select_good_records(
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
     if source.name in cfg.DATASETS.TRAIN:
         _check_trainable(path, content, objects, cfg)
-    return content, texts
+    return content if strict else whole, texts  # Detectron2 reads COCO's files as they are
 
 
 def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data.datasets import load_coco_json
 
+from transfer.coco.classes import read_coco_names
+from transfer.coco.data import DataSets
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config
 
@@ -43,6 +46,27 @@ def test_a_file_is_read_as_detectron2_reads_it(tmp_path: Path, kind: str) -> Non
     expected = load_coco_json(file, folder, f"{kind} as Detectron2 reads it")
     actual = data.list_entries(tiny_coco.read_data_sets(tiny_coco.config(tmp_path / "out", name))[name])
     assert actual == expected and len(actual[0]["annotations"]) == 1
+
+
+def test_cocos_files_that_are_checked_are_read_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Detectron2 drops the box of an object whose polygons have two points, as in COCO's files of 2014."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    name = tiny_coco.write(tmp_path / "coco" / "val2014")
+    coco_names = read_coco_names()
+
+    def change(content: dict[str, Any]) -> None:
+        content["categories"] = [{"id": i, "name": label} for i, label in enumerate(coco_names)]
+        content["annotations"][1].update(segmentation=[[5, 5, 9, 9]])
+
+    tiny_coco.edit(name, change)
+    file = tmp_path / "coco" / "annotations" / "instances_val2014.json"
+    file.parent.mkdir()
+    Path(name.split(":")[1]).rename(file)
+    cfg = tiny_coco.config(tmp_path / "out", "coco_2014_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
+    data_sets = DataSets(cfg, ["coco_2014_val"])
+    data_sets.check(cfg.OUTPUT_DIR)
+    expected = load_coco_json(str(file), name.split(":")[2], "2014 as Detectron2 reads it")
+    assert data.list_entries(data_sets["coco_2014_val"]) == expected and len(expected[0]["annotations"]) == 1
 
 
 def test_each_run_reads_its_own_data(tmp_path: Path, name: str) -> None:

@@ -25,7 +25,7 @@ from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import Job
 
 from . import preflight
-from .coco.classes import CLASSES
+from .coco.checks.classes import CLASSES
 from .coco.data import DataSets
 from .config import (
     check_batch_division,

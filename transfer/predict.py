@@ -21,7 +21,7 @@ from pretrain.common.run.folder import read_stage
 
 from . import preflight
 from .coco import catalog
-from .coco.classes import category_names, check_same_categories
+from .coco.checks.classes import category_names, check_same_categories
 from .coco.names import locate_data_set
 from .coco.reading import read_annotations
 from .config import check_ranges, classes_key, load_config

@@ -16,7 +16,7 @@ from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_stage_of, read_stage
 
 from .coco import catalog, names
-from .coco.classes import CLASSES, Classes
+from .coco.checks.classes import CLASSES, Classes
 from .coco.data import DataSets
 from .config import check_same_training, list_unsupported
 from .registries import HOOKS, MAPPERS

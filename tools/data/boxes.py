@@ -20,7 +20,7 @@ from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import read_image
 from pretrain.data.folders.images import NO_DATA, list_images
 from pretrain.data.folders.layout import find_mixed_splits
-from transfer.coco.image_sizes import read_upright_size
+from transfer.coco.checks.image_sizes import read_upright_size
 
 log = logging.getLogger(__name__)
 # Name of the class, box (x, y, width, height in pixels) and further fields of the record.

@@ -13,7 +13,7 @@ from pretrain.data import datasets, view_grid
 from pretrain.data.image_data import ImageData
 from pretrain.data.sources import Files
 from pretrain.data.views import make_center_view
-from transfer.coco.equal_files import digest_files, find_equal_files, read_sizes
+from transfer.coco.checks.equal_files import digest_files, find_equal_files, read_sizes
 from transfer.coco.names import in_catalog, locate_data_set
 from transfer.coco.reading import read_annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, one_line, shorten_list
-from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems
+from transfer.coco.checks.bad_records import Rules, drop_bad, find_box_format_problem, find_problems
 
 from .groups import find_obvious_groups, read_groups
 from .stratify import stratify

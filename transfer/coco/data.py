@@ -20,9 +20,9 @@ from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, sha256, write_json
 
 from . import catalog
-from .check import find_bad_files, resolve_paths
-from .classes import Classes, category_names, check_classes, read_coco_names
-from .equal_files import digest_files, list_shared_files, read_sizes
+from .checks.bad_records import find_bad_files, resolve_paths
+from .checks.classes import Classes, category_names, check_classes, read_coco_names
+from .checks.equal_files import digest_files, list_shared_files, read_sizes
 from .keypoints import list_named_keypoints
 from .names import Source, find_checked_copy, in_catalog, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records

@@ -9,8 +9,9 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import read_json
 
-from . import catalog, check
-from .classes import category_names, check_same_categories
+from . import catalog
+from .checks.bad_records import SECTIONS, Rules, drop_bad, find_box_format_problem, find_problems, normalize
+from .checks.classes import category_names, check_same_categories
 from .keypoints import is_flippable
 from .names import COCO_SPLITS, Source, in_catalog
 
@@ -27,9 +28,9 @@ def read_annotations(annotations: str | Path, *, needs_objects: bool = True) -> 
     content = read_json(annotations)
     if not needs_objects:
         content.setdefault("annotations", [])
-    for section in check.SECTIONS:
+    for section in SECTIONS:
         if not isinstance(content.get(section), list):
-            raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(check.SECTIONS)}")
+            raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(SECTIONS)}")
     return content
 
 
@@ -55,7 +56,7 @@ def select_good_records(
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(source.name) else source.images  # Detectron2's catalog may map names to other files
     strict = source.name not in COCO_SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
-    problems = check.find_problems(content, folder, check.Rules(model.MASK_ON and strict, keypoints, strict, decode))
+    problems = find_problems(content, folder, Rules(model.MASK_ON and strict, keypoints, strict, decode))
     texts = [problem.text for problem in problems]
     if problems and not source.skip_bad:
         bad_images = [problem.text for problem in problems if problem.section == "images"]
@@ -63,11 +64,11 @@ def select_good_records(
             raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
         remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
         raise UserError(f"{path} has {count_noun(len(texts), 'bad record')}: {shorten_list(texts, '; ')}; {remedy}")
-    whole = check.drop_bad(content, problems)
-    content = check.normalize(whole, masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    whole = drop_bad(content, problems)
+    content = normalize(whole, masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
         raise UserError(f"{path} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
-    box_problem = check.find_box_format_problem(content)
+    box_problem = find_box_format_problem(content)
     if box_problem:
         raise UserError(f"{path}: {box_problem}")
     _check_categories(source, content, cfg)

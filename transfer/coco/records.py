@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .check import SECTIONS
+from .checks.bad_records import SECTIONS
 from .keypoints import flip_pairs, keypoint_names
 from .names import Source
 

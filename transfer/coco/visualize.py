@@ -19,7 +19,7 @@ from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmenta
 from pretrain.common.files import atomic_write
 from pretrain.common.images import read_image
 
-from .masks import are_numbers, select_outlines
+from .checks.masks import are_numbers, select_outlines
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _MAX_ENLARGED = 4096  # pixels of the longer side: a line of a few pixels' height would exceed JPEG's limit

@@ -23,7 +23,7 @@ from pycocotools import mask as coco_mask
 from pretrain.common import images
 from pretrain.common.errors import UserError
 
-from ..coco.masks import select_outlines
+from ..coco.checks.masks import select_outlines
 from ..coco.names import is_file_name
 from ..coco.records import DataSet
 from ..registries import MAPPERS

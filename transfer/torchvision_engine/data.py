@@ -8,8 +8,8 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
+from ..coco.checks.masks import select_outlines
 from ..coco.keypoints import flip_indices
-from ..coco.masks import select_outlines
 from ..coco.records import DataSet
 from ..samplers import Record
 

@@ -14,7 +14,7 @@ from pretrain.data import datasets as pretraining_data
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data, names
-from transfer.coco.classes import read_coco_names
+from transfer.coco.checks.classes import read_coco_names
 from transfer.coco.reading import read_annotations
 
 CROWD = {"iscrowd": 1}

@@ -18,7 +18,7 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data.datasets import load_coco_json
 
-from transfer.coco.classes import read_coco_names
+from transfer.coco.checks.classes import read_coco_names
 from transfer.coco.data import DataSets
 from transfer.detectron2_engine import data
 from transfer.detectron2_engine.engine import Detectron2Engine, detectron2_config

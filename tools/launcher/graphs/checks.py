@@ -183,7 +183,7 @@ def _describe_moved_names(spec: StageSpec, names: Iterable[str]) -> list[str]:
     return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
 
 
-def _check_data(check: Callable[[], None], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:
+def _check_data(check: Callable[[], object], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:
     """Run the ``check`` of the data sets ``names``; nodes of a cluster may have other disks than this machine."""
     in_job = [name for name in names if "$" in name]
     if is_slurm and in_job:

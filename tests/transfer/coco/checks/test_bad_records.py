@@ -10,9 +10,9 @@ from pycocotools import mask as coco_mask
 
 from pretrain.common.images import read_image
 from tests.transfer import tiny_coco
-from transfer.coco.check import Rules, drop_bad, find_box_format_problem, find_problems, normalize
-from transfer.coco.image_sizes import read_upright_size
-from transfer.coco.masks import find_mask_problem
+from transfer.coco.checks.bad_records import Rules, drop_bad, find_box_format_problem, find_problems, normalize
+from transfer.coco.checks.image_sizes import read_upright_size
+from transfer.coco.checks.masks import find_mask_problem
 from transfer.coco.reading import read_annotations
 
 NAN = float("nan")

@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, count_noun
 
-from ..config import classes_key
+from ...config import classes_key
 
 CLASSES = "classes.json"  # in a run folder: the names of the detector's classes, in the order of its labels
 Classes = Mapping[str, Sequence[str]]  # a data set's name, or the path of a run's `CLASSES` -> names of its categories

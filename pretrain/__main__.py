@@ -35,8 +35,10 @@ def _run(argv: Sequence[str] | None, job: Job) -> None:
     wandb.check_logger()
     if os.environ.get("RANK", "0") == "0":
         folder = output_dir(cfg)
-        preflight.check_data_exists(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
-        preflight.check_divisible(cfg, "pretrain", int(os.environ.get("WORLD_SIZE", "1")))
+        preflight.check_data_exists(cfg, cfg.DATA.TRAIN)
+        if not any(folder.glob("checkpoint_*.pth")):
+            preflight.check_weights_exist(cfg.MODEL.WEIGHTS)
+        preflight.check_divisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg, job=job)

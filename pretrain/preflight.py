@@ -7,7 +7,7 @@ from fvcore.common.config import CfgNode
 
 from .common.config import extensions
 from .common.config.keys import Effect, compare
-from .common.config.yaml_io import flatten
+from .common.config.yaml_io import flatten, get
 from .common.errors import UserError, count_noun
 from .common.files import check_file
 from .config import SAME_STEPS, from_yaml_text
@@ -16,34 +16,35 @@ from .data.count import count_images
 from .keys import list_keys
 from .methods import METHODS
 from .model.batch_split import check_batch_fits, check_multiple, count_bn_groups
-from .probe.data import data_names, find_held_out
+from .probe.data import find_held_out
 
 
-def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
-    """Raise UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
+def check_data_exists(cfg: CfgNode, train: str) -> None:
+    """Raise UserError unless the images that a stage reads exist: ``train``, DATA.PROBE_TRAIN and DATA.VAL."""
     data = cfg.DATA
-    for name in filter(None, [_find_training_data(cfg, stage), data.PROBE_TRAIN, data.VAL]):
+    for name in filter(None, [train, data.PROBE_TRAIN, data.VAL]):
         datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
-    path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
-    if weights and path and not os.path.isdir(path):  # from a run folder, the newest checkpoint is read
+
+
+def check_weights_exist(path: str) -> None:
+    """Raise UserError unless MODEL.WEIGHTS is a file or a folder; of a run folder, the newest checkpoint is read."""
+    if path and not os.path.isdir(path):
         check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*")
 
 
-def _find_training_data(cfg: CfgNode, stage: str) -> str:
-    return cfg.DATA.TRAIN if stage == "pretrain" else data_names(cfg)[0]
+def check_batch_size(cfg: CfgNode, key: str, train: str, *, holds_out: bool = False) -> None:
+    """Raise UserError if a batch is larger than the data set ``train``, if that is small enough to be counted.
 
-
-def check_batch_size(cfg: CfgNode, stage: str) -> None:
-    """Raise UserError if a stage's batch is larger than its data set, if that is small enough to be counted."""
-    sections = {"pretrain": "SOLVER", "linear": "LINEAR"}  # which contain the batch of a stage that trains
-    if stage not in sections:
-        return
-    batch_size = cfg[sections[stage]].IMS_PER_BATCH
-    images = count_images(_find_training_data(cfg, stage), cfg.DATA.ROOT, batch_size)
-    if images and stage == "linear" and len(cfg.LINEAR.LRS) > 1:
+    Args:
+        key: the key of the batch size.
+        holds_out: a tenth of the images selects the learning rate.
+    """
+    batch_size = get(cfg, key)
+    images = count_images(train, cfg.DATA.ROOT, batch_size)
+    if images and holds_out:
         images -= int(find_held_out(images).sum())
     if images is not None:
-        check_batch_fits(f"{sections[stage]}.IMS_PER_BATCH", batch_size, images)
+        check_batch_fits(key, batch_size, images)
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:
@@ -54,16 +55,17 @@ def check_modules_unchanged(cfg: CfgNode) -> None:
         raise UserError(f"{problem}; restore them, or submit the job again")
 
 
-def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
-    """Raise UserError unless the stage's batch divides evenly among processes, micro-batches and BN groups."""
-    if stage == "pretrain":
-        has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
-        division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
-        count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
-    elif stage == "linear":
-        check_multiple(
-            "LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, count_noun(processes, "process", "processes")
-        )
+def check_divisible(cfg: CfgNode, processes: int) -> None:
+    """Raise UserError unless pretraining's batch divides evenly among processes, micro-batches and BN groups."""
+    has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
+    division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
+    count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
+
+
+def check_probe_divisible(cfg: CfgNode, processes: int) -> None:
+    """Raise UserError unless a linear probe's batch divides evenly among processes."""
+    reason = count_noun(processes, "process", "processes")
+    check_multiple("LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, reason)
 
 
 def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | Path) -> list[str]:

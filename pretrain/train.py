@@ -39,11 +39,12 @@ from .optim import set_learning_rate
 from .preflight import check_modules_unchanged
 from .probe import knn, rankme
 from .probe.data import ProbeData
-from .probe.protocol import build_protocol
+from .probe.protocol import build_knn_protocol
 from .state import TrainState, build_train_state, load_checkpoint_to_resume
 from .steps import training_step
 
 log = logging.getLogger(__name__)
+_LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)"
 _ROWS = 6  # images in views.png
 _MAX_COLUMNS = 8  # views in views.png
 
@@ -83,7 +84,7 @@ def main(cfg: CfgNode, *, job: Job | None = None) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with open_run("pretrain", folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION) as (device, stop):
+    with open_run("pretrain", folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
@@ -266,7 +267,7 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
     if run.state.recipe_changes:
         results["recipe_changes"] = run.state.recipe_changes
     if run.probe_data:
-        results["knn_protocol"] = build_protocol(cfg, "knn", run.probe_data)
+        results["knn_protocol"] = build_knn_protocol(cfg, run.probe_data)
     if cfg.SOLVER.AMP == "fp16":
         results["skipped_steps"] = run.state.skipped.total
         if run.state.skipped.total:

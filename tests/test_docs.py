@@ -31,8 +31,9 @@ from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable,
 from tests.tools.test_make_trees import write_wheel
 from tools import make_data
 from tools.data import trees
-from tools.launcher import options, stages
+from tools.launcher import options
 from tools.launcher.graphs import pipeline
+from tools.stages import recipes
 from transfer.config import load_config as load_detector_config
 
 pytestmark = pytest.mark.docs
@@ -96,9 +97,9 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
     if detector or getattr(args, "command", "") == "transfer":
         load_detector_config(ROOT / args.config_file, keys)
     elif getattr(args, "command", "") == "pretrain" and not (args.method or "").isupper():  # NAME stands for a method
-        overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
+        overrides = [] if args.config_file else recipes.find_recipe_overrides(args.method)
         load_config(
-            ROOT / args.config_file if args.config_file else stages.find_recipe(args.method), [*overrides, *keys]
+            ROOT / args.config_file if args.config_file else recipes.find_recipe(args.method), [*overrides, *keys]
         )
 
 

@@ -14,7 +14,7 @@ from pretrain.common.weights.file import read
 from pretrain.config import load_config
 from pretrain.data.datasets import check_exists, load
 from tests.errors import refused
-from tools.launcher import stages
+from tools.stages import recipes
 from transfer.weights.convert import convert
 from transfer.weights.load import read_weights
 
@@ -112,7 +112,7 @@ TEXTS: list[tuple[Callable[[], Any], str]] = [
     (partial(convert, "other.pth", "out.bin"), "OUTPUT out.bin must end in .pth, .safetensors or .pkl"),
     (partial(read_weights, "othr.pth"), "no weights file (MODEL.WEIGHTS) at othr.pth; did you mean 'other.pth'?"),
     (
-        partial(stages.find_recipe, "jlc"),
+        partial(recipes.find_recipe, "jlc"),
         "no default recipe for --method jlc; choose one of densecl, jcl, mocov1, mocov2, multikey, ressl, sce, simclr, "
         "supcon, tcl, or pass --config-file FILE; did you mean 'jcl'?",
     ),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.tools.launcher.helpers import complete
-from tools.launcher import stages
+from tests.tools.launcher.helpers import build_convert, build_pretrain, build_probe, build_transfer, complete
 from tools.launcher.graphs.graph import build_single
-from tools.launcher.spec import StageSpec
+from tools.stages import recipes
+from tools.stages.base import Stage
 
 ROOT = Path(__file__).parents[1]
 LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
@@ -75,12 +75,12 @@ ANSWERS = {
 NOT_NEEDED = {
     ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.options",
     ("pretrain", "--method", "jcl", "--help"): "cv2 tools.report tools.launcher.doctor tools.launcher.graphs.start",
-    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.launcher.stages",
+    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.stages.transfer",
     ("report", "tests/golden/run"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",
 }
 
 
-def finish(spec: StageSpec, config: str = "") -> None:
+def finish(spec: Stage, config: str = "") -> None:
     """Write what the launcher and a complete stage leave."""
     complete(build_single(spec).nodes[0].spec)
     (Path(spec.folder) / "config.yaml").write_text(config or spec.config)
@@ -93,13 +93,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
 
     root = tmp_path_factory.mktemp("startup")
     with contextlib.chdir(root):
-        finish(stages.build_pretrain(stages.find_recipe("jcl"), ["OUTPUT_DIR", "pretrained"]))
+        finish(build_pretrain(recipes.find_recipe("jcl"), ["OUTPUT_DIR", "pretrained"]))
         Path("pretrained/checkpoint_final.pth").write_bytes(b"\0weights")
         for probe in ("linear", "knn"):
-            finish(stages.build_probe(probe, "pretrained"))
-        finish(stages.build_convert("pretrained", "converted.pth"))
+            finish(build_probe(probe, "pretrained"))
+        finish(build_convert("pretrained", "converted.pth"))
         trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
-        finish(stages.build_transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
+        finish(build_transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
     commands = [*MISTAKES, *ANSWERS]
     words = json.dumps([[str(ROOT / file), *arguments] for file, *arguments in commands])

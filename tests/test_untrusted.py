@@ -17,10 +17,10 @@ from pretrain.common.run.state import update_state, write_failure
 from pretrain.config import load_config
 from tests.errors import refused
 from tests.pretrain.runs import overrides
-from tests.tools.launcher.helpers import end
+from tests.tools.launcher.helpers import build_probe, end
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
-from tools.launcher import options, stages
+from tools.launcher import options
 from tools.launcher.graphs import pipeline
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
@@ -65,7 +65,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     """Write a run folder as the launcher leaves it, with ``text`` in every text field."""
     logs = folder / "launch/submission"
     logs.mkdir(parents=True)
-    spec = stages.build_probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
+    spec = build_probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
     record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from tools.launcher import MOVED
-from tools.launcher.commands import COMMANDS
+from tools.launcher.commands import list_commands
+from tools.stages import MOVED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def _build_parser(chosen: Collection[str] | None = None) -> argparse.ArgumentPar
     parser = Parser(usage="launch.py COMMAND ...", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     lines = []
-    for title, group in COMMANDS.items():
+    for title, group in list_commands().items():
         lines += [f"{title}:", *(f"  {name:<15}{text}" for name, (text, _) in group.items()), ""]
         for name, (text, add_options) in group.items():
             sub = commands.add_parser(name, description=text)

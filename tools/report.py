@@ -28,40 +28,33 @@ from tools.reporting.drawing.page import render_page
 from tools.reporting.files import find_runs, shorten_names
 from tools.reporting.runs import Score, read_scores
 from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
+from tools.stages.options import add_arguments, read_arguments
+from tools.stages.report import Report as ReportStage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    return run(parser.parse_args(argv))
+    add_arguments(parser, ReportStage.Options)
+    return run(read_arguments(ReportStage.Options, parser.parse_args(argv)))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command, which is also `launch.py report`."""
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders or their parents")
-    text = "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated"
-    parser.add_argument("--output", default=[], action="append", metavar="FILE", help=text)
-    text = "print the scores as JSON, with their protocols and origins"
-    parser.add_argument("--json", action="store_true", help=text)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the report of the runs in ``args.folders``, write it to the files ``args.output``, and return 0."""
-    for file in args.output:
+def run(options: ReportStage.Options) -> int:
+    """Print the report of the runs in some folders, write it to the output files, and return 0."""
+    for file in options.output:
         check_writable(file)
-    pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
-    texts = [file for file in args.output if file not in pages]
+    pages = [file for file in options.output if Path(file).suffix.lower() == ".html"]
+    texts = [file for file in options.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
-        main_file = (texts or [Path(temporary, "report.md")])[0] if args.output else ""
-        report = gather(args.folders, main_file)
+        main_file = (texts or [Path(temporary, "report.md")])[0] if options.output else ""
+        report = gather(options.folders, main_file)
         text = render_markdown(report)
-        print(render_json(report) if args.json else text, end="")
-        for file in args.output:
+        print(render_json(report) if options.json else text, end="")
+        for file in options.output:
             with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
-    for line in [*figures, *(f"report: {file}" for file in args.output)]:
-        print(escape_control(line), file=sys.stderr if args.json else sys.stdout)
+    for line in [*figures, *(f"report: {file}" for file in options.output)]:
+        print(escape_control(line), file=sys.stderr if options.json else sys.stdout)
     if report.collection.unreadable and not report.scores:
         raise UserError("no result could be read; the lines under 'Unreadable files' say why")
     return 0

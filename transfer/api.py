@@ -40,6 +40,7 @@ from .predict import load_detector
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
 log = logging.getLogger(__name__)
+_LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)"  # for training
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,8 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
         cfg = run.cfg
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
-        with stage("evaluation" if run.eval_only else "transfer", output_dir, job, check):
+        name, less_memory = ("evaluation", "") if run.eval_only else ("transfer", _LESS_MEMORY)
+        with stage(name, output_dir, job, check, less_memory):
             setup_logging(output_dir, rank())
             names = preflight.data_names(cfg, run.eval_only)
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))

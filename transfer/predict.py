@@ -228,7 +228,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     readable: list[dict[str, Any]] = []
     detections: list[Detection] = []
     started = time.perf_counter()
-    with translate_torch_errors("prediction"):
+    with translate_torch_errors():
         results = detector.predict_all(list(images.values()), detector.engine.cfg.DATALOADER.NUM_WORKERS)
         for name, result in zip(images, log_progress(results, len(images), "prediction"), strict=True):
             if isinstance(result, UserError):

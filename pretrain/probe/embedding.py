@@ -37,7 +37,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
         _check_features(unit)
         perplexity = min(30.0, (len(unit) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
-        results = {"source": source, "images": len(points), "protocol": build_protocol(cfg, data=data)}
+        results = {"source": source, "images": len(points), "protocol": build_protocol(cfg, data)}
         log.info(f"{run.folder / 'embedding.png'}: {count_noun(len(points), 'image')}")
         rows = [[f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True)]
         return run.finish(results, [["x", "y", "label"], *rows], draw(points, labels, classes))

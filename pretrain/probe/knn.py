@@ -18,10 +18,11 @@ from ..common.run.state import Job
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
-from .protocol import build_protocol
+from .protocol import build_knn_protocol
 from .stage import open_probe
 
 log = logging.getLogger(__name__)
+_LESS_MEMORY = "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)"
 _REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k
 _MAX_CHUNK = 1024  # validation images at once
 _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
@@ -29,13 +30,13 @@ _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
     """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
-    with open_probe(cfg, "knn", job) as run:
+    with open_probe(cfg, "knn", job, _LESS_MEMORY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         _warn_if_all_vote(cfg, data)
         run.start()
         score = _score(backbone, data, cfg, run.stop, run.device)
-        results = {"source": source, "protocol": build_protocol(cfg, "knn", data), "metrics": score}
+        results = {"source": source, "protocol": build_knn_protocol(cfg, data), "metrics": score}
         log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
         return run.finish(results)
 
@@ -72,7 +73,7 @@ def _load_if_labeled(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | Non
 
 
 def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
-    if is_main() and build_protocol(cfg, "knn", data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
+    if is_main() and build_knn_protocol(cfg, data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
         log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 
@@ -85,7 +86,7 @@ def evaluate(
     is_training = encoder.training
     encoder.eval()
     try:
-        with translate_torch_errors("knn"):
+        with translate_torch_errors(_LESS_MEMORY):
             return _score(encoder, data, cfg, stop, device)
     finally:
         encoder.train(is_training)

@@ -25,14 +25,21 @@ from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.batch_split import check_batch_fits, log_left_out
 from ..model.encoder import count_channels
-from ..preflight import check_divisible
+from ..preflight import check_probe_divisible
 from .data import ProbeData, find_held_out
 from .features import compute_features, extract, load_frozen
 from .heads import Heads
-from .protocol import build_protocol, check_same_probe, choose_evaluation_size, list_linear_settings
+from .protocol import (
+    build_linear_protocol,
+    build_protocol,
+    check_same_probe,
+    choose_evaluation_size,
+    list_linear_settings,
+)
 from .stage import ProbeRun, open_probe
 
 log = logging.getLogger(__name__)
+_LESS_MEMORY = "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE"
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 
 
@@ -50,7 +57,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
     Raises:
         interrupt.Stopped: a stop was requested; a checkpoint of the current step is written.
     """
-    with open_probe(cfg, "linear", job) as run:
+    with open_probe(cfg, "linear", job, _LESS_MEMORY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
         results, saved = on_first_rank(_load_earlier, run.folder, settings)
@@ -58,7 +65,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
             log.info(f"{run.folder} is complete; nothing to do")
             return results
         data = run.load_data()
-        sizes = {**build_protocol(cfg, data=data), "classes": len(data.train.classes)}
+        sizes = {**build_protocol(cfg, data), "classes": len(data.train.classes)}
         if saved:
             check_same_probe(run.folder, saved.get("sizes", {}), sizes)
         run.start()
@@ -72,7 +79,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
         summary += f", {count_noun(len(data.val), 'validation image')}"
         log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({summary})")
         results = {"source": source, "metrics": best, "per_learning_rate": scores}
-        return run.finish({**results, "protocol": build_protocol(cfg, "linear", data), "work": settings})
+        return run.finish({**results, "protocol": build_linear_protocol(cfg, data), "work": settings})
 
 
 def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str, Any], saved: dict[str, Any]) -> Scores:
@@ -81,7 +88,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     Args:
         metadata: stored in every checkpoint.
     """
-    check_divisible(run.cfg, "linear", distributed.world_size())
+    check_probe_divisible(run.cfg, distributed.world_size())
     settings = run.cfg.LINEAR
     heads = Heads(count_channels(backbone), len(data.train.classes), settings).to(run.device)
     val = extract(backbone, data.val, run.cfg, run.stop, run.device)

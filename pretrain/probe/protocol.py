@@ -12,24 +12,30 @@ from ..keys import list_keys
 from .data import ProbeData, data_names
 
 
-def build_protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
-    """Build the record of what determines a score apart from the backbone: data, image size, precision, settings.
+def build_linear_protocol(cfg: CfgNode, data: ProbeData | None = None) -> dict[str, Any]:
+    """Build the record of what determines a linear probe's score apart from the backbone; see `build_protocol`."""
+    settings = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+    if len(cfg.LINEAR.LRS) > 1:
+        settings["chosen_on"] = "a tenth of the training images"
+    return {**settings, **build_protocol(cfg, data)}
+
+
+def build_knn_protocol(cfg: CfgNode, data: ProbeData | None = None) -> dict[str, Any]:
+    """Build the record of what determines a kNN score apart from the backbone; see `build_protocol`."""
+    knn = cfg.PROBE
+    bank = min(len(data.train), knn.KNN_MAX_IMAGES or len(data.train)) if data else knn.KNN_K
+    settings = {"k": min(knn.KNN_K, bank), "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
+    return {**settings, **build_protocol(cfg, data)}
+
+
+def build_protocol(cfg: CfgNode, data: ProbeData | None = None) -> dict[str, Any]:
+    """Build the record of what determines the features and what they are scored on: data, image size, precision.
 
     Args:
-        probe: linear | knn; an empty string returns only what determines the features.
         data: adds the numbers of labeled images.
     """
-    settings = {}
-    if probe == "linear":
-        settings = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
-        if len(cfg.LINEAR.LRS) > 1:
-            settings["chosen_on"] = "a tenth of the training images"
-    elif probe == "knn":
-        knn = cfg.PROBE
-        bank = min(len(data.train), knn.KNN_MAX_IMAGES or len(data.train)) if data else knn.KNN_K
-        settings = {"k": min(knn.KNN_K, bank), "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
     size, resize = choose_evaluation_size(cfg)
-    settings |= {"image_size": size, "resize": resize}
+    settings: dict[str, Any] = {"image_size": size, "resize": resize}
     keys = list_keys()
     for key in ("MEAN", "STD"):  # like float32_precision omitted at the default, as in results of earlier versions
         if cfg.VIEWS[key] != keys[f"VIEWS.{key}"].default:
@@ -52,8 +58,7 @@ def choose_evaluation_size(cfg: CfgNode) -> tuple[int, int]:
 
 def list_linear_settings(cfg: CfgNode) -> dict[str, Any]:
     """List the settings that a linear probe's result depends on, apart from the backbone: also data and seed."""
-    keys = list_keys()
-    linear = {key: value for key, value in flatten(cfg) if keys[key].stage == "linear"}
+    linear = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.")}
     return {**linear, "SEED": cfg.SEED, **build_protocol(cfg)}
 
 

@@ -34,7 +34,7 @@ class ProbeRun:
     def load_data(self) -> ProbeData:
         """Load the labeled images that the config names; raise UserError if ranks see different ones."""
         data = on_every_rank(load_probe_data, self.cfg)
-        check_agreement(build_protocol(self.cfg, data=data), "the data or the settings of the probe")
+        check_agreement(build_protocol(self.cfg, data), "the data or the settings of the probe")
         return data
 
     def start(self) -> None:
@@ -71,8 +71,12 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def open_probe(cfg: CfgNode, name: str, job: Job | None) -> Iterator[ProbeRun]:
-    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``) for ``job`` (default: one that nothing stops)."""
+def open_probe(cfg: CfgNode, name: str, job: Job | None, less_memory: str = "") -> Iterator[ProbeRun]:
+    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``) for ``job`` (default: one that nothing stops).
+
+    Args:
+        less_memory: see `translate_torch_errors`.
+    """
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
-    with open_run(name, folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION) as (device, stop):
+    with open_run(name, folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION, less_memory) as (device, stop):
         yield ProbeRun(name, cfg, folder, device, stop)

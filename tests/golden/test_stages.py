@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.launcher.spec import StageSpec
+from tools.stages.base import build_stage
 
 RECORDS: dict[str, Any] = json.loads((Path(__file__).parent / "stages.json").read_text())
 
@@ -14,7 +14,7 @@ RECORDS: dict[str, Any] = json.loads((Path(__file__).parent / "stages.json").rea
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_recorded_stage_is_the_same_work(name: str):
     record = RECORDS[name]
-    stage = StageSpec.from_json(record["spec"])
+    stage = build_stage(record["spec"])
     assert stage.identity == record["work"]
     assert stage.fingerprint() == record["fingerprint"]
-    assert StageSpec.from_json(json.loads(json.dumps(stage.to_json()))) == stage
+    assert build_stage(json.loads(json.dumps(stage.to_json()))) == stage

@@ -32,15 +32,15 @@ from tools import launch
 def test_a_batch_that_cannot_be_divided(words: str, processes: int, names: tuple[str, ...]) -> None:
     cfg = load_config(None, words.split())
     if names:
-        refused(lambda: preflight.check_divisible(cfg, "pretrain", processes), *names)
+        refused(lambda: preflight.check_divisible(cfg, processes), *names)
     else:
-        preflight.check_divisible(cfg, "pretrain", processes)
+        preflight.check_divisible(cfg, processes)
 
 
 def test_a_linear_probes_batch_is_a_multiple_of_the_processes() -> None:
     cfg = load_config(None, ["LINEAR.IMS_PER_BATCH", "256"])
-    preflight.check_divisible(cfg, "linear", 8)
-    refused(lambda: preflight.check_divisible(cfg, "linear", 3), "LINEAR.IMS_PER_BATCH is 256", "255 or 258")
+    preflight.check_probe_divisible(cfg, 8)
+    refused(lambda: preflight.check_probe_divisible(cfg, 3), "LINEAR.IMS_PER_BATCH is 256", "255 or 258")
 
 
 def test_a_single_process_has_several_bn_groups_in_place_of_processes():
@@ -67,19 +67,18 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["folder:{}", "folder:{}/train", "tar:{}.tar"])
-@pytest.mark.parametrize(("stage", "section"), [("pretrain", "SOLVER"), ("linear", "LINEAR")])
-def test_a_batch_larger_than_the_data_set_is_named_by_its_key(few: Path, name: str, stage: str, section: str) -> None:
-    key = f"{section}.IMS_PER_BATCH"
-    words = ["DATA.TRAIN", name.format(few), "OUTPUT_DIR", f"{few}_run"]
-    preflight.check_batch_size(load_config(None, [*words, key, "6"]), stage)
-    cfg = load_config(None, [*words, key, "8"])
-    refused(lambda: preflight.check_batch_size(cfg, stage), f"{key} is 8", "6 images", "at most 6")
-    preflight.check_batch_size(cfg, "knn")
+@pytest.mark.parametrize("key", ["SOLVER.IMS_PER_BATCH", "LINEAR.IMS_PER_BATCH"])
+def test_a_batch_larger_than_the_data_set_is_named_by_its_key(few: Path, name: str, key: str) -> None:
+    train = name.format(few)
+    preflight.check_batch_size(load_config(None, [key, "6"]), key, train)
+    cfg = load_config(None, [key, "8"])
+    refused(lambda: preflight.check_batch_size(cfg, key, train), f"{key} is 8", "6 images", "at most 6")
 
 
 def test_a_probe_that_selects_its_learning_rate_learns_from_the_rest(few: Path) -> None:
-    words = ["DATA.TRAIN", f"folder:{few}", "LINEAR.LRS", "[1, 2]", "LINEAR.IMS_PER_BATCH", "6"]
-    refused(lambda: preflight.check_batch_size(load_config(None, words), "linear"), "LINEAR.IMS_PER_BATCH is 6", "5")
+    key = "LINEAR.IMS_PER_BATCH"
+    cfg = load_config(None, [key, "6"])
+    refused(lambda: preflight.check_batch_size(cfg, key, f"folder:{few}", holds_out=True), f"{key} is 6", "5")
 
 
 def test_a_large_data_set_is_not_counted(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,14 @@ from pretrain.methods import METHODS
 from pretrain.train import main
 from tests.pretrain.images import write_folder
 from tests.pretrain.runs import lines
-from tools.launcher import stages
+from tools.stages import recipes
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 ROOT = Path(__file__).parents[2] / "configs"
 FILES = [*sorted(ROOT.glob("pretrain/*.yaml")), ROOT / "examples/own_images_R50.yaml"]
 RECIPES: dict[str, tuple[Path, list[str]]] = {path.stem: (path, []) for path in FILES}
-RECIPES |= {
-    name: (stages.find_recipe(name), overrides) for name in METHODS if (overrides := stages.find_recipe_overrides(name))
-}
+OVERRIDES = {name: recipes.find_recipe_overrides(name) for name in METHODS}
+RECIPES |= {name: (recipes.find_recipe(name), overrides) for name, overrides in OVERRIDES.items() if overrides}
 RUN = (
     "densecl_R50_IN1k_200ep",
     "jcl_R18_IN100_100ep",

@@ -1,8 +1,6 @@
 """Starting stages on this machine or on a SLURM cluster; the only importer of submitit."""
 
-# What replaces the stages of earlier versions.
-MOVED = {"distributions": "python -m studies.jcl_multikey.similarity RUN ..."}
-# What replaces their options, on the command line or in the site file.
+# What replaces the options of earlier versions, on the command line or in the site file.
 MOVED_OPTIONS = {
     "setup": "write the lines into the site file, as setup: [module load cuda] (docs/tutorials/slurm.md)",
     "signal-delay": "write it into the site file, as signal-delay: 120 (docs/tutorials/slurm.md)",

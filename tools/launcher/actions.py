@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,40 +11,19 @@ from typing import TYPE_CHECKING
 from pretrain.common.errors import UserError, escape_control
 
 if TYPE_CHECKING:
+    from tools.stages.base import Stage
+
     from .graphs.graph import Graph
     from .options import Options
-    from .spec import StageSpec
 
 
-def start_pretrain(args: argparse.Namespace) -> int:
-    from . import stages
+def start_stage(stage: type[Stage], args: argparse.Namespace) -> int:
+    """Start a stage with the options of its command."""
+    from tools.stages.options import read_arguments
 
-    recipe = args.config_file or os.path.relpath(stages.find_recipe(args.method))
-    method_overrides = [] if args.config_file else stages.find_recipe_overrides(args.method)
-    print(" ".join(["recipe:", str(recipe), *method_overrides]), file=sys.stderr)
-    words = [*method_overrides, *args.overrides]
-    if args.change_recipe:
-        words += ["SOLVER.CHANGE_RECIPE", "True"]
-    return _start_stage(stages.build_pretrain(recipe, words), args)
+    from .graphs.graph import build_single
 
-
-def start_probe(args: argparse.Namespace) -> int:
-    from . import stages
-
-    return _start_stage(stages.build_probe(args.command, args.weights, args.config_file, args.overrides), args)
-
-
-def start_convert(args: argparse.Namespace) -> int:
-    from . import stages
-
-    return _start_stage(stages.build_convert(args.source, args.output, options=vars(args)), args)
-
-
-def start_transfer(args: argparse.Namespace) -> int:
-    from . import stages
-
-    options = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
-    return _start_stage(stages.build_transfer(args.config_file, args.overrides, **options), args)
+    return _start(build_single(stage.load_command(read_arguments(stage.Options, args), args.overrides)), args)
 
 
 def show_status(args: argparse.Namespace) -> int:
@@ -59,6 +37,14 @@ def show_logs(args: argparse.Namespace) -> None:
     from .execution.status import find_stage_to_show
 
     jobs.print_logs(find_stage_to_show(args.folder), args.rank, args.follow)
+
+
+def report(args: argparse.Namespace) -> int:
+    from tools import report
+    from tools.stages.options import read_arguments
+    from tools.stages.report import Report
+
+    return report.run(read_arguments(Report.Options, args))
 
 
 def compare_runs(args: argparse.Namespace) -> None:
@@ -115,12 +101,6 @@ def cancel(args: argparse.Namespace) -> None:
     from .execution import jobs
 
     jobs.cancel(args.folder, args.now)
-
-
-def _start_stage(spec: StageSpec, args: argparse.Namespace) -> int:
-    from .graphs.graph import build_single
-
-    return _start(build_single(spec), args)
 
 
 def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = None) -> int:

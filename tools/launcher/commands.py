@@ -4,53 +4,27 @@ A command imports what it needs when its options are added or when it runs, beca
 """
 
 import argparse
+import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pretrain.common.config import extensions, overrides
+from tools.stages import SUMMARIES
 
 from . import actions
 
 
-def _add_pretrain(sub: argparse.ArgumentParser) -> None:
-    from pretrain.keys import describe_keys
+def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
+    """Add the options of a stage's command."""
+    from tools.stages.base import find_stage
+    from tools.stages.options import add_arguments
 
-    sub.set_defaults(run=actions.start_pretrain)
-    recipe = sub.add_mutually_exclusive_group(required=True)
-    recipe.add_argument("--method", help="use the default recipe of this method (mocov2, jcl, sce, ...) and print it")
-    recipe.add_argument("--config-file", metavar="FILE", help="use this recipe file")
-    text = "allow the learning rate, precision or imports to differ when resuming (SOLVER.CHANGE_RECIPE True)"
-    sub.add_argument("--change-recipe", action="store_true", help=text)
-    _add_resources(sub, describe_keys, skip=("parallel",))
-
-
-def _add_probe(sub: argparse.ArgumentParser) -> None:
-    from pretrain.keys import describe_keys
-
-    sub.set_defaults(run=actions.start_probe)
-    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="merge this file into the run's own config")
-    _add_resources(sub, describe_keys, skip=("parallel",))
-
-
-def _add_convert(sub: argparse.ArgumentParser) -> None:
-    from tools import convert_to_d2
-
-    sub.set_defaults(run=actions.start_convert)
-    convert_to_d2.add_options(sub)
-    _add_resources(sub, skip=("nodes", "gpus", "tasks", "cpus_per_task", "parallel"))
-
-
-def _add_transfer(sub: argparse.ArgumentParser) -> None:
-    from transfer.keys import describe_keys
-
-    sub.set_defaults(run=actions.start_transfer)
-    sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
-    _add_engine(sub, "default: Detectron2 if it is installed")
-    sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
-    text = "draw the predictions on N test images (default: 0)"
-    sub.add_argument("--visualize", type=int, default=0, metavar="N", help=text)
-    _add_resources(sub, describe_keys, skip=("parallel",))
+    stage = find_stage(name)
+    sub.set_defaults(run=functools.partial(actions.start_stage, stage))
+    add_arguments(sub, stage.Options)
+    of_one_process = ("nodes", "gpus", "tasks", "cpus_per_task") if stage.one_process else ()
+    keys = stage.describe_keys if stage.has_config else None
+    _add_resources(sub, keys, skip=(*of_one_process, "parallel"))
 
 
 def _add_pipeline(sub: argparse.ArgumentParser) -> None:
@@ -88,10 +62,11 @@ def _add_logs(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_report(sub: argparse.ArgumentParser) -> None:
-    from tools import report
+    from tools.stages.options import add_arguments
+    from tools.stages.report import Report
 
-    sub.set_defaults(run=report.run)
-    report.add_options(sub)
+    sub.set_defaults(run=actions.report)
+    add_arguments(sub, Report.Options)
 
 
 def _add_compare(sub: argparse.ArgumentParser) -> None:
@@ -154,15 +129,13 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--check-data", action="store_true", help=text)
 
 
-COMMANDS: dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
-    "stages": {
-        "pretrain": ("pretrain with a recipe", _add_pretrain),
-        "linear": ("train a linear classifier on frozen features", _add_probe),
-        "knn": ("score frozen features with kNN", _add_probe),
-        "embedding": ("draw a t-SNE plot of validation features", _add_probe),
-        "convert": ("convert a backbone to Detectron2 weights, and verify it", _add_convert),
-        "transfer": ("fine-tune a detector", _add_transfer),
-    },
+def list_commands() -> dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]]:
+    """List the commands by group: what each does, and the function that adds its options."""
+    stages = {name: (text, functools.partial(_add_stage, name)) for name, text in SUMMARIES.items() if text}
+    return {"stages": stages, **_COMMANDS}
+
+
+_COMMANDS: dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
     "many runs": {
         "pipeline": ("run the stages that a file describes: branches, or a grid of settings", _add_pipeline),
         "paper": ("run the rows of a paper's table and report them next to the published numbers", _add_paper),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, count_noun
+from tools.stages.base import Stage
 
 from . import MOVED_OPTIONS
 from .gpus import list_visible_gpus
@@ -30,7 +31,6 @@ from .sbatch import (
     parse_word,
 )
 from .site_file import read_site_file
-from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
 # Options of the command line that are for SLURM alone.
@@ -110,7 +110,7 @@ class Options:
         visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
         return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
-    def for_stage(self, spec: StageSpec) -> Resources:
+    def for_stage(self, spec: Stage) -> Resources:
         """Return what the job of a stage gets: one task for a single process, and GPUs only if it uses them."""
         is_slurm = self.cluster == "slurm"
         gpus = self.count_gpus() if spec.gpu else 0

@@ -14,7 +14,7 @@ from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import find_files
-from tools.launcher.spec import read_fingerprint
+from tools.stages.base import read_fingerprint
 
 Stages = dict[Path, tuple[str, str]]  # run folder -> branch, without its seed, and stage: ("jcl", "mask")
 

@@ -13,7 +13,7 @@ from pretrain import config as pretraining
 from pretrain.common.config.keys import Change, compare
 from pretrain.common.config.yaml_io import flatten
 from pretrain.keys import list_keys
-from pretrain.probe.protocol import build_protocol
+from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
 from tools.launcher.graphs.paper_pipeline import read_table
 from transfer.config import load_config
@@ -142,7 +142,7 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
     if linear != "own":
         cfg.defrost()
         pretraining.merge(cfg, ROOT / linear)
-    return normalize_protocol("linear", build_protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
+    return normalize_protocol("linear", build_linear_protocol(cfg), cfg.LINEAR.ENCODER)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from pretrain.common.run.state import read_record
-from tools.launcher.spec import is_made_from
+from tools.stages.base import is_made_from
 
 from .document import Table
 from .drawing.panels import build_panels

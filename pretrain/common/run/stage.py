@@ -24,13 +24,6 @@ from .folder import check_stage_of
 from .lease import claim
 from .state import Job, record_state, write_failure
 
-_LESS_MEMORY = {  # by stage or evaluation
-    "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
-    "transfer": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)",
-    "knn": "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)",
-    "rankme": "lower PROBE.IMAGE_SIZE (a resumed run may change it)",
-    "linear": "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE",
-}
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -38,14 +31,20 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def open_run(
-    name: str, folder: Path, job: Job, device_name: str, float32_precision: str
+    name: str, folder: Path, job: Job, device_name: str, float32_precision: str, less_memory: str = ""
 ) -> Iterator[tuple[torch.device, AgreedStop]]:
     """Join the process group and own a run folder until the block ends (see `stage`).
+
+    Args:
+        less_memory: see `translate_torch_errors`.
 
     Yields:
         This rank's device, and the ranks' agreement on a stop of ``job``.
     """
-    with process_group(distributed.init_process_group, device_name) as device, stage(name, folder, job):
+    with (
+        process_group(distributed.init_process_group, device_name) as device,
+        stage(name, folder, job, less_memory=less_memory),
+    ):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
         log.info(describe(device))
@@ -53,13 +52,16 @@ def open_run(
 
 
 @contextlib.contextmanager
-def stage(name: str, output_dir: Path, job: Job, check: Callable[[], None] | None = None) -> Iterator[None]:
+def stage(
+    name: str, output_dir: Path, job: Job, check: Callable[[], None] | None = None, less_memory: str = ""
+) -> Iterator[None]:
     """Claim the run folder on rank 0 until the block ends, and record the stage's state.
 
     Args:
         name: the stage.
         job: what this process was started for.
         check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
+        less_memory: see `translate_torch_errors`.
 
     Raises:
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
@@ -67,7 +69,7 @@ def stage(name: str, output_dir: Path, job: Job, check: Callable[[], None] | Non
     with contextlib.ExitStack() as stack:
         on_first_rank(stack.enter_context, _hold_folder(name, output_dir, job, check))
         try:
-            with translate_torch_errors(name), _translate_exit():
+            with translate_torch_errors(less_memory), _translate_exit():
                 yield
         except Exception as error:
             if not isinstance(error, Stopped):
@@ -88,15 +90,19 @@ def _hold_folder(name: str, output_dir: Path, job: Job, check: Callable[[], None
 
 
 @contextlib.contextmanager
-def translate_torch_errors(name: str) -> Iterator[None]:
-    """Raise UserError for what torch raises when memory runs out or another rank is lost; ``name`` is the stage."""
+def translate_torch_errors(less_memory: str = "") -> Iterator[None]:
+    """Raise UserError for what torch raises when memory runs out or another rank is lost.
+
+    Args:
+        less_memory: which keys to set for it to suffice.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         text = first_line(error)
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            less = _LESS_MEMORY.get(name, "use smaller images")
-            raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error
+            remedy = less_memory or "use smaller images"
+            raise UserError(f"memory ran out: {text}; {remedy}, or lower DATALOADER.NUM_WORKERS") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             remedy = "its own output shows the cause; run again to resume"
             raise ProcessLost(f"another process of this run has ended or hangs ({text}); {remedy}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.common.config import extensions
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher.execution import slurm, submit
@@ -17,6 +18,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
         monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the fake stages are not in the jobs' copy of the code
+    monkeypatch.setenv(extensions.VARIABLE, "tests.tools.launcher.fake_stages")
     monkeypatch.chdir(tmp_path)
     slurm.read_max_cores.cache_clear()
     slurm.read_max_array.cache_clear()

@@ -3,6 +3,8 @@
 import atexit
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,53 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import Job
+from tools.stages.base import Stage, register
+
+
+@register
+class Fake(Stage):
+    """A stage that calls a function of this module."""
+
+    name = "fake"
+    has_config = False
+
+    @dataclass(frozen=True)
+    class Options:
+        function: str = "count"
+        arguments: tuple[Any, ...] = (1,)
+
+    def run(self, job: Job) -> Any:
+        function: Callable[..., Any] = globals()[self.options.function]
+        options = {"job": job} if function is count else {}
+        return function(self.folder, *self.options.arguments, **options)
+
+
+@register
+class FakeAlone(Fake):
+    """A stage of a single process."""
+
+    name = "fake_alone"
+    one_process = True
+
+
+@register
+class FakeOnCpu(Fake):
+    """A stage of a single process that uses no GPU."""
+
+    name = "fake_on_cpu"
+    one_process = True
+    gpu = False
+
+
+@register
+class FakeTraining(Fake):
+    """A stage on whose checkpoint others build."""
+
+    name = "fake_training"
+    trains_backbone = True
+
+    def reads_weights(self) -> bool:
+        return not self.has_checkpoint()
 
 
 def count(

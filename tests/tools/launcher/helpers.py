@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.run.state import update_state
+from tests.tools.launcher.fake_stages import Fake
 from tools.launcher.execution.job import Job, read_jobs
 from tools.launcher.execution.status import collect
 from tools.launcher.execution.submit import copy_code, submit
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec
+from tools.stages.base import Stage, find_stage
+from tools.stages.convert import Convert
+from tools.stages.pretrain import Pretrain
+from tools.stages.transfer import Transfer
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -37,10 +41,27 @@ ELSEWHERE = {**LOCAL, "host": "another-machine"}
 SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
 
 
-def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
+def fake(folder: Path | str, function: str = "count", *args: object) -> Stage:
     """Build a stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
     args = args or ((1,) if function == "count" else ())
-    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *args))
+    return Fake(str(folder), Fake.Options(function, args))
+
+
+def build_pretrain(recipe: Path | str, overrides: Sequence[str] = ()) -> Stage:
+    return Pretrain.load(Pretrain.Options(config_file=str(recipe)), overrides)
+
+
+def build_probe(name: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> Stage:
+    probe: Any = find_stage(name)
+    return probe.load(probe.Options(weights, config_file), overrides, base)
+
+
+def build_convert(source: str, output: str, folder: str = "") -> Stage:
+    return Convert.load(Convert.Options(source, output), folder=folder)
+
+
+def build_transfer(config_file: str, overrides: Sequence[str] = (), **options: Any) -> Stage:
+    return Transfer.load_command(Transfer.Options(config_file, **options), overrides)
 
 
 def graph_of(folder: Path, *nodes: Node) -> Graph:
@@ -55,7 +76,7 @@ def chain(folder: Path) -> Graph:
 def started(folder: Path, *job_records: dict[str, Any], spec: dict[str, Any] | None = None) -> Path:
     """Write what the launcher leaves in the folder of a stage for which it has started these jobs."""
     (folder / "launch").mkdir(parents=True)
-    spec = spec or {"stage": "knn", "produces": "results.json"}
+    spec = spec or {"stage": "knn"}
     record = {"spec": spec, "options": {}, "jobs": job_records}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
@@ -65,11 +86,11 @@ def job_of(folder: Path | str) -> Job:
     return read_jobs(Path(folder))[-1]
 
 
-def run_alone(spec: StageSpec, options: Options = HERE) -> int:
+def run_alone(spec: Stage, options: Options = HERE) -> int:
     return start_graph(build_single(spec), options)
 
 
-def submit_jobs(specs: Sequence[StageSpec], options: Options) -> list[str]:
+def submit_jobs(specs: Sequence[Stage], options: Options) -> list[str]:
     """Submit stages without what `start_graph` checks; return the jobs' ids."""
     code = copy_code(os.path.commonpath([spec.folder for spec in specs]))
     return submit(specs, options.for_stage(specs[0]), code)
@@ -86,10 +107,10 @@ def end(folder: Path, state: str, **values: Any) -> None:
     update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, "host": "h", **times, **values})
 
 
-def complete(spec: StageSpec) -> StageSpec:
+def complete(spec: Stage) -> Stage:
     """Write what a complete job leaves."""
-    end(Path(spec.folder), "complete", stage=spec.stage, fingerprint=spec.fingerprint(), work=spec.identity)
-    Path(spec.folder, spec.produces).write_text("{}")
+    end(Path(spec.folder), "complete", stage=spec.name, fingerprint=spec.fingerprint(), work=spec.identity)
+    Path(spec.folder, spec.product).write_text("{}")
     return spec
 
 

@@ -10,7 +10,7 @@ from pretrain.common.run.state import Job
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools import launch
-from tools.launcher import stages
+from tools.stages.convert import Convert
 from transfer.coco.names import Source
 
 COCO = f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"
@@ -55,11 +55,10 @@ def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(monkeypatc
 
 
 def test_a_conversion_has_the_options_of_its_script():
-    first = stages.build_convert("run", "a.pth")
-    options = {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0], "overwrite": False, "cluster": "local"}
-    second = stages.build_convert("run", "a.pth", options=options)
-    assert first.args == second.args[:1] and second.args[1] == {"encoder": "key", "pixel_mean": [1.0, 2.0, 3.0]}
-    refused(lambda: second.run(Job()), "no run folder or checkpoint at")
+    options = Convert.Options("run", "a.pth", encoder="key", pixel_mean=(1.0, 2.0, 3.0))
+    stage = Convert.load(options)
+    assert stage.arguments[2] == {"encoder": "key", "pixel_mean": (1.0, 2.0, 3.0)}
+    refused(lambda: stage.run(Job()), "no run folder or checkpoint at")
 
 
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]

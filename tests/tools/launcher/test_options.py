@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.errors import refused
-from tests.tools.launcher.helpers import ROOT
-from tools.launcher import gpus, options, stages
+from tests.tools.launcher.fake_stages import FakeAlone
+from tests.tools.launcher.helpers import ROOT, build_convert
+from tools.launcher import gpus, options
 from tools.launcher.execution.submit import render_script
 from tools.launcher.options import Options, from_record, resolve
-from tools.launcher.spec import StageSpec
+from tools.stages.pretrain import Pretrain
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
@@ -115,12 +116,9 @@ def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkey
     assert re.search(message, refused(lambda: resolve({"cluster": "slurm", **arguments})))
 
 
-CONVERT = stages.build_convert("runs/a", "a.pth")
-ON_ONE_GPU = StageSpec("embedding", "/runs/x", "a:b", one_process=True)
-
-
-def spec(stage: str, **fields: Any) -> StageSpec:
-    return StageSpec(stage, "/runs/x", "a:b", **fields)
+CONVERT = build_convert("runs/a", "a.pth")
+ON_ONE_GPU = FakeAlone("/runs/x")
+PRETRAIN = Pretrain("/runs/x")
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
@@ -131,7 +129,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     for count, used in ((4, 1), (0, 0)):
         resources = replace(asked, gpus=count).for_stage(ON_ONE_GPU)
         assert (resources.nodes, resources.tasks, resources.gpus) == (1, 1, used)
-    assert Options(cluster="local").for_stage(spec("pretrain")).cpus_per_task is None
+    assert Options(cluster="local").for_stage(PRETRAIN).cpus_per_task is None
 
 
 WORDS = """\
@@ -165,7 +163,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
     convert = asked.for_stage(CONVERT)
     assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
     assert convert.signal_delay < 60 * convert.minutes and convert.gpus == 0
-    trained = asked.for_stage(spec("pretrain"))
+    trained = asked.for_stage(PRETRAIN)
     assert (trained.minutes, trained.partition, trained.sbatch) == (asked.minutes, asked.partition, asked.sbatch)
     assert (trained.cpus_per_task, trained.signal_delay, trained.request) == (1, asked.signal_delay, asked)
 
@@ -173,7 +171,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
 def test_gpus_can_have_a_type():
     assert from_site("gpus: gpu:4\n").gpus == 4 and from_site("gpus: gpu:v100:4\n").gpus == "v100:4"  # as in gres
     asked = from_site("gpus: a100_3g.20gb:8\n", time="2:00:00")
-    stages = (spec("pretrain"), ON_ONE_GPU, CONVERT)
+    stages = (PRETRAIN, ON_ONE_GPU, CONVERT)
     fitted = [asked.for_stage(stage) for stage in stages]
     assert [resources.describe_gpus() for resources in fitted] == ["a100_3g.20gb:8", "a100_3g.20gb:1", "0"]
     assert [resources.tasks for resources in fitted] == [8, 1, 1]
@@ -274,7 +272,7 @@ def test_the_site_files_of_the_documentation_are_read():
     assert sorted(SITES) == sorted(file.stem for file in folder.iterdir())
     for name, line in SITES.items():
         read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
-        pretraining = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}")
+        pretraining = replace(PRETRAIN, config="DATALOADER: {NUM_WORKERS: 8}")
         scripts = [render_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)]
         assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
         assert re.search("[Nn]ot (tried )?at any site[.]", (folder / f"{name}.yaml").read_text())

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.run.state import update_state
 from pretrain.config import from_yaml_text, load_config, merge
-from pretrain.probe.protocol import build_protocol
+from pretrain.probe.protocol import build_knn_protocol, build_linear_protocol
 from tools import report
 from tools.reporting.document import render_markdown
 from transfer import config as transfer_config
@@ -57,7 +57,8 @@ def pretrain(
 
 def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
     """Return the evaluation settings that a probe with ``cfg`` records."""
-    return {**build_protocol(cfg, stage), "train_images": 300, "val_images": 100}
+    build_protocol = {"linear": build_linear_protocol, "knn": build_knn_protocol}[stage]
+    return {**build_protocol(cfg), "train_images": 300, "val_images": 100}
 
 
 def provenance(config: str, **change: Any) -> dict[str, Any]:

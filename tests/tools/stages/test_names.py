@@ -12,7 +12,7 @@ OTHER_MEANINGS = {
     "pretrain/common/distributed.py": 1,  # a package
     "tools/launcher/graphs/paper_pipeline.py": 2,  # columns of a table
 }
-REMAINING = 57
+REMAINING = 30
 
 
 def find_comparisons(tree: ast.AST) -> Iterator[int]:
@@ -46,4 +46,4 @@ def test_nobody_compares_the_name_of_a_stage_but_its_own_file():
                 found[str(file.relative_to(ROOT))] = lines
     for file, count in OTHER_MEANINGS.items():
         assert len(found.pop(file)) == count, file
-    assert sum(map(len, found.values())) == REMAINING, found
+    assert sum(map(len, found.values())) <= REMAINING, found

@@ -6,7 +6,6 @@ failure ends its own branch only. The first Ctrl-C stops the running stages afte
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 import time
@@ -25,11 +24,6 @@ from .local_job import LocalJob
 from .rank_main import LOCAL_STOP_REASON, install_handler
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
-# The command that usually follows a stage.
-_NEXT = {
-    "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
-    "transfer": "next: python tools/launch.py report {folder}",
-}
 
 
 class LocalRun:
@@ -139,20 +133,21 @@ class LocalRun:
             end = f"{outcome['state']}: {outcome['reason']}"
             if outcome["state"] in ("", "running"):
                 end = f"failed: {describe_unrecorded_exit(job.folder)}"
-            self._fail(key, f"{job.spec.stage} in {folder} {end}; run the same command again to resume", 1)
+            self._fail(key, f"{job.spec.name} in {folder} {end}; run the same command again to resume", 1)
         elif failure["user_error"]:
             self._fail(key, f"error: {failure['error']}", 2)
         else:
-            summary = f"{job.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            summary = f"{job.spec.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
             trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
             self._fail(key, f"{trace}{summary}: {failure['error']}", 1)
 
     def _report_success(self, key: str, job: LocalJob) -> None:
         if not self._graph.is_single:
             print(f"{self._name_node(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
-        elif job.spec.stage in _NEXT:
-            folder = shorten_path(job.spec.folder)
-            print(_NEXT[job.spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
+            return
+        command = job.spec.name_next_command(shorten_path(job.spec.folder))
+        if command:
+            print(f"next: {command}")
 
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key

@@ -21,9 +21,9 @@ from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_record
 from tools import ROOT
+from tools.stages.base import Stage
 
 from ..resources import Resources
-from ..spec import StageSpec
 from .job import Job
 from .rank_main import STOPPED, build_rank_environment
 from .records import name_log_folder, record_failure, record_job
@@ -40,7 +40,7 @@ class LocalJob:
         prefix: before every line of its output.
     """
 
-    def __init__(self, spec: StageSpec, resources: Resources, gpus: list[str], prefix: str) -> None:
+    def __init__(self, spec: Stage, resources: Resources, gpus: list[str], prefix: str) -> None:
         self.spec = spec
         self.gpus = gpus
         self.started = time.monotonic()
@@ -67,7 +67,7 @@ class LocalJob:
         except OSError as error:
             for process in self._ranks:
                 process.kill()
-            raise UserError(f"cannot start the ranks of {spec.stage}: {error}; free memory or processes") from error
+            raise UserError(f"cannot start the ranks of {spec.name}: {error}; free memory or processes") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         processes = {str(process.pid): read_start_time(process.pid) for process in self._ranks}

@@ -29,8 +29,8 @@ from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.state import Job, is_state_of, record_state, update_state
+from tools.stages.base import Stage, build_stage
 
-from ..spec import StageSpec
 from . import slurm
 from .records import format_resume_command, record_failure, warn
 
@@ -41,7 +41,7 @@ _REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
 _WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
 
 
-def run_stage(spec: StageSpec, name: str = "", stop: StopRequest | None = None) -> None:
+def run_stage(spec: Stage, name: str = "", stop: StopRequest | None = None) -> None:
     """Run a stage in this process; rank 0 records its state.
 
     Args:
@@ -54,13 +54,13 @@ def run_stage(spec: StageSpec, name: str = "", stop: StopRequest | None = None) 
     job = Job(stop or StopRequest(), name, work)
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
-    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.stage, job):
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, job):
         spec.run(job)
 
 
 def run_local_rank(logs: Path) -> None:
     """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
-    spec = StageSpec.from_json(read_json(logs / "spec.json"))
+    spec = build_stage(read_json(logs / "spec.json"))
     stop = StopRequest()
     for number in (signal.SIGTERM, *list_hangup_signals()):
         signal.signal(number, lambda *_: stop.make(LOCAL_STOP_REASON))
@@ -83,7 +83,7 @@ def list_hangup_signals() -> tuple[signal.Signals, ...]:
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
-def _run_recorded(spec: StageSpec, name: str, stop: StopRequest) -> None:
+def _run_recorded(spec: Stage, name: str, stop: StopRequest) -> None:
     """Run a stage and record this rank's error, also if it occurs before the stage starts."""
     try:
         run_stage(spec, name, stop)
@@ -110,7 +110,7 @@ class SlurmJob:
         patience_s: seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
-    spec: StageSpec
+    spec: Stage
     patience_s: float = 100.0
 
     def __call__(self) -> None:

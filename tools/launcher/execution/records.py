@@ -19,9 +19,9 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.run.folder import read_git_state
 from pretrain.common.run.state import find_working_folder, read_record, write_failure
+from tools.stages.base import Stage
 
 from ..resources import Resources
-from ..spec import StageSpec
 from .job import Job
 
 
@@ -64,7 +64,7 @@ def format_original_command(folder: Path) -> str:
     return command if is_here else f"cd {shlex.quote(working_folder)} && {command}"
 
 
-def record_job(spec: StageSpec, resources: Resources, job: Job) -> None:
+def record_job(spec: Stage, resources: Resources, job: Job) -> None:
     """Add a job to the launch.json of its run folder."""
     path = job.folder / "launch" / "launch.json"
     earlier = read_record(path)

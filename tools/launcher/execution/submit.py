@@ -22,11 +22,11 @@ from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
+from tools.stages.base import Stage
 
 from ..gpus import list_visible_gpus
 from ..resources import Resources
 from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
-from ..spec import StageSpec
 from . import slurm
 from .job import SCRIPT, Job
 from .rank_main import SlurmJob
@@ -49,7 +49,7 @@ while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
 export MASTER_PORT=${MASTER_PORT:-$port}"""
 
 
-def submit(specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str = "") -> list[str]:
+def submit(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str = "") -> list[str]:
     """Submit one job to SLURM, or an array if there are several specs; return the ids.
 
     Args:
@@ -76,7 +76,7 @@ def submit(specs: Sequence[StageSpec], resources: Resources, code: Path, depende
     return ids
 
 
-def render_script(specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str) -> str:
+def render_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
     """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
     if resources.cluster == "slurm":
@@ -88,9 +88,7 @@ def render_script(specs: Sequence[StageSpec], resources: Resources, code: Path, 
     return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 
-def _build_script(
-    specs: Sequence[StageSpec], resources: Resources, code: Path, dependency: str, log_folder: Path
-) -> str:
+def _build_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str, log_folder: Path) -> str:
     """Build the script of sbatch."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
     # In SLURM 22.05 and later, srun does not take the number of cores from sbatch.
@@ -140,14 +138,14 @@ def _list_parameters(resources: Resources) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value}
 
 
-def name_job(specs: Sequence[StageSpec]) -> str:
+def name_job(specs: Sequence[Stage]) -> str:
     """Return the job's display name (``demo-jcl-pretrain``), which has only characters that every site accepts."""
     folder = specs[0].folder
     root = specs[0].root
     if root:
-        name = f"{Path(root).name}-{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
+        name = f"{Path(root).name}-{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].name}"
     else:
-        name = f"{specs[0].stage}-{Path(folder).name}"
+        name = f"{specs[0].name}-{Path(folder).name}"
     return re.sub(r"[^A-Za-z0-9._-]", "_", name.replace("/", "-"))
 
 

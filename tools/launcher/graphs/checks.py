@@ -8,27 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fvcore.common.config import CfgNode
-
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.files import check_file, read_json
+from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import find_working_folder, read_record, read_state
-from pretrain.config import from_yaml_text
 from pretrain.data.names import resolve
-from pretrain.preflight import check_batch_size, check_data_exists, check_divisible, check_same_run
-from transfer.api import try_config
-from transfer.preflight import check_inputs
+from tools.stages.base import Stage, build_stage
 from transfer.weights.locate import find_weights
 
-from ..arguments import TransferArguments
 from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
 from ..options import Options
 from ..resources import Resources
-from ..spec import StageSpec
-from ..stages import prepare_fine_tuning, read_pretrain_config
 from .graph import RECORD, Graph, Node
 
 
@@ -92,7 +84,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
                     job.check_not_running(state)
             if key in plan.missing:
                 _check_parents(key, graph, plan)
-                plan.warnings += _check_stage(plan.missing[key], plan.resources[key], download, check_data)
+                plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], download, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
     if options.cluster == "slurm" and graph.report:
@@ -108,7 +100,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
 def _check_same_work(node: Node, job: Job) -> None:
     """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
     record = read_json(job.folder / "launch" / "launch.json")
-    submitted = StageSpec.from_json(record["spec"])
+    submitted = build_stage(record["spec"])
     if submitted.fingerprint() != node.spec.fingerprint():
         changes = node.spec.describe_changes(submitted.identity, allowed=()) or "what it builds on has changed"
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
@@ -121,15 +113,13 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
     if graph.is_single:  # no other stage runs before it
         nodes[key].spec.check_parents()
     for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
-        if parent.spec.stage == "pretrain" and not parent.spec.has_checkpoint():
-            remedy = "restore it, or move the folder away to pretrain again"
-            raise UserError(f"the checkpoint of {parent.key} is gone from {parent.spec.folder}; {remedy}")
+        parent.spec.check_usable()
     children = [node.key for node in graph.nodes if key in node.parents]
-    if nodes[key].spec.stage == "pretrain" and children and plan.missing.keys().isdisjoint(children):
+    if nodes[key].spec.trains_backbone and children and plan.missing.keys().isdisjoint(children):
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
-def _check_stage(node: Node, resources: Resources, download: bool, check_data: bool) -> list[str]:
+def _check_stage(node: Node, graph: Graph, resources: Resources, download: bool, check_data: bool) -> list[str]:
     """Check what the stage would refuse on its devices; return warnings."""
     spec = node.spec
     is_slurm = resources.cluster == "slurm"
@@ -139,47 +129,32 @@ def _check_stage(node: Node, resources: Resources, download: bool, check_data: b
     check_may_continue(spec)
     if is_slurm:
         _check_cores(resources)
-    if not spec.config:
-        return []
-    reads_weights = not node.parents and not spec.has_checkpoint()  # a resumed run may no longer need them
-    world_size = resources.nodes * resources.tasks
+    spec.check(resources.nodes * resources.tasks, starts_later=is_slurm or bool(node.parents))
+    reads_weights = not node.parents and spec.reads_weights()  # a resumed run may no longer need them
     warnings: list[str] = []
-    cfg: CfgNode
-    if spec.stage == "transfer":
-        run = prepare_fine_tuning(spec.config, spec.args[0], world_size)
-        if is_slurm or node.parents:  # it starts later, maybe after days
-            try_config(run)
-        cfg = run.cfg
-        names = [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]
-        is_address = "://" in cfg.MODEL.WEIGHTS
-        if reads_weights and is_address and download:
-            find_weights(cfg.MODEL.WEIGHTS)
-        elif reads_weights and is_address:
-            warnings.append(f"{cfg.MODEL.WEIGHTS} is not checked: it is downloaded here before the stage is started")
-        check = functools.partial(check_inputs, cfg, eval_only=run.eval_only, weights=reads_weights and not is_address)
-    else:
-        cfg = from_yaml_text(spec.config)
-        check_divisible(cfg, spec.stage, world_size)
-        names = [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]
-        if reads_weights and spec.stage == "pretrain" and "://" in cfg.MODEL.WEIGHTS:
-            check_file(cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
-        check = functools.partial(check_data_exists, cfg, spec.stage, weights=reads_weights)
-        warnings += _describe_moved_names(spec, names[:3])
-    if any(key.partition("/")[0] == "data" for key in spec.folders):  # an earlier stage writes them
+    if reads_weights and spec.weights_address:
+        if download:
+            find_weights(spec.weights_address)
+        else:
+            text = "is not checked: it is downloaded here before the stage is started"
+            warnings.append(f"{spec.weights_address} {text}")
+    warnings += _describe_moved_names(spec)
+    if any(other.spec.makes_data for other in graph.nodes if other.key in spec.folders):  # they may not exist yet
         return warnings
-    unchecked = _check_data(check, names, is_slurm, check_data)
-    if spec.stage != "transfer" and not unchecked:  # the data are on this machine
-        check_batch_size(cfg, spec.stage)
+    check = functools.partial(spec.check_data, reads_weights and not spec.weights_address)
+    unchecked = _check_data(check, spec.list_data(), is_slurm, check_data)
+    if not unchecked:  # the data are on this machine
+        spec.check_counts()
     return [*warnings, *unchecked]
 
 
-def _describe_moved_names(spec: StageSpec, names: Iterable[str]) -> list[str]:
+def _describe_moved_names(spec: Stage) -> list[str]:
     """Describe the relative names of a run that resumes in another working folder, where they may be other images."""
     earlier = read_state(spec.folder).get("cwd", "")
     current = find_working_folder()
     if earlier in ("", current) or not spec.has_checkpoint():
         return []
-    relative = [name for name in filter(None, names) if resolve(name, current) != name]
+    relative = [name for name in filter(None, spec.list_data()) if resolve(name, current) != name]
     return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
 
 
@@ -208,21 +183,18 @@ def _check_cores(resources: Resources) -> None:
         raise UserError(f"{problem} per node, but no {node} has more than {cores}; {remedy}")
 
 
-def check_may_continue(spec: StageSpec) -> None:
+def check_may_continue(spec: Stage) -> None:
     """Check that the run folder can be written, and contains no checkpoint or results of another run."""
     folder = Path(spec.folder)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
-    is_evaluation = spec.stage == "transfer" and TransferArguments.from_words(spec.args[0]).eval_only
-    check_stage_of(folder, "evaluation" if is_evaluation else spec.stage)
+    check_stage_of(folder, spec.name)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
-    earlier_config = read_pretrain_config(spec.folder) if spec.stage == "pretrain" else None
-    if earlier_config:
-        check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
+    spec.check_same_run()
     launched = read_record(folder / "launch" / "launch.json").get("spec")
-    earlier = StageSpec.from_json(launched).identity if launched else read_state(folder).get("work")
+    earlier = build_stage(launched).identity if launched else read_state(folder).get("work")
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")

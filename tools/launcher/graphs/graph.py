@@ -11,9 +11,10 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
 from pretrain.common.run.state import find_working_folder, read_record
+from tools.stages.base import Stage, build_stage
+from tools.stages.inputs import hash_content
 
 from ..options import Options, from_record
-from ..spec import StageSpec, hash_content
 
 RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
@@ -23,7 +24,7 @@ class Node:
     """A stage of a graph: ``key`` is its display name (``jcl/linear``), ``parents`` are keys of other nodes."""
 
     key: str
-    spec: StageSpec
+    spec: Stage
     parents: tuple[str, ...] = ()
 
 
@@ -39,7 +40,7 @@ class Graph:
 
     output: str
     nodes: tuple[Node, ...]
-    report: StageSpec | None = None
+    report: Stage | None = None
     study: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -47,7 +48,7 @@ class Graph:
         return self.report is None
 
 
-def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: dict[str, Any] | None = None) -> Graph:
+def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[str, Any] | None = None) -> Graph:
     """Build a graph, and complete the spec of each stage by what the stage builds on.
 
     A spec gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
@@ -56,7 +57,7 @@ def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: di
     Raises:
         UserError: two stages would share a key or a folder.
     """
-    specs: dict[str, StageSpec] = {}
+    specs: dict[str, Stage] = {}
     owners: dict[str, str] = {}
     for node in nodes:
         owner = owners.setdefault(node.spec.folder, node.key)
@@ -66,13 +67,13 @@ def build_graph(output: str, nodes: Sequence[Node], report: StageSpec, study: di
     return Graph(output, tuple(replace(node, spec=specs[node.key]) for node in nodes), report, study or {})
 
 
-def build_single(spec: StageSpec) -> Graph:
+def build_single(spec: Stage) -> Graph:
     """Build a graph of one stage. A stage that was part of a pipeline keeps what it builds on."""
     spec = replace(spec, inputs=_hash_inputs(spec, set()))
-    return Graph(spec.folder, (Node(spec.stage, spec),))
+    return Graph(spec.folder, (Node(spec.name, spec),))
 
 
-def _complete_spec(node: Node, specs: Mapping[str, StageSpec], output: str) -> StageSpec:
+def _complete_spec(node: Node, specs: Mapping[str, Stage], output: str) -> Stage:
     """Add to the spec of ``node`` what it builds on; ``specs`` contains its parents."""
     fingerprints: dict[str, str] = {}
     folders: dict[str, str] = {}
@@ -81,12 +82,12 @@ def _complete_spec(node: Node, specs: Mapping[str, StageSpec], output: str) -> S
         parent = specs[key]
         fingerprints[key] = parent.fingerprint()
         folders |= {**parent.folders, key: parent.folder}
-        products |= {parent.folder, str(Path(parent.folder, parent.produces))}
+        products |= {parent.folder, parent.product}
     inputs = _hash_inputs(node.spec, products)
     return replace(node.spec, root=output, parents=fingerprints, folders=folders, inputs=inputs)
 
 
-def _hash_inputs(spec: StageSpec, products: set[str]) -> dict[str, str]:
+def _hash_inputs(spec: Stage, products: set[str]) -> dict[str, str]:
     """Map each weights file that is not in ``products`` to its content.
 
     A resumed stage no longer needs its initial weights; if they are gone, the record knows what they were.
@@ -105,7 +106,7 @@ def write_graph(graph: Graph, options: Options) -> None:
     stages = []
     for node in graph.nodes:
         spec = node.spec
-        place = {"key": node.key, "stage": spec.stage, "folder": spec.folder, "parents": list(node.parents)}
+        place = {"key": node.key, "stage": spec.name, "folder": spec.folder, "parents": list(node.parents)}
         stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
     record = {"output": graph.output, "cwd": find_working_folder(), "study": graph.study, "stages": stages}
     write_json(Path(graph.output) / RECORD, {**record, "report": graph.report.to_json(), "options": asdict(options)})
@@ -141,17 +142,13 @@ def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
         options = from_record(record["options"], **changes)
         if path.name == RECORD.name:
             nodes = tuple(
-                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
-                for stage in record["stages"]
+                Node(stage["key"], build_stage(stage["spec"]), tuple(stage["parents"])) for stage in record["stages"]
             )
-            graph = Graph(record["output"], nodes, StageSpec.from_json(record["report"]), record["study"])
+            graph = Graph(record["output"], nodes, build_stage(record["report"]), record["study"])
         else:
-            graph = build_single(StageSpec.from_json(record["spec"]))
+            graph = build_single(build_stage(record["spec"]))
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged or from another version ({error}); rerun the original command") from error
-    for spec in (*(node.spec for node in graph.nodes), graph.report):
-        if spec:
-            spec.check_entry()
     folder = path.absolute().parents[1]
     if folder.resolve() != Path(graph.output).resolve():
         raise UserError(f"{folder} was moved from {graph.output}; rerun the original command")

@@ -38,16 +38,22 @@ from typing import Any
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError, one_line, suggest_name
 from pretrain.common.files import check_file
+from tools.stages import MOVED, SUMMARIES
+from tools.stages.base import Stage, find_stage
+from tools.stages.convert import Convert
+from tools.stages.data import Data
+from tools.stages.pretrain import Pretrain
+from tools.stages.probe import Probe
+from tools.stages.report import Report
+from tools.stages.transfer import Transfer
 
-from .. import MOVED, stages
-from ..spec import StageSpec
 from .graph import Graph, Node, build_graph
 
 _TYPE_NAMES = {str: "text", list: "a list", dict: "KEY: value lines"}
-# The type of each key, whose default is empty.
+# The type of each key, whose default is empty. A probe has the key of its name, in capitals.
 _FILE: dict[str, type] = {
     **dict.fromkeys(("OUTPUT_DIR", "BASELINE", "ENGINE", "PRETRAIN"), str),
-    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES", "KNN", "LINEAR", "EMBEDDING"), list),
+    **dict.fromkeys(("DATA", "SEEDS", "OVERRIDES"), list),
     **dict.fromkeys(("TRANSFER_OVERRIDES", "POINTS"), list),
     **dict.fromkeys(("BRANCHES", "TRANSFER", "GRID"), dict),
 }
@@ -71,7 +77,7 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
         _add_settings(plan, path)
     plan["SEEDS"] = _read_seeds(plan["SEEDS"], path)
     nodes = _build_nodes(plan, folder, path)
-    return build_graph(str(folder), nodes, stages.build_report(folder), _build_study(plan, path))
+    return build_graph(str(folder), nodes, Report.load(Report.Options((str(folder),))), _build_study(plan, path))
 
 
 def _build_study(plan: dict[str, Any], path: str) -> dict[str, Any]:
@@ -117,7 +123,9 @@ def _build_nodes(plan: dict[str, Any], folder: Path, path: str) -> list[Node]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
     plans = {seed: _insert_seed(plan, seed) for seed in plan["SEEDS"] or [""]}
     data_sets = _list_data_sets(plans.values())
-    nodes = [Node(key, stages.build_data(words, str(folder / key))) for key, words in data_sets.items()]
+    nodes = [
+        Node(key, Data.load(Data.Options(tuple(words)), folder=str(folder / key))) for key, words in data_sets.items()
+    ]
     branches: list[_Branch] = []
     for name, (seed, seed_plan) in itertools.product(plan["BRANCHES"], plans.items()):
         branches.append(_read_branch(name, seed, seed_plan, folder, path))
@@ -143,7 +151,7 @@ class _Branch:
     seed: str
     keys: dict[str, Any]
     folder: Path
-    pretrain: StageSpec | None
+    pretrain: Stage | None
 
 
 def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path: str) -> _Branch:
@@ -158,7 +166,8 @@ def _read_branch(label: Any, seed: str, plan: dict[str, Any], folder: Path, path
     name = _name_branch(label, seed)
     folder = folder / name
     words = [*keys["OVERRIDES"], "OUTPUT_DIR", str(folder / "pretrain")]
-    pretrain = stages.build_pretrain(keys["PRETRAIN"], words) if keys["PRETRAIN"] else None
+    recipe = keys["PRETRAIN"]
+    pretrain = Pretrain.load(Pretrain.Options(config_file=recipe), words) if recipe else None
     return _Branch(name, seed, {**plan, **keys}, folder, pretrain)
 
 
@@ -212,7 +221,12 @@ def read_pipeline_file(path: str) -> dict[str, Any]:
         plan = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {one_line(error)}") from error
-    return _check_keys(plan, _FILE, path)
+    return _check_keys(plan, _FILE | {probe.name.upper(): list for probe in list_probes()}, path)
+
+
+def list_probes() -> list[type[Probe]]:
+    """List the probes in the order in which they run."""
+    return [stage for stage in map(find_stage, SUMMARIES) if issubclass(stage, Probe)]
 
 
 def check_label(name: Any, description: str) -> str:
@@ -225,14 +239,14 @@ def check_label(name: Any, description: str) -> str:
 
 def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, ...]) -> list[Node]:
     nodes = []
-    for stage in ("knn", "linear", "embedding"):
-        value = branch.keys[stage.upper()]
+    for probe in list_probes():
+        value = branch.keys[probe.name.upper()]
         files = [value] if isinstance(value, str) else value
         for file in ("" if file == "own" else str(file) for file in files):
-            name = stage if len(files) == 1 else f"{stage}_{Path(file).stem or 'own'}"
+            name = probe.name if len(files) == 1 else f"{probe.name}_{Path(file).stem or 'own'}"
             folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
-            spec = stages.build_probe(stage, weights, file, words, base)
+            spec = probe.load(probe.Options(weights, file), words, base)
             nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 
@@ -243,7 +257,8 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
     initialization = branch.keys["DETECTOR"]
     if branch.keys["TRANSFER"] and not initialization and weights != "random":
         initialization = str(branch.folder / "backbone.pth")
-        spec = stages.build_convert(weights, initialization, str(branch.folder / "convert"))
+        options = Convert.Options(weights, initialization)
+        spec = Convert.load(options, folder=str(branch.folder / "convert"))
         nodes.append(Node(f"{branch.name}/convert", spec, parents))
         parents = (nodes[0].key, *data)
     for name, value in branch.keys["TRANSFER"].items():
@@ -252,7 +267,7 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
         keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
         words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
         words += [*branch.keys["SEED"], "MODEL.WEIGHTS", initialization, "OUTPUT_DIR", folder]
-        spec = stages.build_transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or branch.keys["ENGINE"])
+        spec = Transfer.load(Transfer.Options(keys["CONFIG"], keys["ENGINE"] or branch.keys["ENGINE"]), words)
         nodes.append(Node(f"{branch.name}/{name}", spec, parents))
     return nodes
 

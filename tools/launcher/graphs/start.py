@@ -16,6 +16,7 @@ from pretrain.common.errors import UserError, count_noun
 from pretrain.common.output import survive_lost_output
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import Job
+from tools.stages.base import Stage
 
 from ..execution import slurm
 from ..execution.local_graph import LocalRun, shorten_path
@@ -24,7 +25,6 @@ from ..execution.records import format_resume_command, warn
 from ..execution.submit import build_environment, copy_code, find_code, remove_folder, render_script, submit
 from ..options import Options
 from ..sbatch import UNLIMITED, count_gpus
-from ..spec import StageSpec
 from .checks import Plan, check_graph
 from .graph import Graph, Node, write_graph
 
@@ -155,7 +155,7 @@ class Submission:
             self._submit_batch(batch[:middle], code, previous)
             self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
 
-    def _submit(self, keys: list[str], specs: list[StageSpec], code: Path, dependency: str) -> None:
+    def _submit(self, keys: list[str], specs: list[Stage], code: Path, dependency: str) -> None:
         ids = submit(specs, self._plan.resources[keys[0]], code, dependency)
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
@@ -206,7 +206,7 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
                 startable[node.key] = node
         print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.spec.folder)}{reason}")
     if graph.report:
-        print(f"to run   report  after everything  -> {shorten_path(graph.report.produces)}")
+        print(f"to run   report  after everything  -> {shorten_path(graph.report.product)}")
     code = find_code(graph.output)
     groups = _group_nodes(startable.values(), startable.keys(), plan)
     batches = [array for group in groups for array in _split(group, options)]
@@ -257,7 +257,7 @@ def describe_cost(plan: Plan) -> str:
         own = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
         gpus = resources.nodes * resources.gpus or own
         if gpus:
-            requests[node.spec.stage, gpus, resources.minutes, resources.max_timeouts] += 1
+            requests[node.spec.name, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []
     total = 0.0
     for (stage, gpus, minutes, max_timeouts), jobs in requests.items():
@@ -285,7 +285,7 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterab
     for node in nodes:
         resources = plan.resources[node.key]
         is_in_array = resources.cluster == "slurm" and waiting.isdisjoint(node.parents)
-        name = f"{node.spec.stage} {resources}" if is_in_array else node.key
+        name = f"{node.spec.name} {resources}" if is_in_array else node.key
         groups.setdefault(name, []).append(node)
     return groups.values()
 

@@ -16,7 +16,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.preflight import check_same_run
 from tests.errors import refused
-from tools.launcher import stages
+from tests.tools.launcher.helpers import build_pretrain, build_probe
 
 ROOT = Path(__file__).parents[4]
 TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
@@ -105,8 +105,8 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
     assert check_same_run(changed, *earlier) == [f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"]
     refused(lambda: train.main(submitted), "modules", edited.IMPORTED)  # a job that waited meanwhile
-    assert stages.build_pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
-    assert stages.build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
+    assert build_pretrain("", words).config == edited.dump()
+    assert build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ import pytest
 
 from pretrain.common.run.state import read_record, read_state
 from tests.errors import refused
+from tests.tools.launcher.fake_stages import FakeAlone, FakeOnCpu
 from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus
 from tools.launcher.execution import jobs, local_job, status
@@ -166,8 +167,8 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(tmp_path: Path
     """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)
-    b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
-    d = Node("d", replace(fake(tmp_path / "d"), one_process=True))
+    b = replace(b, spec=FakeOnCpu(b.spec.folder, b.spec.options))
+    d = Node("d", FakeAlone(str(tmp_path / "d")))
     graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
     assert start_graph(graph, replace(TWO_STAGES, gpus=2, parallel=3)) == 0
     printed = capfd.readouterr().out

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,14 @@ import pytest
 
 from pretrain.config import from_yaml_text
 from tests.errors import refused
-from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY, end
+from tests.tools.launcher.helpers import HERE, LOCAL, ROOT, TINY, build_pretrain, build_probe, end
 from tools import launch
-from tools.launcher import stages
 from tools.launcher.execution.job import Job
 from tools.launcher.execution.records import record_job
 from tools.launcher.graphs import start
 from tools.launcher.graphs.graph import Graph, write_graph
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec
+from tools.stages import recipes
 
 Started = list[tuple[Graph, Options]]
 
@@ -50,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 def test_a_resumed_graph_keeps_its_resources(started: Started):
-    Path("s.yaml").write_text(f"PRETRAIN: {stages.find_recipe('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
+    Path("s.yaml").write_text(f"PRETRAIN: {recipes.find_recipe('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
@@ -86,13 +85,13 @@ def test_relative_names_are_those_of_the_folder_that_a_run_was_started_in(
 
 
 def test_a_probe_finds_the_images_of_its_run_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    text = stages.build_pretrain("", [*TINY, "DATA.TRAIN", "folder:data", "OUTPUT_DIR", "run"]).config
+    text = build_pretrain("", [*TINY, "DATA.TRAIN", "folder:data", "OUTPUT_DIR", "run"]).config
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text(text)
     end(tmp_path / "run", "complete", stage="pretrain", cwd=str(tmp_path))
-    near = stages.build_probe("knn", "run")
+    near = build_probe("knn", "run")
     monkeypatch.chdir(tmp_path / "run")
-    far = stages.build_probe("knn", ".")
+    far = build_probe("knn", ".")
     assert from_yaml_text(near.config).DATA.TRAIN == "folder:data"
     assert (f"folder:{tmp_path}/data", f"{tmp_path}/datasets") == (
         from_yaml_text(far.config).DATA.TRAIN,
@@ -101,24 +100,24 @@ def test_a_probe_finds_the_images_of_its_run_from_another_folder(tmp_path: Path,
 
 
 def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
-    spec = stages.build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
-    spec = StageSpec(**{**spec.to_json(), "args": spec.args, "parents": {"a/pretrain": "1234"}, "root": "/pipeline"})
+    spec = build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
+    spec = replace(spec, parents={"a/pretrain": "1234"}, root="/pipeline")
     write_record("x", {"spec": spec.to_json(), "options": asdict(HERE), "jobs": [LOCAL]})
     assert launch.main(["resume", "x"]) == 0
     ((graph, options),) = started
     assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
 
 
-@pytest.mark.parametrize("entry", ["os:system", "tools.launcher.execution.submit:snapshot", "pretrain.train:main"])
-def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
+@pytest.mark.parametrize("stage", ["os:system", "tools.launcher.execution.submit:snapshot", "os"])
+def test_only_a_known_stage_is_started(stage: str, started: Started):
     folder = str(Path("x").absolute())
-    spec = {"stage": "knn", "folder": folder, "entry": entry, "args": ["echo CALLED"]}
+    spec = {"stage": stage, "folder": folder, "entry": "os:system", "args": ["echo CALLED"]}
     alone = {"spec": spec, "options": asdict(HERE), "jobs": []}
     stages = [{"key": "a", "parents": [], "spec": spec}]
     graph = {"stages": stages, "report": spec, "study": {}, "output": folder, "options": asdict(HERE)}
     for record, name in ((alone, "launch.json"), (graph, "pipeline.json")):
         write_record("x", record, name)
-        refused(lambda: launch.main(["resume", "x"]), f"'{entry}' is not a known stage")
+        refused(lambda: launch.main(["resume", "x"]), f"'{stage}' is not a known stage")
     assert started == []
 
 
@@ -140,7 +139,7 @@ def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: st
     words = ["pipeline", pipeline_file, "--output", "x", "--cluster", "local", "--gpus", "0"]
     for engine, more in (("torchvision", []), ("detectron2", ["--engine", "detectron2"])):
         assert launch.main([*words, *more]) == launch.main(["resume", "x"]) == 0
-        assert [graph.nodes[0].spec.args[0][:3] for graph, _ in started[-2:]] == [["--resume", "--engine", engine]] * 2
+        assert [graph.nodes[0].spec.options.engine for graph, _ in started[-2:]] == [engine] * 2
 
 
 def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(pipeline_file: str, monkeypatch):

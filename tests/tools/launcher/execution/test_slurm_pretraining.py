@@ -17,8 +17,7 @@ from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.test_docs import FINE_TUNING, PRETRAINING
 from tests.tools.launcher.execution.test_slurm_slow import attempts, is_complete
-from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, submit_jobs, wait_for
-from tools.launcher import stages
+from tests.tools.launcher.helpers import CONFIGS, HERE, build_pretrain, job_of, run_alone, shown, submit_jobs, wait_for
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
@@ -52,10 +51,10 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """An epoch of 6 steps takes 30 s after start-up; each attempt has 60 s, minus 40 s for the signal."""
-    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
+    run_alone(build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     extend(monkeypatch, tmp_path, _SLOW_STEPS.format(5))
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
-    spec = stages.build_pretrain("", overrides(images, tmp_path / "cut", *never))
+    spec = build_pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
@@ -68,9 +67,9 @@ def test_a_preempted_pretraining_ends_bit_equal(
 ):
     more = ("SOLVER.EPOCHS", "5", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     extend(monkeypatch, tmp_path, _TINY)
-    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "whole", *more)))
+    run_alone(build_pretrain("", overrides(images, tmp_path / "whole", *more)))
     extend(monkeypatch, tmp_path, _TINY + _SLOW_STEPS.format(0.4))
-    (job,) = submit_jobs([stages.build_pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
+    (job,) = submit_jobs([build_pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
     wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
     slurm_cluster.preempt()
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=300)
@@ -83,9 +82,9 @@ def test_pretraining_on_two_nodes_equals_one_process(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
-    spec = stages.build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
+    spec = build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
     (job,) = submit_jobs([spec], replace(slurm_options, nodes=2, tasks=2))
-    run_alone(stages.build_pretrain("", overrides(images, tmp_path / "here", *groups)))
+    run_alone(build_pretrain("", overrides(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
     losses = [[line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here")]

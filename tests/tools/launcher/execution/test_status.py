@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.lease import claim
@@ -101,7 +102,10 @@ def test_the_newest_start_of_a_stage_counts(tmp_path: Path):
     assert by_key(tmp_path)["."]["state"] == "lost"  # the job ended before its stage was started
 
 
-def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_failure_stands_below_the_table_and_in_the_logs_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(extensions.VARIABLE)  # which `resume` would need
     folder = started(tmp_path / "run", {**LOCAL, "logs": str(tmp_path / "run/launch/s")})
     (folder / "launch/s").mkdir()
     (folder / "launch/s/0.out").write_text("a line\n")

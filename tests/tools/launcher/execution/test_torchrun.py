@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pretrain.runs import lines, overrides
-from tests.tools.launcher.helpers import ROOT, run_alone
-from tools.launcher import stages
+from tests.tools.launcher.helpers import ROOT, build_pretrain, run_alone
 
 
 @pytest.mark.slow
@@ -24,7 +23,7 @@ def test_two_machines_that_torchrun_joins_train_as_one_process(images: Path, tmp
     machines = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     errors = [machine.communicate(timeout=180)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], errors
-    assert run_alone(stages.build_pretrain("", overrides(images, tmp_path / "one", *more))) == 0
+    assert run_alone(build_pretrain("", overrides(images, tmp_path / "one", *more))) == 0
     losses = [line["loss"] for line in lines(tmp_path / "two", "loss")]
     expected = [line["loss"] for line in lines(tmp_path / "one", "loss")]
     assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == 3

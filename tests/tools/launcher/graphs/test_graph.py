@@ -12,12 +12,13 @@ from pretrain.common.run.lease import claim
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 from tests.tools.launcher import helpers
-from tests.tools.launcher.helpers import HERE, complete, fake, graph_of, job_of, run_alone, started
+from tests.tools.launcher.fake_stages import Fake, FakeTraining
+from tests.tools.launcher.helpers import HERE, build_convert, complete, fake, graph_of, job_of, run_alone, started
 from tools.launcher.execution.rank_main import run_stage
 from tools.launcher.graphs.graph import Graph, Node, build_single
 from tools.launcher.graphs.start import show_graph, start_graph
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec
+from tools.stages.base import Stage, build_stage
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
@@ -27,7 +28,7 @@ def chain(folder: Path, extra: str = "") -> Graph:
     return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
 
 
-def queue(cluster: Path, spec: StageSpec, job_id: str) -> None:
+def queue(cluster: Path, spec: Stage, job_id: str) -> None:
     """Add a running job of a stage."""
     started(Path(spec.folder), {**helpers.SLURM, "id": job_id}, spec=spec.to_json())
     with open(cluster / "queue", "a") as file:
@@ -115,7 +116,7 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
 
 
 def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
-    spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
+    spec = FakeTraining(str(tmp_path / "run"), Fake.Options(arguments=("weights.pth",)), inputs={"weights.pth": ""})
     Path("weights.pth").write_bytes(b"weights")
     earlier = build_single(spec).nodes[0].spec
     complete(earlier)
@@ -129,7 +130,7 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(t
     graph = chain(tmp_path)
     assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")
-    alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
+    alone = build_stage(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
     assert start_graph(build_single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
     (tmp_path / "b/results.json").unlink()  # b's output is gone, so only b runs again
@@ -158,16 +159,18 @@ def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_pat
     assert child.is_complete()
 
 
-@pytest.mark.parametrize("stage", ["knn", "convert", "transfer"])
-def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, stage: str):
+@pytest.mark.parametrize("is_conversion", [False, True])
+def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, is_conversion: bool):
     """The pretraining was still running or was run again, so it has equal settings but other weights."""
     pretraining = fake(tmp_path / "a/pretrain")
-    probe = replace(fake(tmp_path / "a/x"), stage=stage, produces=str(tmp_path / "a/x/product"))
+    probe = fake(tmp_path / "a/x")
+    if is_conversion:
+        probe = build_convert("a.pth", str(tmp_path / "a/x/product"), probe.folder)
     nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))
     spec = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].spec
     complete(spec)
     write_json(
-        Path(f"{spec.produces}.json") if stage == "convert" else tmp_path / "a/x/results.json",
+        Path(f"{spec.product}.json") if is_conversion else tmp_path / "a/x/results.json",
         {"source": {"source_sha256": "1234"}},
     )
     assert spec.is_complete()  # the pretraining's folder was removed

@@ -6,20 +6,20 @@ import pytest
 
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.config import from_yaml_text
-from pretrain.probe.protocol import build_protocol
+from pretrain.probe.protocol import build_linear_protocol
 from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS
 from tools import launch
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.paper_pipeline import write_pipeline
-from tools.launcher.spec import StageSpec
 from tools.reporting import paper_tables
 from tools.reporting.runs import Origin, Score, normalize_protocol
+from tools.stages.base import Stage
 
 PAPERS = CONFIGS / "papers"
 
 
-def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
+def stages_of(table: str, folder: Path, word: str = "") -> dict[str, Stage]:
     graph = pipeline.load_pipeline(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
     return {node.key: node.spec for node in graph.nodes}
 
@@ -28,7 +28,7 @@ def published_top1(config: str) -> float | None:
     """Return the published top-1 of the pretraining and the linear probe that ``config`` describes."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
-    test, settings = normalize_protocol("linear", build_protocol(cfg, "linear"))
+    test, settings = normalize_protocol("linear", build_linear_protocol(cfg))
     score = Score(Path(), "linear", origin, test, protocol=settings)
     row = paper_tables.find_published(score).row
     return float(row["top1"]) if row else None
@@ -64,12 +64,12 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
     linear, coco, voc = (stages_of(name, tmp_path) for name in ("jcl_table1_linear", "jcl_table2_coco_1x", "moco_voc"))
     for key in ("mocov1_R50_IN1k_200ep/pretrain", "jcl_R50_IN1k_200ep/pretrain"):
         assert linear[key].fingerprint() == coco[key].fingerprint() == voc[key].fingerprint()
-    trained = [key for key in coco if coco[key].stage == "transfer"]
+    trained = [key for key in coco if coco[key].name == "transfer"]
     assert len(trained) == 15 and not [key for key in coco if "linear" in key]
     for key in (name for name in trained if name.startswith("supervised_msra/")):
         assert "supervised_msra/backbone.pth" in coco[key].config and "FORMAT: BGR" in coco[key].config
-    assert coco["supervised_msra/convert"].args[0][0].endswith("weights/R-50.pkl")
-    trained = [key for key in voc if voc[key].stage == "transfer"]
+    assert coco["supervised_msra/convert"].options.source.endswith("weights/R-50.pkl")
+    trained = [key for key in voc if voc[key].name == "transfer"]
     starts = {key.split("/")[0] for key in trained}
     assert len(trained) == 5 * len(starts) > 20
     assert {key for key in voc if key.endswith("/convert")} == {f"{start}/convert" for start in starts - {"random"}}

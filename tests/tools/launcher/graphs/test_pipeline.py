@@ -11,9 +11,9 @@ from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS, HERE
 from tests.tools.reporting.runs import write
 from tools import report
-from tools.launcher import stages
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.graph import Graph, write_graph
+from tools.stages import recipes
 
 FILES = [
     path for path in sorted(CONFIGS.rglob("*.yaml")) if re.search("^(BRANCHES|GRID|POINTS):", path.read_text(), re.M)
@@ -27,7 +27,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         "SEEDS: [4, 7]\nBASELINE: random\n"
         "KNN: own\nEMBEDDING: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
-        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.find_recipe('mocov2')}, "
+        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {recipes.find_recipe('mocov2')}, "
         "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
         '  2020: {WEIGHTS: "runs/{seed}.pth"}\n  zoo: {DETECTOR: zoo.pkl}\n'
     )
@@ -45,19 +45,19 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert nodes["moco_seed=7/short"].parents == ("moco_seed=7/convert", *data)
     for name, weights in (("zoo", "zoo.pkl"), ("random", "")):
         assert yaml.safe_load(nodes[f"{name}_seed=4/long"].spec.config)["MODEL"]["WEIGHTS"] == weights
-    assert nodes["data/7"].spec.produces == str(tmp_path / "data/7")
+    assert nodes["data/7"].spec.product == str(tmp_path / "data/7")
     for name in ("random", "moco"):  # random weights are probed by the data of their seed
         assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].spec.config)["DATA"]["TRAIN"] == "folder:data/7"
     for stage in ("pretrain", "knn", "embedding"):
         assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
-    assert nodes["random_seed=4/embedding"].spec.args == ("random",)
+    assert nodes["random_seed=4/embedding"].spec.options.weights == "random"
     short, long = (nodes[f"moco_seed=4/{name}"].spec for name in ("short", "long"))
     config = yaml.safe_load(short.config)
     assert (config["SEED"], config["SOLVER"]["MAX_ITER"]) == (4, 5)
     assert config["MODEL"]["WEIGHTS"] == str(tmp_path / "out/moco_seed=4/backbone.pth")
     assert yaml.safe_load(long.config)["SOLVER"]["MAX_ITER"] == 9
-    assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
-    assert nodes["2020_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
+    assert (short.options.engine, long.options.engine) == ("detectron2", "torchvision")
+    assert nodes["2020_seed=7/knn"].spec.options.weights == str(tmp_path / "runs/7.pth")
     folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", 2020, "zoo")}
     assert graph.study == {"branches": folders, "baseline": "random"}
 
@@ -66,16 +66,16 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
 def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
     graph = pipeline.load_pipeline(str(path))
-    trained = {node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}
+    trained = {node.spec.fingerprint() for node in graph.nodes if node.spec.name == "pretrain"}
     if re.search("^(GRID|POINTS):", path.read_text(), re.M):
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
-        is_converted = "convert" in {node.spec.stage for node in graph.nodes}
+        is_converted = "convert" in {node.spec.name for node in graph.nodes}
         assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which is only initialized at random
-        assert {"knn", "linear", "transfer", "embedding"} & {node.spec.stage for node in graph.nodes}
+        assert {"knn", "linear", "transfer", "embedding"} & {node.spec.name for node in graph.nodes}
 
 
-RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.find_recipe('jcl')}\n"
+RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {recipes.find_recipe('jcl')}\n"
 
 
 @pytest.mark.parametrize(

@@ -11,30 +11,31 @@ from pretrain import keys
 from pretrain.common.config.keys import Effect, Key
 from pretrain.common.run.state import Job
 from tests.errors import refused
-from tests.tools.launcher.helpers import CONFIGS, TINY, complete
-from tools.launcher import stages
+from tests.tools.launcher.helpers import CONFIGS, TINY, build_pretrain, build_probe, build_transfer, complete
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.checks import check_may_continue
 from tools.launcher.graphs.graph import build_single
-from tools.launcher.spec import StageSpec, hash_content
+from tools.stages import recipes
+from tools.stages.base import Stage, build_stage
+from tools.stages.inputs import hash_content
 
 
-def pretraining(*more: str) -> StageSpec:
-    return stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", "run", *more])
+def pretraining(*more: str) -> Stage:
+    return build_pretrain(recipes.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", "run", *more])
 
 
-def detector(*overrides: str, base: str = "SOLVER: {MAX_ITER: 3}", engine: str = "torchvision") -> StageSpec:
+def detector(*overrides: str, base: str = "SOLVER: {MAX_ITER: 3}", engine: str = "torchvision") -> Stage:
     Path("base.yaml").write_text(base)
     Path("mask.yaml").write_text("_BASE_: base.yaml\nMODEL: {MASK_ON: true}\n")
-    return stages.build_transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
+    return build_transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
-def with_contents(spec: StageSpec) -> StageSpec:
+def with_contents(spec: Stage) -> Stage:
     return build_single(spec).nodes[0].spec
 
 
-def knn(*more: str) -> StageSpec:
-    return stages.build_probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
+def knn(*more: str) -> Stage:
+    return build_probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
 
 
 def test_a_different_run_is_refused_and_each_change_is_named():
@@ -67,7 +68,7 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     words = ["DATASETS.TRAIN", "('coco:a.json:images',)", "MODEL.ANCHOR_GENERATOR.SIZES", "[[16, 32, 64]]"]
     spec = detector(*words, base=base)
     expected = load_config("mask.yaml", [*words, "OUTPUT_DIR", spec.folder])
-    queued = StageSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    queued = build_stage(json.loads(json.dumps(spec.to_json())))
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
     queued.run(Job())
@@ -75,8 +76,8 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
 
 
 def test_weights_count_by_content_and_not_by_path():
-    def probe(weights: str) -> StageSpec:
-        return with_contents(stages.build_probe("linear", weights, "", ["OUTPUT_DIR", "linear"]))
+    def probe(weights: str) -> Stage:
+        return with_contents(build_probe("linear", weights, "", ["OUTPUT_DIR", "linear"]))
 
     Path("a.pth").write_bytes(b"weights")
     before = probe("a.pth").fingerprint()
@@ -122,9 +123,7 @@ def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
         (detector, "FLOAT32_PRECISION high", True),
     ],
 )
-def test_only_keys_that_change_a_result_make_a_different_run(
-    build: Callable[..., StageSpec], words: str, is_other: bool
-):
+def test_only_keys_that_change_a_result_make_a_different_run(build: Callable[..., Stage], words: str, is_other: bool):
     complete(build())
     assert build(*words.split()).is_complete() != is_other
 
@@ -132,7 +131,7 @@ def test_only_keys_that_change_a_result_make_a_different_run(
 def test_a_moved_pipeline_stays_complete():
     Path("mask.yaml").write_text("VERSION: 2\n")
     Path("p.yaml").write_text(
-        f"BRANCHES: {{a: {{PRETRAIN: {stages.find_recipe('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
+        f"BRANCHES: {{a: {{PRETRAIN: {recipes.find_recipe('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
         "ENGINE: torchvision\n"
     )
     specs = [complete(node.spec) for node in pipeline.load_pipeline("p.yaml", "one").nodes]
@@ -142,10 +141,8 @@ def test_a_moved_pipeline_stays_complete():
 
 
 def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):
-    earlier = stages.build_pretrain(stages.find_recipe("mocov2"), TINY).fingerprint()
+    earlier = build_pretrain(recipes.find_recipe("mocov2"), TINY).fingerprint()
     nesterov = Key("SOLVER.NESTEROV", False, None, "a key of a later version", Effect.RESULT)
     monkeypatch.setattr(keys, "KEYS", (*keys.KEYS, nesterov))
-    assert stages.build_pretrain(stages.find_recipe("mocov2"), TINY).fingerprint() == earlier
-    assert (
-        stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier
-    )
+    assert build_pretrain(recipes.find_recipe("mocov2"), TINY).fingerprint() == earlier
+    assert build_pretrain(recipes.find_recipe("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier

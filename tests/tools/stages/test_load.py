@@ -8,43 +8,43 @@ import yaml
 from pretrain.common.run.state import update_state
 from pretrain.methods import METHODS
 from tests.errors import refused
-from tests.tools.launcher.helpers import TINY
-from tests.tools.launcher.test_spec import detector
-from tools.launcher import stages
+from tests.tools.launcher.helpers import CONFIGS, TINY, build_convert, build_pretrain, build_probe, build_transfer
+from tests.tools.stages.test_base import detector
+from tools.stages import recipes, transfer
 
 
 def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
-    trained = stages.build_pretrain(stages.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
+    trained = build_pretrain(recipes.find_recipe("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(trained.config)
-    probe = stages.build_probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
-    assert probe.folder == str(tmp_path / "run" / "linear") and probe.args == (str(tmp_path / "run"),)
+    probe = build_probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
+    assert probe.folder == str(tmp_path / "run" / "linear") and probe.options.weights == str(tmp_path / "run")
     assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
     update_state(tmp_path / "run", stage="transfer")  # a detector's config is of another kind
-    assert "ARCH: resnet50" in stages.build_probe("linear", str(tmp_path / "run")).config
+    assert "ARCH: resnet50" in build_probe("linear", str(tmp_path / "run")).config
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_default_recipe(method: str):
-    spec = stages.build_pretrain(stages.find_recipe(method), stages.find_recipe_overrides(method))
-    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in stages.list_methods()
+    spec = build_pretrain(recipes.find_recipe(method), recipes.find_recipe_overrides(method))
+    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in recipes.list_methods()
 
 
 def test_a_detector_has_its_folder_from_the_overrides_and_an_evaluation_one_in_it(tmp_path: Path):
     Path("c.yaml").write_text("VERSION: 2\n")
     for option, folder in (("--resume", tmp_path / "here"), ("--eval-only", tmp_path / "here/eval_only")):
         words = ["OUTPUT_DIR", "here", "SEED", "1"]
-        spec = stages.build_transfer("c.yaml", words, engine="torchvision", eval_only=option == "--eval-only")
+        spec = build_transfer("c.yaml", words, engine="torchvision", eval_only=option == "--eval-only")
         assert (spec.folder, yaml.safe_load(spec.config)["SEED"]) == (str(folder), 1)
-        assert spec.args[0] == [option, "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+        assert spec.arguments[1] == [option, "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
 def test_every_shipped_detector_is_resolved_as_its_file_says():
     from transfer.config import load_config
 
-    files = sorted((Path(stages.__file__).parents[2] / "configs").glob("coco_*.yaml"))
+    files = sorted(CONFIGS.glob("coco_*.yaml"))
     for file in files:
-        Path("resolved.yaml").write_text(stages.build_transfer(str(file), engine="torchvision").config)
+        Path("resolved.yaml").write_text(build_transfer(str(file), engine="torchvision").config)
         where = ["OUTPUT_DIR", "here"]
         assert load_config("resolved.yaml", where) == load_config(file, where), file
     assert len(files) >= 8
@@ -52,12 +52,12 @@ def test_every_shipped_detector_is_resolved_as_its_file_says():
 
 def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
     for spec, engine in ((object(), "detectron2"), (None, "torchvision")):
-        stages._choose_installed_engine.cache_clear()
+        transfer._choose_installed_engine.cache_clear()
         monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=spec: spec)
-        assert engine in detector(engine="auto").args[0]
-    stages._choose_installed_engine.cache_clear()
+        assert engine in detector(engine="auto").arguments[1]
+    transfer._choose_installed_engine.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", "a\udcffb"])
 def test_a_folder_name_with_control_characters_is_refused(name: str):
-    assert refused(lambda: stages.build_convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()
+    assert refused(lambda: build_convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()

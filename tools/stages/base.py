@@ -1,0 +1,371 @@
+"""What a stage is: options, config, run folder, identity, checks, what it runs, and the scores that it leaves.
+
+A stage runs again only if its work has changed. For example, the linear probe ``demo/jcl/linear`` has ``root`` demo,
+``parents`` {"jcl/pretrain": "8a1f..."} and ``folders`` {"jcl/pretrain": "demo/jcl/pretrain"}. Its ``inputs`` are empty,
+because another stage writes its weights; without a pipeline they would be {"run.pth": "sha256:..."}. Its ``identity``
+contains the arguments, the keys that differ from their defaults, and ``parents``; its fingerprint is a hash of that,
+which the stages that build on it record in turn. Moving demo changes neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import os
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from pretrain import config as pretraining
+from pretrain import keys
+from pretrain.common.config import extensions
+from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys, compare
+from pretrain.common.config.yaml_io import flatten, load_yaml
+from pretrain.common.errors import UserError
+from pretrain.common.files import check_name, describe_text, read_start
+from pretrain.common.run.folder import read_stage
+from pretrain.common.run.state import Job, find_working_folder, read_record, read_state
+from pretrain.common.weights import provenance
+
+from . import MOVED, SUMMARIES
+from .options import from_json
+
+if TYPE_CHECKING:
+    from tools.reporting.files import Run
+    from tools.reporting.runs import Score
+
+Kind = TypeVar("Kind", bound="type[Stage]")
+STAGES: dict[str, type[Stage]] = {}  # those that are imported, by name; see `find_stage`
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The work of one run folder. A subclass is a kind of stage, whose attributes and methods say what it does.
+
+    It is pickled for the job, and recorded in launch.json so that it can be started again.
+
+    Attributes:
+        folder: the run folder, absolute.
+        options: the stage's `Options`; paths are absolute.
+        config: resolved config as YAML text, or empty if the stage has none.
+        inputs: maps each weights file that the stage reads to its content (`inputs.hash_content`). The graph fills in
+            the content, and removes weights that another of its stages writes.
+        parents: fingerprints of the stages this one builds on, by name.
+        folders: folders of the stages this one builds on, directly or not, by name.
+        root: the folder that contains this stage and the ones it builds on (default: ``folder``).
+
+        name: the name of the kind, in records, results and commands.
+        gpu: whether the stage uses GPUs.
+        one_process: whether it runs in a single process, whatever the resources are.
+        has_config: whether KEY VALUE pairs override its config.
+        trains_backbone: whether others build on the checkpoint that it trains for hours.
+        makes_data: whether stages that build on it may read images that do not exist yet.
+        may_change: effects of keys that may change when the stage is resumed.
+        without_effect: effects of keys that do not change what the stage computes.
+        remedy: what to do if its weights do not exist.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        """The options of the stage's command; each is an `options.option`."""
+
+    folder: str
+    options: Any = field(default_factory=Options)
+    config: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+    root: str = ""
+
+    name: ClassVar[str]
+    gpu: ClassVar[bool] = True
+    one_process: ClassVar[bool] = False
+    has_config: ClassVar[bool] = True
+    trains_backbone: ClassVar[bool] = False
+    makes_data: ClassVar[bool] = False
+    may_change: ClassVar[frozenset[Effect]] = frozenset()
+    without_effect: ClassVar[frozenset[Effect]] = SAME_RESULT
+    remedy: ClassVar[str] = "set another file"
+
+    def __post_init__(self) -> None:
+        check_name(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
+
+    # What a kind of stage says about itself.
+
+    @classmethod
+    def load(cls, options: Any, overrides: Sequence[str] = ()) -> Self:
+        """Build the stage of a command line: read its config, resolve paths, and check what can be checked here."""
+        raise NotImplementedError
+
+    @classmethod
+    def load_command(cls, options: Any, overrides: Sequence[str] = ()) -> Stage:
+        """Load the stage that a user started by its command; it may print what was chosen."""
+        return cls.load(options, overrides)
+
+    def run(self, job: Job) -> Any:
+        """Do the work in this process, which may be one of several ranks."""
+        raise NotImplementedError
+
+    @property
+    def product(self) -> str:
+        """The file that exists when the stage is complete."""
+        return str(Path(self.folder, "results.json"))
+
+    @property
+    def arguments(self) -> list[Any]:
+        """What the identity contains besides config and parents: the name, and options that change the result.
+
+        Its form never changes, or complete work would not be found again.
+        """
+        changed = {item.name: getattr(self.options, item.name) for item in fields(self.options)}
+        changed = {name: value for name, value in changed.items() if value != getattr(type(self.options), name, None)}
+        return [self.name, changed] if changed else [self.name]
+
+    def describe_work(self, arguments: list[Any]) -> list[Any]:
+        """Return the part of the identity's ``arguments`` that may not change when the stage is resumed."""
+        return arguments
+
+    @staticmethod
+    def list_keys() -> Keys:
+        return keys.list_keys()
+
+    @staticmethod
+    def describe_keys() -> list[Key]:
+        return keys.describe_keys()
+
+    @functools.cached_property
+    def cfg(self) -> Any:
+        """The config, parsed and frozen."""
+        return pretraining.from_yaml_text(self.config)
+
+    def check(self, world_size: int, *, starts_later: bool) -> None:
+        """Raise UserError for what the stage would refuse with this number of processes, whatever the data are.
+
+        Args:
+            starts_later: it waits for SLURM or for other stages, so a check that takes long is worth its time.
+        """
+
+    def list_data(self) -> list[str]:
+        """List the names of what `check_data` checks."""
+        return []
+
+    def check_data(self, weights: bool) -> None:
+        """Raise UserError if data do not exist, or with ``weights`` the weights that the config names."""
+
+    def check_counts(self) -> None:
+        """Raise UserError if the data, which exist on this machine, do not suffice."""
+
+    @property
+    def weights_address(self) -> str:
+        """The URL of the weights that are downloaded before the stage starts, if any."""
+        return ""
+
+    def reads_weights(self) -> bool:
+        """Return whether the stage would read its ``inputs``; one that continues from its checkpoint does not."""
+        return True
+
+    def check_same_run(self) -> None:
+        """Raise UserError if the run folder records another config, in words that name the keys."""
+
+    def check_usable(self) -> None:
+        """Raise UserError if the stage is complete, but the checkpoint that others read is gone."""
+        if self.trains_backbone and not self.has_checkpoint():
+            remedy = "restore it, or move the folder away to run the stage again"
+            raise UserError(f"the checkpoint is gone from {self.folder}; {remedy}")
+
+    def name_next_command(self, folder: str) -> str:
+        """Return the command that usually follows, or an empty text; ``folder`` is the run folder, as displayed."""
+        return ""
+
+    @classmethod
+    def find_final_checkpoint(cls, folder: Path) -> str | None:
+        """Return the SHA-256 of the checkpoint that results of ``folder`` are made from, or None if any may be."""
+        return None
+
+    @classmethod
+    def read_config(cls, folder: Path) -> str:
+        """Return the config of a run as YAML text, which a probe of its weights starts from; "" if there is none.
+
+        Names that are relative to the folder that the run was started in are found from this one, too.
+        """
+        file = folder / "config.yaml"
+        if not file.is_file():
+            return ""
+        text = file.read_text(encoding="utf-8", errors="replace")
+        started_in = read_state(folder).get("cwd", "")
+        return text if started_in in ("", find_working_folder()) else pretraining.resolve_paths(text, started_in)
+
+    @classmethod
+    def read_scores(cls, run: Run) -> list[Score]:
+        """Return the scores of a run; KeyError, TypeError, AttributeError or ValueError if results.json is damaged."""
+        return []
+
+    @classmethod
+    def upgrade(cls, record: dict[str, Any]) -> dict[str, Any]:
+        """Return a record whose arguments were a list as one with options."""
+        names = {item.name for item in fields(Stage)} | {"stage"}
+        rest = {name: value for name, value in record.items() if name in names}
+        return {**rest, "options": cls.read_arguments(*record["args"])}
+
+    @classmethod
+    def read_arguments(cls, *arguments: Any) -> dict[str, Any]:
+        """Return the options of which an earlier version recorded these ``arguments``."""
+        return {}
+
+    # What follows from it, for every kind.
+
+    @property
+    def workers(self) -> int:
+        """Number of loader workers per process of the stage."""
+        return _parse(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """Identity of the stage's work, as JSON has it: arguments, config, and the stages it builds on.
+
+        It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
+        complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
+        the paths of weights (their content counts).
+        """
+        config = {key: self._make_relative(value) for key, value in self._list_changed_keys()}
+        arguments = self._make_relative(self.arguments)
+        return json.loads(json.dumps({"arguments": arguments, "config": config, "parents": self.parents}))
+
+    def fingerprint(self) -> str:
+        """Return a hash of `identity`."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def describe_changes(self, earlier: dict[str, Any], allowed: Collection[Effect] | None = None) -> str:
+        """Describe how this stage differs from an ``earlier`` identity: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
+
+        Args:
+            allowed: effects of keys that are not named (default: of those that may change when a stage is resumed).
+        """
+        allowed = self.may_change if allowed is None else allowed
+        changed_keys = compare(self.list_keys(), earlier["config"], self.identity["config"], allowed)
+        changes = [str(change) for change in changed_keys]
+        before, now = (self.describe_work(identity["arguments"]) for identity in (earlier, self.identity))
+        if before != now:
+            changes.append(f"arguments {before} -> {now}")
+        parents = earlier["parents"]
+        names = sorted({*parents, *self.parents})
+        changes += [f"{name} has changed" for name in names if parents.get(name) != self.parents.get(name)]
+        return "; ".join(changes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"stage": self.name, **asdict(self)}
+
+    def is_complete(self) -> bool:
+        """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""
+        if not os.path.exists(self.product) or read_fingerprint(self.folder) != self.fingerprint():
+            return False
+        results = self.read_results()
+        return all(is_made_from(results, Path(folder)) for folder in self.folders.values())
+
+    def read_results(self) -> dict[str, Any]:
+        """Read the record of what the product was made from; it is empty if there is none."""
+        return read_record(Path(self.folder, "results.json"))
+
+    def check_parents(self) -> None:
+        """Check that the stages this one builds on are complete, as they were when it was submitted."""
+        for key, fingerprint in self.parents.items():
+            if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
+                state = f"not complete in {self.folders[key]} (cancelled, failed or changed)"
+                raise UserError(f"{self.name} builds on {key}, which is {state}; rerun the command that started both")
+
+    def check_weights(self) -> None:
+        """Check that there are weights to read, without reading all of them."""
+        for path, content in self.inputs.items() if self.reads_weights() else ():
+            if not content:
+                problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
+                raise UserError(f"{problem}; {self.remedy}")
+            problem = describe_text(read_start(path)) if Path(path).is_file() else ""
+            if problem:
+                raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
+
+    def has_checkpoint(self) -> bool:
+        """Return whether the run folder contains a checkpoint."""
+        return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
+
+    def _list_changed_keys(self) -> list[tuple[str, Any]]:
+        """List the keys that are not at their default and may change the result."""
+        if not self.config:
+            return []
+        rows = self.list_keys()
+        changes = compare(rows, {}, dict(flatten(_parse(self.config))), self.without_effect)
+        other_stages = {name for name, row in rows.items() if row.stage not in ("", self.name)}
+        return [(change.key, change.current) for change in changes if change.key not in other_stages]
+
+    def _make_relative(self, value: Any) -> Any:
+        """Replace paths of weights by their content, and ``root`` by a dot."""
+        if isinstance(value, str):
+            root = re.escape(self.root or self.folder)
+            return self.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
+        if isinstance(value, (list, tuple)):
+            return [self._make_relative(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._make_relative(item) for key, item in value.items()}
+        return value
+
+
+def register(stage: Kind, summary: str = "") -> Kind:
+    """Add a kind of stage; with a ``summary``, launch.py has a command of its name."""
+    extensions.register(STAGES, stage.name, stage)
+    SUMMARIES.setdefault(stage.name, summary)
+    return stage
+
+
+def find_stage(name: str) -> type[Stage]:
+    """Return the kind of stage of this name; raise UserError if there is none."""
+    if name not in STAGES and name in SUMMARIES:
+        importlib.import_module(f"{__package__}.{name}")
+    if name not in STAGES:
+        extensions.load()  # a module of the user's may register it
+    if name not in STAGES:
+        remedy = f"run {MOVED[name]}" if name in MOVED else "rerun the original command"
+        raise UserError(f"{name!r} is not a known stage; {remedy}")
+    return STAGES[name]
+
+
+def build_stage(record: Any) -> Stage:
+    """Build the stage of a record, which this version or an earlier one wrote."""
+    try:
+        if "args" in record:
+            record = find_stage(record["stage"]).upgrade(record)
+        stage = find_stage(record["stage"])
+        values = {name: value for name, value in record.items() if name != "stage"}
+        return stage(**{**values, "options": from_json(stage.Options, record["options"])})
+    except UserError:
+        raise
+    except (TypeError, KeyError, ValueError) as error:
+        problem = "the stage record is damaged or from another version"
+        raise UserError(f"{problem} ({error}); rerun the original command") from error
+
+
+def find_owner(folder: str | Path) -> type[Stage] | None:
+    """Return the kind of stage that a run folder belongs to, or None if no known stage was started there."""
+    name = read_stage(folder)
+    return find_stage(name) if name in SUMMARIES else None
+
+
+def read_fingerprint(folder: str | Path) -> str:
+    """Read the fingerprint of the work that was completed in a folder; it is empty if there is none."""
+    state = read_state(folder)
+    return state.get("fingerprint", "") if state.get("state") == "complete" else ""
+
+
+def is_made_from(results: dict[str, Any], run: Path) -> bool:
+    """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
+    owner = find_owner(run)
+    final = owner.find_final_checkpoint(run) if owner else None
+    return final is None or provenance.is_made_from(results, final)
+
+
+@functools.lru_cache(maxsize=32)
+def _parse(text: str) -> dict[str, Any]:
+    """Parse a config. The result is cached, because a pipeline parses the same configs repeatedly."""
+    return load_yaml(text)

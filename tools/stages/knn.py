@@ -1,0 +1,18 @@
+"""The kNN score of frozen features."""
+
+from typing import Any
+
+from pretrain.common.run.state import Job
+
+from .base import register
+from .probe import Probe
+
+
+@register
+class Knn(Probe):
+    name = "knn"
+
+    def run(self, job: Job) -> dict[str, Any]:
+        from pretrain.probe import knn
+
+        return knn.main(self.cfg, self.options.weights, job=job)

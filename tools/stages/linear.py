@@ -1,0 +1,30 @@
+"""A linear classifier on frozen features."""
+
+from typing import Any
+
+from pretrain.common.run.state import Job
+from pretrain.probe.data import data_names
+
+from .base import register
+from .probe import Probe
+
+
+@register
+class Linear(Probe):
+    name = "linear"
+
+    def run(self, job: Job) -> dict[str, Any]:
+        from pretrain.probe import linear
+
+        return linear.main(self.cfg, self.options.weights, job=job)
+
+    def check(self, world_size: int, *, starts_later: bool) -> None:
+        from pretrain import preflight  # imports OpenCV, which --help does not need
+
+        preflight.check_probe_divisible(self.cfg, world_size)
+
+    def check_counts(self) -> None:
+        from pretrain import preflight  # imports OpenCV, which --help does not need
+
+        holds_out = len(self.cfg.LINEAR.LRS) > 1
+        preflight.check_batch_size(self.cfg, "LINEAR.IMS_PER_BATCH", data_names(self.cfg)[0], holds_out=holds_out)

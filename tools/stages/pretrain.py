@@ -1,0 +1,130 @@
+"""Pretraining of an encoder without labels."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pretrain import config as pretraining
+from pretrain.common.config.keys import Effect
+from pretrain.common.config.yaml_io import dump
+from pretrain.common.files import check_file
+from pretrain.common.run.state import Job, read_record
+
+from . import recipes
+from .base import Stage, register
+from .options import option
+
+
+@register
+class Pretrain(Stage):
+    name = "pretrain"
+    trains_backbone = True
+    may_change = frozenset(Effect)  # `check_same_run` compares the keys
+    without_effect = pretraining.SAME_TRAINING
+
+    @dataclass(frozen=True)
+    class Options:
+        method: str = option(
+            "use the default recipe of this method (mocov2, jcl, sce, ...) and print it", "", is_exclusive=True
+        )
+        config_file: str = option("use this recipe file", "", is_exclusive=True, metavar="FILE")
+        change_recipe: bool = option(
+            "allow the learning rate, precision or imports to differ when resuming (SOLVER.CHANGE_RECIPE True)", False
+        )
+
+    @classmethod
+    def load(cls, options: Options, overrides: Sequence[str] = ()) -> Self:
+        """Load the stage of a recipe, in OUTPUT_DIR or runs/<recipe>."""
+        recipe = options.config_file
+        words = list(overrides)
+        if options.method:
+            recipe = str(recipes.find_recipe(options.method))
+            words = [*recipes.find_recipe_overrides(options.method), *words]
+        if options.change_recipe:
+            words += ["SOLVER.CHANGE_RECIPE", "True"]
+        cfg = load_config(recipe, words)
+        cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or f"runs/{Path(recipe).stem}").absolute())
+        inputs = {cfg.MODEL.WEIGHTS: ""} if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS else {}
+        return cls(cfg.OUTPUT_DIR, options, dump(cfg), inputs)
+
+    @classmethod
+    def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:
+        words = [options.config_file]
+        if not options.config_file:
+            recipe = os.path.relpath(recipes.find_recipe(options.method))
+            words = [recipe, *recipes.find_recipe_overrides(options.method)]
+        print(" ".join(["recipe:", *words]), file=sys.stderr)
+        return cls.load(options, overrides)
+
+    def run(self, job: Job) -> dict[str, Any]:
+        from pretrain import train
+
+        return train.main(self.cfg, job=job)
+
+    @property
+    def arguments(self) -> list[Any]:
+        return [self.name]  # the config says it all
+
+    def check(self, world_size: int, *, starts_later: bool) -> None:
+        from pretrain import preflight  # imports OpenCV, which --help does not need
+
+        preflight.check_divisible(self.cfg, world_size)
+        if self.reads_weights() and "://" in self.cfg.MODEL.WEIGHTS:
+            check_file(self.cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
+
+    def list_data(self) -> list[str]:
+        return list_data(self.cfg)
+
+    def check_data(self, weights: bool) -> None:
+        from pretrain import preflight  # imports OpenCV, which --help does not need
+
+        preflight.check_data_exists(self.cfg, self.cfg.DATA.TRAIN)
+        if weights:
+            preflight.check_weights_exist(self.cfg.MODEL.WEIGHTS)
+
+    def check_counts(self) -> None:
+        from pretrain import preflight  # imports OpenCV, which --help does not need
+
+        preflight.check_batch_size(self.cfg, "SOLVER.IMS_PER_BATCH", self.cfg.DATA.TRAIN)
+
+    def reads_weights(self) -> bool:
+        return not self.has_checkpoint()
+
+    def check_same_run(self) -> None:
+        from pretrain import preflight
+
+        earlier = self.read_config(Path(self.folder))
+        if earlier:
+            preflight.check_same_run(self.cfg, earlier, str(Path(self.folder, "config.yaml")), self.folder)
+
+    def name_next_command(self, folder: str) -> str:
+        return f"python tools/convert_to_d2.py {shlex.quote(folder)} weights/{shlex.quote(Path(folder).name)}.pth"
+
+    @classmethod
+    def find_final_checkpoint(cls, folder: Path) -> str | None:
+        return read_record(folder / "results.json").get("checkpoint_sha256", "none")
+
+
+def load_config(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
+    """Load a config of pretraining or a probe: over the defaults, or over another stage's config as YAML text."""
+    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config()
+    cfg.defrost()
+    cfg.OUTPUT_DIR = ""  # the one of ``base`` belongs to another stage
+    named = pretraining.merge(cfg, config_file, overrides)
+    if not base:
+        pretraining.set_data_set_defaults(cfg, named)
+    pretraining.check_config(cfg)
+    if not base:
+        pretraining.record_modules(cfg)
+    return cfg
+
+
+def list_data(cfg: Any) -> list[str]:
+    """List the names of the images of pretraining and probes."""
+    return [cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL, cfg.DATA.ROOT]

@@ -1,0 +1,60 @@
+"""The report of a pipeline; tools/report.py has the same options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pretrain.common.run.state import Job
+
+from .base import Stage, register
+from .options import option
+
+
+@register
+class Report(Stage):
+    name = "report"
+    gpu = False
+    one_process = True
+    has_config = False
+
+    @dataclass(frozen=True)
+    class Options:
+        folders: tuple[str, ...] = option(
+            "run folders or their parents", is_positional=True, nargs="+", metavar="FOLDER"
+        )
+        output: tuple[str, ...] = option(
+            "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated",
+            (),
+            action="append",
+            metavar="FILE",
+        )
+        json: bool = option("print the scores as JSON, with their protocols and origins", False)
+
+    @classmethod
+    def load(cls, options: Options, overrides: Sequence[str] = ()) -> Self:
+        """Load the report of the pipeline in a folder, in whose report/ the stage runs."""
+        folder = Path(options.folders[0]).absolute()
+        files = tuple(str(folder / name) for name in ("report.md", "report.html"))
+        return cls(str(folder / "report"), cls.Options((str(folder),), files))
+
+    def run(self, job: Job) -> None:
+        from tools import report
+
+        report.run(self.options)
+
+    @property
+    def product(self) -> str:
+        return self.options.output[0]
+
+    @property
+    def arguments(self) -> list[Any]:
+        words = [word for file in self.options.output for word in ("--output", file)]
+        return [self.name, [*self.options.folders, *words]]
+
+    @classmethod
+    def read_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
+        folder, *rest = words
+        return {"folders": [folder], "output": rest[1::2]}

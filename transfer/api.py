@@ -21,7 +21,6 @@ from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
-from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import Job
 
 from . import preflight
@@ -37,6 +36,7 @@ from .config import (
     scale_to_world,
 )
 from .predict import load_detector
+from .run_folder import EVALUATION, TRAINING, is_training
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
         cfg = run.cfg
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
-        name, less_memory = ("evaluation", "") if run.eval_only else ("transfer", _LESS_MEMORY)
+        name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
         with stage(name, output_dir, job, check, less_memory):
             setup_logging(output_dir, rank())
             names = preflight.data_names(cfg, run.eval_only)
@@ -275,6 +275,6 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-    if read_stage(cfg.OUTPUT_DIR) == "transfer":  # the training run's results are not overwritten
+    if is_training(cfg.OUTPUT_DIR):  # the training run's results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg

@@ -17,7 +17,6 @@ from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.interface import check_path
-from pretrain.common.run.folder import read_stage
 
 from . import preflight
 from .coco import catalog
@@ -25,6 +24,7 @@ from .coco.checks.classes import category_names, check_same_categories
 from .coco.names import locate_data_set
 from .coco.reading import read_annotations
 from .config import check_ranges, classes_key, load_config
+from .run_folder import is_training
 
 if TYPE_CHECKING:  # they import torch
     import torch
@@ -137,7 +137,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     config_file = source
     if source.is_dir():
         config_file = source / "config.yaml"
-        if not config_file.is_file() or read_stage(source) != "transfer":
+        if not config_file.is_file() or not is_training(source):
             remedy = "pass an OUTPUT_DIR of train_net.py, or a config file"
             raise UserError(f"{source} is not the run folder of a detector; {remedy}")
         best = source / "model_best.pth"

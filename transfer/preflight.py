@@ -13,13 +13,14 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
-from pretrain.common.run.folder import check_stage_of, read_stage
+from pretrain.common.run.folder import check_stage_of
 
 from .coco import catalog, names
 from .coco.checks.classes import CLASSES, Classes
 from .coco.data import DataSets
 from .config import check_same_training, list_unsupported
 from .registries import HOOKS, MAPPERS
+from .run_folder import TRAINING, is_training
 from .weights.locate import find_weights
 
 ENGINES = ("auto", "detectron2", "torchvision")
@@ -133,7 +134,7 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
     """
     folder = Path(cfg.MODEL.WEIGHTS).parent if eval_only else Path(cfg.OUTPUT_DIR)
     file = folder / CLASSES
-    is_recorded = file.is_file() and read_stage(folder) == "transfer" and (eval_only or has_checkpoint(folder))
+    is_recorded = file.is_file() and is_training(folder) and (eval_only or has_checkpoint(folder))
     return {str(file): read_json(file, list)} if is_recorded else {}
 
 
@@ -155,7 +156,7 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
             ``resume``: it contains results but no checkpoint, or a training run with a different config.
     """
     folder = Path(cfg.OUTPUT_DIR)
-    check_stage_of(folder, "transfer")
+    check_stage_of(folder, TRAINING)
     metrics = folder / "metrics.json"
     has_results = (folder / "results.json").exists()
     is_started = has_checkpoint(folder)

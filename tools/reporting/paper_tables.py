@@ -16,6 +16,7 @@ from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
 from tools.launcher.graphs.paper_pipeline import read_table
+from tools.stages.base import find_kind
 from transfer.config import load_config
 
 from .document import Table
@@ -26,7 +27,7 @@ FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
 _DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
 _METRICS = ("top1", "top5", "AP", "AP50", "AP75")  # columns of the published tables
-_Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a score differs from its recipes
+Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a score differs from its recipes
 
 
 class Verdict(NamedTuple):
@@ -45,11 +46,7 @@ class Verdict(NamedTuple):
 
 def find_published(score: Score) -> Verdict:
     """Find the row of a published table that a linear probe or a detector differs least from."""
-    candidates: list[_Candidate] = []
-    if score.stage == "linear":
-        candidates += _compare_with_linear_rows(score)
-    elif score.stage == "transfer" and not score.evaluated_only:
-        candidates += _compare_with_detection_rows(score)
+    candidates = list(find_kind(score.stage).compare_with_papers(score))
     if not candidates:
         return Verdict()
     table, row, reasons = min(candidates, key=lambda candidate: len(candidate[2]))
@@ -57,7 +54,7 @@ def find_published(score: Score) -> Verdict:
     return Verdict(table, "; ".join(reasons[:3]) + more, None if reasons else row)
 
 
-def _compare_with_linear_rows(score: Score) -> Iterator[_Candidate]:
+def compare_with_linear_rows(score: Score) -> Iterator[Candidate]:
     """Yield the rows of the score's method, architecture and data."""
     config = score.origin.config
     for table, row in _list_rows(FOLDER.glob("*_linear.csv")):
@@ -72,7 +69,7 @@ def _compare_with_linear_rows(score: Score) -> Iterator[_Candidate]:
         yield table, row, reasons + _list_differences(settings, {"scored on": test, **protocol}, "linear ")
 
 
-def _compare_with_detection_rows(score: Score) -> Iterator[_Candidate]:
+def compare_with_detection_rows(score: Score) -> Iterator[Candidate]:
     """Yield the rows of the score's initialization, backbone and data, and of the task reported for its detector."""
     for table, row in _list_rows(_DETECTION):
         is_task = row["AP"] and row["task"] == TASKS[score.detector]

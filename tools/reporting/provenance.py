@@ -11,13 +11,14 @@ def build_table(report: Report) -> Table:
     runs = report.collection.runs
     origins = {score.folder: score.origin for score in report.scores}
     names = shorten_names([run.folder for run in runs])
-    pretrainings = [score for score in report.scores if score.stage == "pretrain" and score.origin.sha256]
+    pretrainings = [score for score in report.scores if score.is_of_pretraining and score.origin.sha256]
     writers = {score.origin.sha256: names[score.folder] for score in pretrainings}
+    writing_folders = {score.folder for score in report.scores if score.is_of_pretraining}
     rows = []
     for run in runs:
         environment = read_environment(run.folder)[-1]
         origin = origins.get(run.folder)
-        source = "" if origin is None or run.results.get("stage") == "pretrain" else origin.source or origin.method
+        source = "" if origin is None or run.folder in writing_folders else origin.source or origin.method
         if source and origin and origin.sha256 in writers:
             source = f"{writers[origin.sha256]} ({origin.sha256[:8]})"
         host = environment.get("host", "").partition(" (")[0]

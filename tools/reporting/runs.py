@@ -13,13 +13,13 @@ from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import count_noun
 from pretrain.common.weights.provenance import Provenance
 from pretrain.keys import list_keys
+from tools.stages.base import find_kind
 from transfer.keys import KEYS
 
 from .files import Run
 
 Protocol = dict[str, Any]
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
-KINDS = {"pretrain": "kNN", "knn": "kNN", "linear": "linear"}  # stage -> kind of probe
 _SHOWN_APART = ("SEED", "MODEL.WEIGHTS", "DATASETS.TEST")  # each score names its own
 
 
@@ -111,7 +111,12 @@ class Score:
     @property
     def kind(self) -> str:
         """Name of the probe in a table; empty for a detector."""
-        return KINDS.get(self.stage, "")
+        return find_kind(self.stage).probe
+
+    @property
+    def is_of_pretraining(self) -> bool:
+        """Whether the run itself trained the backbone."""
+        return find_kind(self.stage).trains_backbone
 
 
 def read_scores(run: Run) -> list[Score]:
@@ -120,12 +125,7 @@ def read_scores(run: Run) -> list[Score]:
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
     """
-    stage = run.results["stage"]
-    if stage == "transfer":
-        return list(_read_detections(run))
-    if stage in KINDS:
-        return [_read_pretraining(run) if stage == "pretrain" else _read_probe(run)]
-    return []
+    return find_kind(run.results["stage"]).read_scores(run)
 
 
 def read_origin(provenance: Provenance) -> Origin:
@@ -173,7 +173,7 @@ def normalize_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "q
     if kind != "kNN":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
         config = {f"LINEAR.{name}": value for name, value in recorded.items()}
-        unused |= {row.leaf for row in list_keys().values() if row.stage == "linear" and not row.is_read(config)}
+        unused |= {row.leaf for row in list_keys().values() if row.name in config and not row.is_read(config)}
     settings = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
     return str(recorded["val"]), {**settings, "encoder": encoder}
 
@@ -199,7 +199,7 @@ def describe(protocol: Protocol, names: Iterable[str]) -> str:
     return ", ".join(f"{name} {_format(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
 
 
-def _read_pretraining(run: Run) -> Score:
+def read_pretraining(run: Run) -> Score:
     results = run.results
     weights = {name: results[name] for name in ("method", "arch")}
     record = Provenance(sha256=results["checkpoint_sha256"], epoch=results["epochs"], **weights)
@@ -212,17 +212,17 @@ def _read_pretraining(run: Run) -> Score:
     return Score(run.folder, "pretrain", origin, test, {"top1": float(metrics["knn_top1"]), **rankme}, protocol)
 
 
-def _read_probe(run: Run) -> Score:
+def read_probe(run: Run) -> Score:
     stage = run.results["stage"]
     source = Provenance.from_json(run.results["source"]) or Provenance()
     metrics = {name: float(run.results["metrics"][name]) for name in ("top1", "top5") if name in run.results["metrics"]}
     test, protocol = normalize_protocol(
-        KINDS[stage], run.results["protocol"], "key" if source.encoder == "key" else "query"
+        find_kind(stage).probe, run.results["protocol"], "key" if source.encoder == "key" else "query"
     )
     return Score(run.folder, stage, read_origin(source), test, metrics, protocol)
 
 
-def _read_detections(run: Run) -> Iterable[Score]:
+def read_detections(run: Run) -> Iterable[Score]:
     """Yield one score per data set that the detector was evaluated on."""
     results = run.results
     origin = _read_detector_origin(results["weights"])

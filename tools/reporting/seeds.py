@@ -8,13 +8,13 @@ from statistics import fmean, variance
 from typing import Any
 
 from pretrain.common.run.state import read_record
-from tools.stages.base import is_made_from
+from tools.stages.base import find_kind, is_made_from
 
 from .document import Table
 from .drawing.panels import build_panels
 from .runs import TASK_NAMES
 
-_PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
+_PROBES = ("kNN top-1", "linear top-1")
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
 _RANKME = "RankMe"
 _COLUMNS = 4  # panels side by side
@@ -69,35 +69,17 @@ def read_study(folder: Path) -> Study | None:
         results = read_record(folder / key / "results.json")
         if not is_made_from(results, folder / name / "pretrain"):  # but from an intermediate checkpoint
             continue
-        scores = dict(_list_scores(stage, results))
+        scores = dict(find_kind(results.get("stage", "")).list_columns(stage, results))
         if scores:
             study.folders.append(folder / key)
         for column, value in scores.items():
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
     if "kNN top-1" in study.scores:
         study.scores.pop(_PRETRAINING_KNN, None)
-    kinds = [*_PROBES.values(), _RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
-    for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
+    kinds = [*_PROBES, _RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
+    for column in sorted(study.scores, key=lambda column: [*(kind in column for kind in kinds), True].index(True)):
         study.scores[column] = study.scores.pop(column)
     return study
-
-
-def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    """Yield the scores in a results.json with their names in a table."""
-    stage = results.get("stage")
-    metrics = results.get("metrics", {})
-    if stage == "pretrain":
-        if "knn_top1" in metrics:
-            yield _PRETRAINING_KNN, float(metrics["knn_top1"])
-        if metrics.get("rankme") is not None:
-            yield _RANKME, float(metrics["rankme"])
-    elif stage in _PROBES and "top1" in metrics:
-        yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
-    elif stage == "transfer":
-        for task, name in TASK_NAMES.items():
-            value = metrics.get(task, {}).get("AP")
-            if isinstance(value, (int, float)):
-                yield f"{folder} {name} AP", float(value)
 
 
 @dataclass(frozen=True)

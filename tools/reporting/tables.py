@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.common.errors import count_noun
+from tools.stages.base import find_kind
 from transfer.coco.ceiling import describe_ceiling
 
 from .document import Table
@@ -12,7 +13,6 @@ from .paper_tables import Verdict, find_published
 from .runs import TASK_NAMES, Clean, Origin, Protocol, Score, describe, list_differences
 
 _METRICS = ("AP", "AP50", "AP75")
-_PROBE_METRICS = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
@@ -34,12 +34,12 @@ def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[
     """Build a row per pretraining, with the probes of its final weights, and a row per other probed weights."""
     pretrained: list[BackboneRow] = []
     for score in scores:
-        if score.stage == "pretrain":
-            folder = score.folder.parent if score.folder.name == "pretrain" else score.folder  # a pipeline's branch
+        if score.is_of_pretraining:
+            folder = score.folder.parent if score.folder.name == score.stage else score.folder  # a pipeline's branch
             pretrained.append(BackboneRow(folder, score.origin, [score]))
     probed: dict[tuple[Path, str], BackboneRow] = {}
     for score in scores:
-        if score.stage not in ("knn", "linear"):
+        if score.is_of_pretraining or not score.kind:
             continue
         row = next((row for row in pretrained if score.origin.sha256 == row.origin.sha256), None)
         if row is None:
@@ -91,7 +91,8 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
     head = list(_ORIGIN_COLUMNS)
     notes: list[str] = []
     lines = [_describe_origin(row, names) for row in rows]
-    for kind, metrics in _PROBE_METRICS.items():
+    shown = {score.kind: find_kind(score.stage).metrics for row in rows for score in row.scores}
+    for kind, metrics in sorted(shown.items()):
         protocols = _drop_duplicates(score.protocol for row in rows for score in row.scores if score.kind == kind)
         different = list_differences(protocols)
         if protocols:

@@ -15,7 +15,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -36,6 +36,7 @@ from .options import from_json
 
 if TYPE_CHECKING:
     from tools.reporting.files import Run
+    from tools.reporting.paper_tables import Candidate
     from tools.reporting.runs import Score
 
 Kind = TypeVar("Kind", bound="type[Stage]")
@@ -64,6 +65,9 @@ class Stage:
         has_config: whether KEY VALUE pairs override its config.
         trains_backbone: whether others build on the checkpoint that it trains for hours.
         makes_data: whether stages that build on it may read images that do not exist yet.
+        probe: name of the probe that its scores are of, in a table; empty if they are of none.
+        metrics: the metrics of its scores that a table shows.
+        feature_map: the file with a map of features that it writes, if any.
         may_change: effects of keys that may change when the stage is resumed.
         without_effect: effects of keys that do not change what the stage computes.
         remedy: what to do if its weights do not exist.
@@ -87,6 +91,9 @@ class Stage:
     has_config: ClassVar[bool] = True
     trains_backbone: ClassVar[bool] = False
     makes_data: ClassVar[bool] = False
+    probe: ClassVar[str] = ""
+    metrics: ClassVar[tuple[str, ...]] = ("top1",)
+    feature_map: ClassVar[str] = ""
     may_change: ClassVar[frozenset[Effect]] = frozenset()
     without_effect: ClassVar[frozenset[Effect]] = SAME_RESULT
     remedy: ClassVar[str] = "set another file"
@@ -203,6 +210,20 @@ class Stage:
     def read_scores(cls, run: Run) -> list[Score]:
         """Return the scores of a run; KeyError, TypeError, AttributeError or ValueError if results.json is damaged."""
         return []
+
+    @classmethod
+    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+        """Yield the scores in a results.json, with the names of their columns in the table of a study.
+
+        Args:
+            name: the name of the stage in its branch.
+        """
+        return ()
+
+    @classmethod
+    def compare_with_papers(cls, score: Score) -> Iterable[Candidate]:
+        """Yield the rows of published tables that a score may be compared with."""
+        return ()
 
     @classmethod
     def upgrade(cls, record: dict[str, Any]) -> dict[str, Any]:
@@ -346,10 +367,14 @@ def build_stage(record: Any) -> Stage:
         raise UserError(f"{problem} ({error}); rerun the original command") from error
 
 
-def find_owner(folder: str | Path) -> type[Stage] | None:
-    """Return the kind of stage that a run folder belongs to, or None if no known stage was started there."""
-    name = read_stage(folder)
-    return find_stage(name) if name in SUMMARIES else None
+def find_kind(name: str) -> type[Stage]:
+    """Return the kind of stage of this name, or `Stage` itself, which says nothing, if there is none."""
+    return find_stage(name) if name in SUMMARIES else Stage
+
+
+def find_owner(folder: str | Path) -> type[Stage]:
+    """Return the kind of stage that a run folder belongs to; see `find_kind`."""
+    return find_kind(read_stage(folder))
 
 
 def read_fingerprint(folder: str | Path) -> str:
@@ -360,8 +385,7 @@ def read_fingerprint(folder: str | Path) -> str:
 
 def is_made_from(results: dict[str, Any], run: Path) -> bool:
     """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
-    owner = find_owner(run)
-    final = owner.find_final_checkpoint(run) if owner else None
+    final = find_owner(run).find_final_checkpoint(run)
     return final is None or provenance.is_made_from(results, final)
 
 

@@ -11,6 +11,7 @@ from .probe import Probe
 @register
 class Embedding(Probe):
     name = "embedding"
+    feature_map = "embedding.csv"
 
     def run(self, job: Job) -> dict[str, Any]:
         from pretrain.probe import embedding

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+from transfer import run_folder
+
 from .base import register
 from .transfer import Transfer
 
 
 @register
 class Evaluation(Transfer):
-    name = "evaluation"
+    name = run_folder.EVALUATION
     mode = "--eval-only"
 
     @classmethod

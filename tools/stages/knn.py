@@ -11,6 +11,7 @@ from .probe import Probe
 @register
 class Knn(Probe):
     name = "knn"
+    probe = "kNN"
 
     def run(self, job: Job) -> dict[str, Any]:
         from pretrain.probe import knn

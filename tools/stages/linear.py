@@ -1,6 +1,9 @@
 """A linear classifier on frozen features."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from pretrain.common.run.state import Job
 from pretrain.probe.data import data_names
@@ -8,10 +11,16 @@ from pretrain.probe.data import data_names
 from .base import register
 from .probe import Probe
 
+if TYPE_CHECKING:
+    from tools.reporting.paper_tables import Candidate
+    from tools.reporting.runs import Score
+
 
 @register
 class Linear(Probe):
     name = "linear"
+    probe = "linear"
+    metrics = ("top1", "top5")
 
     def run(self, job: Job) -> dict[str, Any]:
         from pretrain.probe import linear
@@ -28,3 +37,9 @@ class Linear(Probe):
 
         holds_out = len(self.cfg.LINEAR.LRS) > 1
         preflight.check_batch_size(self.cfg, "LINEAR.IMS_PER_BATCH", data_names(self.cfg)[0], holds_out=holds_out)
+
+    @classmethod
+    def compare_with_papers(cls, score: Score) -> Iterable[Candidate]:
+        from tools.reporting.paper_tables import compare_with_linear_rows
+
+        return compare_with_linear_rows(score)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pretrain import config as pretraining
 from pretrain.common.config.keys import Effect
@@ -20,11 +20,16 @@ from . import recipes
 from .base import Stage, register
 from .options import option
 
+if TYPE_CHECKING:
+    from tools.reporting.files import Run
+    from tools.reporting.runs import Score
+
 
 @register
 class Pretrain(Stage):
     name = "pretrain"
     trains_backbone = True
+    probe = "kNN"  # at its end
     may_change = frozenset(Effect)  # `check_same_run` compares the keys
     without_effect = pretraining.SAME_TRAINING
 
@@ -109,6 +114,18 @@ class Pretrain(Stage):
     @classmethod
     def find_final_checkpoint(cls, folder: Path) -> str | None:
         return read_record(folder / "results.json").get("checkpoint_sha256", "none")
+
+    @classmethod
+    def read_scores(cls, run: Run) -> list[Score]:
+        from tools.reporting.runs import read_pretraining
+
+        return [read_pretraining(run)]
+
+    @classmethod
+    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+        columns = {"knn_top1": "kNN top-1 after pretraining", "rankme": "RankMe"}
+        metrics = results.get("metrics", {})
+        return [(column, float(metrics[key])) for key, column in columns.items() if metrics.get(key) is not None]
 
 
 def load_config(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:

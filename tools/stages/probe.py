@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pretrain.common.config.yaml_io import dump
 from pretrain.probe.data import data_names
@@ -14,8 +14,14 @@ from .base import Stage, find_owner
 from .options import option
 from .pretrain import list_data, load_config
 
+if TYPE_CHECKING:
+    from tools.reporting.files import Run
+    from tools.reporting.runs import Score
+
 
 class Probe(Stage):
+    """A probe; each kind names its ``probe`` if it has scores."""
+
     @dataclass(frozen=True)
     class Options:
         weights: str = option("run folder or file, or 'random'", is_positional=True, metavar="RUN_OR_CHECKPOINT")
@@ -31,7 +37,7 @@ class Probe(Stage):
         weights = options.weights
         run = Path(weights)
         output = f"runs/{cls.name}_{run.stem}" if weights == "random" or run.is_file() else str(run / cls.name)
-        cfg = load_config(options.config_file, overrides, base or (find_owner(run) or Stage).read_config(run))
+        cfg = load_config(options.config_file, overrides, base or find_owner(run).read_config(run))
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or output).absolute())
         target = weights if weights == "random" else str(run.absolute())
         inputs = {} if weights == "random" else {target: ""}
@@ -52,3 +58,15 @@ class Probe(Stage):
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_data_exists(self.cfg, data_names(self.cfg)[0])
+
+    @classmethod
+    def read_scores(cls, run: Run) -> list[Score]:
+        from tools.reporting.runs import read_probe
+
+        return [read_probe(run)] if cls.probe else []
+
+    @classmethod
+    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+        if cls.probe and "top1" in results.get("metrics", {}):
+            label = name.removeprefix(cls.name).removeprefix("_")  # the config file, if there are several
+            yield f"{cls.probe} top-1 {label}".strip(), float(results["metrics"]["top1"])

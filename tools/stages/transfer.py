@@ -5,26 +5,31 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pretrain.common.config.keys import Key, Keys
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import Job
-from transfer import api, keys, preflight
+from transfer import api, keys, preflight, run_folder
 from transfer import config as fine_tuning
 
 from .base import Stage, find_stage, register
 from .options import option
+
+if TYPE_CHECKING:
+    from tools.reporting.files import Run
+    from tools.reporting.paper_tables import Candidate
+    from tools.reporting.runs import Score
 
 _OPTIONS = {"--engine": "engine", "--visualize": "visualize", "OUTPUT_DIR": "output"}  # word of a record -> option
 
 
 @register
 class Transfer(Stage):
-    name = "transfer"
+    name = run_folder.TRAINING
     may_change = fine_tuning.SAME_STEPS
     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
     mode: ClassVar[str] = "--resume"
@@ -105,6 +110,27 @@ class Transfer(Stage):
     @classmethod
     def read_config(cls, folder: Path) -> str:
         return ""
+
+    @classmethod
+    def read_scores(cls, run: Run) -> list[Score]:
+        from tools.reporting.runs import read_detections
+
+        return list(read_detections(run))
+
+    @classmethod
+    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+        from tools.reporting.runs import TASK_NAMES
+
+        for task, label in TASK_NAMES.items():
+            value = results.get("metrics", {}).get(task, {}).get("AP")
+            if isinstance(value, (int, float)):
+                yield f"{name} {label} AP", float(value)
+
+    @classmethod
+    def compare_with_papers(cls, score: Score) -> Iterable[Candidate]:
+        from tools.reporting.paper_tables import compare_with_detection_rows
+
+        return () if score.evaluated_only else compare_with_detection_rows(score)
 
     @property
     def arguments(self) -> list[Any]:

@@ -137,7 +137,7 @@ def _check_output(output: Path, source: Path) -> None:
     """Raise UserError if the output would replace the source or a run's checkpoint."""
     if os.path.exists(output) and os.path.samefile(output, source):
         raise UserError(f"OUTPUT {output} is the source itself; choose another file")
-    if output.name.startswith(("checkpoint_", "model_")) and read_stage(output.parent) in ("pretrain", "transfer"):
+    if output.name.startswith(("checkpoint_", "model_")) and read_stage(output.parent):
         raise UserError(f"OUTPUT {output} has the name of a run's checkpoint in the run's folder; choose another file")
 
 

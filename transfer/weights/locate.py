@@ -10,6 +10,8 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import check_file
 from pretrain.common.run.folder import read_stage
 
+from ..run_folder import is_training
+
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
 _SILENCE_S = 30.0  # to wait for a server before its next address is tried; the system waits for minutes, or forever
 
@@ -24,11 +26,11 @@ def find_weights(path: str) -> str:
         return ""
     if "://" in path:
         return download(path)
-    stage = read_stage(path) if os.path.isdir(path) else ""
-    if stage == "pretrain":
-        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion_hint(path)}")
-    if stage == "transfer":
+    if is_training(path):
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; choose a file in it, such as {path}/model_final.pth")
+    stage = read_stage(path) if os.path.isdir(path) else ""
+    if stage:
+        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of the {stage} stage; {conversion_hint(path)}")
     return str(check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
 
 

@@ -10,9 +10,10 @@ NAMES = {"pretrain", "knn", "linear", "embedding", "convert", "transfer", "evalu
 OTHER_MEANINGS = {
     "pretrain/methods/__init__.py": 1,  # a schedule
     "pretrain/common/distributed.py": 1,  # a package
+    "pretrain/common/run/progress.py": 1,  # a package
+    "transfer/trial/culprit.py": 1,  # a package
     "tools/launcher/graphs/paper_pipeline.py": 2,  # columns of a table
 }
-REMAINING = 30
 
 
 def find_comparisons(tree: ast.AST) -> Iterator[int]:
@@ -46,4 +47,4 @@ def test_nobody_compares_the_name_of_a_stage_but_its_own_file():
                 found[str(file.relative_to(ROOT))] = lines
     for file, count in OTHER_MEANINGS.items():
         assert len(found.pop(file)) == count, file
-    assert sum(map(len, found.values())) <= REMAINING, found
+    assert found == {}

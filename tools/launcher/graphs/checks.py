@@ -21,7 +21,7 @@ from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
 from ..options import Options
 from ..resources import Resources
-from .graph import RECORD, Graph, Node
+from .graph import RECORD, REPORT, Graph, Node
 
 
 @dataclass
@@ -66,7 +66,7 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
     missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
     specs = {key: node.spec for key, node in missing.items()}
     if graph.report:
-        specs["report"] = graph.report
+        specs[REPORT] = graph.report
     plan = Plan(missing, {key: options.for_stage(spec) for key, spec in specs.items()})
     folders = {key: Path(spec.folder) for key, spec in specs.items()}
     last_jobs = wait_for_ending_jobs(folders.values())

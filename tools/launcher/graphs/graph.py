@@ -16,6 +16,7 @@ from tools.stages.inputs import hash_content
 
 from ..options import Options, from_record
 
+REPORT = "report"  # key of the report, which no other node has
 RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
 

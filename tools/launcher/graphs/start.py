@@ -26,7 +26,7 @@ from ..execution.submit import build_environment, copy_code, find_code, remove_f
 from ..options import Options
 from ..sbatch import UNLIMITED, count_gpus
 from .checks import Plan, check_graph
-from .graph import Graph, Node, write_graph
+from .graph import REPORT, Graph, Node, write_graph
 
 
 def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int:
@@ -86,9 +86,9 @@ def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
             print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
         elif node.key not in plan.missing:
             print(f"{node.key}: already complete")
-    if not plan.missing and plan.queued.keys() - {"report"} and "report" in plan.queued:
+    if not plan.missing and plan.queued.keys() - {REPORT} and REPORT in plan.queued:
         return 0  # each stage and the report have their jobs
-    if not plan.missing and plan.queued.keys() <= {"report"}:
+    if not plan.missing and plan.queued.keys() <= {REPORT}:
         write_graph(graph, options)
         if graph.report:
             graph.report.run(Job())
@@ -104,7 +104,7 @@ class Submission:
 
     def __init__(self, graph: Graph, options: Options, plan: Plan) -> None:
         self._graph, self._options, self._plan = graph, options, plan
-        self._earlier_report = plan.queued.pop("report", "")
+        self._earlier_report = plan.queued.pop(REPORT, "")
         self._jobs = dict(plan.queued)  # by key
         self._submitted: list[str] = []
         self._signals: list[str] = []
@@ -139,7 +139,7 @@ class Submission:
                 previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
             dependency = _format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
-            self._submit(["report"], [self._graph.report], code, dependency)
+            self._submit([REPORT], [self._graph.report], code, dependency)
 
     def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
         """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.run.metrics import read_metrics
+from tools.stages.base import find_owner
 
 from ..document import Report
 from ..files import shorten_names
@@ -46,7 +47,7 @@ def draw_curves(report: Report) -> dict[str, str]:
     titles = shorten_names(list(pipelines))
     for pipeline, stages in pipelines.items():
         prefix = f"{titles[pipeline]}: " if len(pipelines) > 1 else ""
-        for folder, (branch, stage) in sorted(stages.items(), key=lambda item: item[1][1] != "pretrain"):
+        for folder, (branch, stage) in sorted(stages.items(), key=lambda item: not find_owner(item[0]).trains_backbone):
             runs.append((prefix + stage, branch, folder))  # also if it is not finished
     planned = [folder for stages in pipelines.values() for folder in stages]
     single = {run.folder: str(run.results.get("stage")) for run in report.collection.runs if run.folder not in planned}

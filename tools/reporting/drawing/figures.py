@@ -11,6 +11,8 @@ from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write, read_json
+from pretrain.common.run.state import read_record
+from tools.stages.base import find_kind
 
 from ..document import Figure
 from ..files import Collection, Stages
@@ -65,7 +67,7 @@ def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> 
     return figures
 
 
-def _draw_feature_maps(name: str, stages: Stages, scores: Sequence[Score], file: Path) -> Figure | None:
+def _draw_feature_maps(pipeline: str, stages: Stages, scores: Sequence[Score], file: Path) -> Figure | None:
     """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
 
     Returns:
@@ -76,10 +78,12 @@ def _draw_feature_maps(name: str, stages: Stages, scores: Sequence[Score], file:
     """
     maps: dict[str, _Points] = {}
     top1: dict[str, float | None] = {}
-    for folder, (branch, stage) in stages.items():
-        if stage.partition("_")[0] == "embedding" and (folder / "results.json").is_file() and branch not in maps:
-            maps[branch] = _read_map(folder / "embedding.csv")
-            knn = (score for score in scores if score.stage == "knn" and score.folder.parent == folder.parent)
+    for folder, (branch, _) in stages.items():
+        name = find_kind(read_record(folder / "results.json").get("stage", "")).feature_map
+        if name and branch not in maps:
+            maps[branch] = _read_map(folder / name)
+            probes = (score for score in scores if score.kind == "kNN" and not score.is_of_pretraining)
+            knn = (score for score in probes if score.folder.parent == folder.parent)
             top1[branch] = next((score.metrics["top1"] for score in knn), None)
     if not maps:
         return None
@@ -91,7 +95,7 @@ def _draw_feature_maps(name: str, stages: Stages, scores: Sequence[Score], file:
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    title = f"Features of validation images in {name}"
+    title = f"Features of validation images in {pipeline}"
     return Figure(title, [note], f"features of {', '.join(maps)}", file)
 
 

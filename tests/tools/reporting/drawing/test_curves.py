@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pretrain.common.run.state import update_state
 from tests.tools.reporting.runs import DIGITS, log, pipeline, pretrain
 from tools import report
 from tools.reporting.drawing import curves
@@ -16,6 +17,7 @@ def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_draw
     }
     pipeline(tmp_path, *losses)
     pretrain(tmp_path / "jcl_seed=1/pretrain", *DIGITS)
+    update_state(tmp_path / "jcl_seed=1/pretrain", stage="pretrain")
     for key, values in losses.items():
         log(tmp_path / key, ({"iteration": i, "loss": loss} for i, loss in enumerate(values)))
     figures = curves.draw_curves(report.gather([tmp_path]))

@@ -35,7 +35,7 @@ from transfer.coco.reading import read_annotations
 
 _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
-_VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1, "duplicates": 2}
+_VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1, "duplicates": 3}
 # Arguments of which the manifest needs no record: the digests of what is read tell the rest.
 _WITHOUT_EFFECT = ("output", "wheel", "from_zero")
 _MIN_SIZE = 16  # pixels

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.errors import refused
 from tools import make_data
+from tools.data import overlaps
 
 
 def write_photos(folder: Path, seeds: range) -> list[Path]:
     """Write images of smooth random colors, which have little in common."""
     folder.mkdir(parents=True)
     for seed in seeds:
-        colors = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
+        colors = np.random.default_rng(seed).integers(0, 256, (10, 10, 3), np.uint8)
         Image.fromarray(colors).resize((96, 96), Image.Resampling.BICUBIC).save(folder / f"{seed}.png")
     return sorted(folder.iterdir())
 
@@ -51,13 +53,64 @@ def test_copies_are_found_and_other_images_are_not(tmp_path: Path, capsys: pytes
             "test": str(tmp_path / "test/copy.png"),
             "train": str(train[7]),
             "similarity": 1.0,
+            "overlap": 1.0,
             "equal": True,
         }
         assert {pairs[variant]["train"] for variant in variants} == {str(train[4])}
         assert not any(pairs[variant]["equal"] for variant in variants)
-        assert min(pair["similarity"] for pair in content["pairs"]) >= content["threshold"]
+        limits = (content["threshold"], content["overlap_threshold"])
+        assert all(pair["similarity"] >= limits[0] or pair["overlap"] >= limits[1] for pair in content["pairs"])
         assert np.asarray(Image.open(output / "duplicates.png")).shape[0] == 2 * 136
         assert "5 of 25 test images" in capsys.readouterr().out
+
+
+def naive_overlap(test: np.ndarray, train: np.ndarray) -> float:
+    """Return the highest correlation of a strip or corner of an image (32, 32) with a window of another one."""
+    best = -1.0
+    for height, width, corners in (
+        (26, 14, [(3, 0), (3, 18)]),
+        (14, 26, [(0, 3), (18, 3)]),
+        (18, 18, [(0, 0), (0, 14), (14, 0), (14, 14)]),
+    ):
+        windows = np.lib.stride_tricks.sliding_window_view(train, (height, width)).reshape(-1, height * width)
+        for top, left in corners:
+            part = test[top : top + height, left : left + width].ravel()
+            best = max(best, *(np.corrcoef(part, window)[0, 1] for window in windows))
+    return best
+
+
+def test_overlaps_are_the_highest_correlation_of_a_strip_or_corner(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    train = 20 * torch.randn(3, 1, 32, 32, generator=generator)
+    test = 20 * torch.randn(2, 1, 32, 32, generator=generator)
+    test[0, :, :, :16] = train[2, :, :, 16:]
+    monkeypatch.setattr(overlaps, "_IMAGES", 2)
+    correlation, position = overlaps.find_overlaps(train, test)
+    expected = np.array([[naive_overlap(a[0].numpy(), b[0].numpy()) for b in train] for a in test])
+    np.testing.assert_allclose(correlation, expected.max(1), atol=1e-5)
+    assert (
+        position.tolist() == expected.argmax(1).tolist()
+        and position[0] == 2
+        and correlation[0] > 0.999 > correlation[1]
+    )
+    flat, _ = overlaps.find_overlaps(train, torch.ones(1, 1, 32, 32))
+    assert flat.tolist() == [0.0]
+
+
+def test_overlapping_tiles_are_found(tmp_path: Path) -> None:
+    """Tiles of 96 pixels share 50% of their pixels with a training tile, or none."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 120, 3), np.uint8)
+    photo = Image.fromarray(noise).resize((960, 320), Image.Resampling.BICUBIC)
+    corners = {"train": [(96 * n, 0) for n in range(4)], "test": [(240, 0), (144, 3), (600, 0), (700, 200)]}
+    for split, tiles in corners.items():
+        (tmp_path / split).mkdir()
+        for x, y in tiles:
+            photo.crop((x, y, x + 96, y + 96)).save(tmp_path / split / f"{x}.png")
+    names = [f"folder:{tmp_path / split}" for split in corners]
+    make_data.main(["duplicates", *names, "--output", str(tmp_path / "out")])
+    pairs = json.loads((tmp_path / "out/duplicates.json").read_text())["pairs"]
+    assert sorted(Path(pair["test"]).stem for pair in pairs) == ["144", "240"]
+    assert all(pair["similarity"] < 0.9 < pair["overlap"] and not pair["equal"] for pair in pairs)
 
 
 def test_a_clean_test_set_has_no_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

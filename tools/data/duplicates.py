@@ -19,8 +19,9 @@ from transfer.coco.reading import read_annotations
 
 from .features import find_nearest_images
 
-# docs/tutorials/own_images.md has the recall and the false alarms at this similarity.
-THRESHOLD = 0.85
+# docs/tutorials/own_images.md has the recall and the false alarms at these values.
+THRESHOLD = 0.9
+OVERLAP_THRESHOLD = 0.85
 _WORST = 12  # pairs in the table and in the picture
 _SIDE = 128  # pixels per side of an image in the picture
 
@@ -35,7 +36,8 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
 
     Returns:
         The content of duplicates.json: ``pairs`` has the test images whose similarity to a training image is at least
-        ``threshold``, the most similar first. A report finds the runs on these data sets by the digests.
+        ``threshold``, or of which a part agrees with one by at least ``overlap_threshold``, the most similar first. A
+        report finds the runs on these data sets by the digests.
 
     Raises:
         UserError: a data set or the weights are missing, or an image cannot be decoded.
@@ -46,20 +48,28 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
     train_sizes = read_sizes(train_paths)
     test_sizes = read_sizes(test_paths)
     equal = find_equal_files(train_sizes, test_sizes)
-    similarities, nearest = find_nearest_images(train, test, weights)
+    nearest = find_nearest_images(train, test, weights)
     pairs = []
-    for position in np.argsort(-similarities, kind="stable").tolist():
-        path = test_paths[position]
+    for path, *found in zip(test_paths, *(values.tolist() for values in nearest), strict=True):
+        similarity, position, overlap, overlap_position = found
         is_equal = path in equal
-        partner = equal[path] if is_equal else train_paths[nearest[position]]
-        similarity = 1.0 if is_equal else round(float(similarities[position]), 4)
-        if similarity >= THRESHOLD:
-            pairs.append({"test": path, "train": partner, "similarity": similarity, "equal": is_equal})
-    pairs.sort(key=lambda pair: (not pair["equal"], -pair["similarity"]))
+        is_similar = similarity >= THRESHOLD
+        partner = equal[path] if is_equal else train_paths[position if is_similar else overlap_position]
+        values = {"similarity": round(similarity, 4), "overlap": round(overlap, 4)}
+        if is_equal or is_similar or overlap >= OVERLAP_THRESHOLD:
+            pairs.append({"test": path, "train": partner, **values, "equal": is_equal})
+    pairs.sort(key=lambda pair: (not pair["equal"], -max(pair["similarity"], pair["overlap"])))
     counts = {"train_images": len(train), "test_images": len(test)}
     digests = {"train_digest": digest_files(train_sizes), "test_digest": digest_files(test_sizes)}
     names = {"train": train_name, "test": test_name, "weights": weights}
-    return {**names, **counts, **digests, "threshold": THRESHOLD, "pairs": pairs}
+    return {
+        **names,
+        **counts,
+        **digests,
+        "threshold": THRESHOLD,
+        "overlap_threshold": OVERLAP_THRESHOLD,
+        "pairs": pairs,
+    }
 
 
 def open_data_set(name: str, split: str) -> ImageData:
@@ -80,13 +90,13 @@ def write_duplicates(folder: Path, content: dict[str, Any]) -> None:
     if pairs:
         data = {name: open_data_set(content[name], split) for name, split in (("train", "train"), ("test", "val"))}
         view_grid.write(folder / "duplicates.png", _draw(pairs[:_WORST], data))
-        rows = [[pair["test"], pair["train"], pair["similarity"], pair["equal"]] for pair in pairs[:_WORST]]
-        print(tabulate(rows, ["test image", "training image", "similarity", "equal files"]))
+        columns = ("test", "train", "similarity", "overlap", "equal")
+        rows = [[pair[column] for column in columns] for pair in pairs[:_WORST]]
+        print(tabulate(rows, ["test image", "training image", "similarity", "overlap", "equal files"]))
     equal = sum(pair["equal"] for pair in pairs)
     what = f"{len(pairs):,} of {count_noun(content['test_images'], 'test image')}"
-    print(
-        f"{what} are near-duplicates of training images (similarity {THRESHOLD} or more), {equal:,} of them equal files"
-    )
+    limits = f"similarity {THRESHOLD} or overlap {OVERLAP_THRESHOLD} or more"
+    print(f"{what} are near-duplicates of training images ({limits}), {equal:,} of them equal files")
 
 
 def _draw(pairs: Sequence[dict[str, Any]], data: dict[str, ImageData]) -> np.ndarray:

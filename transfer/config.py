@@ -183,6 +183,9 @@ def check_ranges(cfg: CfgNode) -> None:
             continue
         for number in _list_numbers(value):
             row.limits.check(key, number)
+    box_head = cfg.MODEL.ROI_BOX_HEAD
+    if box_head.NAME == "FastRCNNConvFCHead" and not (box_head.NUM_FC or box_head.NUM_CONV):
+        raise UserError("MODEL.ROI_BOX_HEAD.NUM_FC and NUM_CONV are 0, which is no layer; set NUM_FC 2, or NUM_CONV 1")
     points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
     if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:

@@ -66,6 +66,7 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the error 
     ("MODEL.ROI_HEADS.IOU_THRESHOLDS", "[0.5, 0.7]", "1 number in increasing order"),
     ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", "[1, 1]", "4 numbers"),
     ("MODEL.ROI_BOX_HEAD.FC_DIM", "0", "at least 1"),
+    ("MODEL.ROI_BOX_HEAD.NUM_FC", "0", "NUM_CONV"),
     ("MODEL.ROI_HEADS.POSITIVE_FRACTION", "2.0", "at most 1"),
     ("MODEL.FPN.OUT_CHANNELS", "-1", "at least 1"),
     ("TEST.BEST", "bbox/ap", "bbox/AP"),

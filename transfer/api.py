@@ -244,6 +244,8 @@ def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
 
     on_first_rank(_check_data, cfg, data_sets, eval_only)
     on_every_rank(data_sets.read_rest, cfg.OUTPUT_DIR)
+    if not eval_only:
+        _check_scored(cfg, data_sets)
     if world_size() > 1:
         check_agreement(data_sets.list_digests(cfg.OUTPUT_DIR), "the data (SHA-256 of the annotations that are read)")
 
@@ -254,12 +256,28 @@ def _check_data(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
     classes = data_sets.check(cfg.OUTPUT_DIR, recorded)
+    if not eval_only:
+        _check_category(cfg, classes)
+        write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
+
+
+def _check_category(cfg: CfgNode, classes: list[str]) -> None:
+    """Raise UserError for a TEST.BEST of a category that is not one of the ``classes`` of the data."""
     category = cfg.TEST.BEST.partition("/AP-")[2]
-    if category and not eval_only and category not in classes:
+    if category and category not in classes:
         problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but the data have no category {category!r}"
         raise UserError(f"{problem}; choose one of {shorten_list(classes)}{suggest_name(category, classes)}")
-    if not eval_only:
-        write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)
+
+
+def _check_scored(cfg: CfgNode, data_sets: DataSets) -> None:
+    """Raise UserError if TEST.BEST needs scores of a data set that has no annotations to compute them from."""
+    name = next(iter(cfg.DATASETS.TEST), "")
+    if not cfg.TEST.BEST or not name:
+        return
+    data_set = data_sets[name]
+    if data_set.images is not None and not data_set.num_objects:
+        problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but {name}, the first of DATASETS.TEST, has no annotated objects"
+        raise UserError(f"{problem}; put a data set that has some before it, or set TEST.BEST ''")
 
 
 def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:

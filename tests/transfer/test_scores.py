@@ -13,6 +13,7 @@ import transfer.scores
 from pretrain.common.files import read_json
 from tests.errors import refused
 from tests.pretrain.runs import stopped
+from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, EVALUATION, stop_in, work
 from transfer.scores import Scores
 
@@ -78,9 +79,13 @@ def test_the_first_highest_score_is_the_best(values: list[Any], best: Any, witho
     assert scores.best == (6, 1.0)
 
 
-def test_a_category_that_the_data_lack_is_refused(tmp_path: Path, tiny_resnet18: None) -> None:
+def test_a_score_that_the_data_cannot_have_is_refused(tmp_path: Path, tiny_resnet18: None) -> None:
     keys = {"TEST__BEST": "bbox/AP-c4", "TEST__EVAL_PERIOD": 1}
     refused(lambda: work(tmp_path, "torchvision", **keys), "TEST.BEST", "'c4'", "c1, c2, c3")
+    name = tiny_coco.write(tmp_path / "unlabeled")
+    tiny_coco.edit(name, lambda content: content["annotations"].clear())
+    keys = {"TEST__BEST": "bbox/AP", "DATASETS__TEST": (name,)}
+    refused(lambda: work(tmp_path, "torchvision", **keys), "TEST.BEST", name, "DATASETS.TEST")
 
 
 PATIENT = {"SOLVER__MAX_ITER": 12, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 2}

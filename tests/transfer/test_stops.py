@@ -94,7 +94,7 @@ def test_an_image_that_goes_bad_in_training_is_named_and_costs_no_iteration(
     reads = iter(range(1, 99))
 
     def read_file(path: str) -> bytes:
-        if next(reads) == 5 and not lost:  # of two images per iteration
+        if next(reads) == 7 and not lost:  # of two images in the batch that is tried, and per iteration
             lost.append(Path(path).rename(tmp_path / "lost.png"))
             lost.append(Path(path))
         return READ_FILE(path)

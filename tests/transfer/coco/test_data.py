@@ -195,6 +195,7 @@ def test_images_in_both_train_and_test_and_boxes_that_occur_twice_are_reported(t
     test = name.replace(".json", "_test.json")
     shutil.copy(name.split(":")[1], test.split(":")[1])
     tiny_coco.edit(test, lambda content: content.update(images=content["images"][:2], annotations=[]))
+    tiny_coco.edit(test, lambda content: content["images"][0].update(file_name="./1.png"))
     tiny_coco.edit(name, lambda content: content["annotations"].append({**content["annotations"][3], "id": 99}))
     (tmp_path / "link").symlink_to(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))

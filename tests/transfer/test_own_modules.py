@@ -143,6 +143,19 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(tmp_path, register, monke
 
 
 @pytest.mark.detectron2
+def test_own_test_images_need_no_annotations(tmp_path: Path, register: Callable[..., str]) -> None:
+    from detectron2.data import DatasetCatalog
+
+    name = register()
+    read = DatasetCatalog[name]
+    DatasetCatalog[name] = lambda: [{**record, "annotations": []} for record in read()]
+    tiny_coco.check_data_sets(tiny_coco.config(tmp_path / "out", name), [name])
+    DatasetCatalog[name] = lambda: [{k: v for k, v in record.items() if k != "annotations"} for record in read()]
+    refused(lambda: tiny_coco.check_data_sets(tiny_coco.config(tmp_path / "out", name), [name]), name, "annotations")
+    tiny_coco.check_data_sets(tiny_coco.config(tmp_path / "out", name, DATASETS__TRAIN=()), [name])
+
+
+@pytest.mark.detectron2
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))

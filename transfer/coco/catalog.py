@@ -70,10 +70,11 @@ def check_evaluator(name: str) -> None:
         raise UserError(f"evaluator_type of {name} is {kind!r}; set one of {known} in MetadataCatalog.get({name!r})")
 
 
-def read_entries(name: str, *, is_tested: bool) -> list[Any]:
+def read_entries(name: str, *, is_trained_on: bool, is_tested: bool) -> list[Any]:
     """Read what the catalog has for a data set.
 
     Args:
+        is_trained_on: every image needs a list of annotations.
         is_tested: read the files of Pascal VOC as its evaluator will, too.
 
     Raises:
@@ -90,10 +91,11 @@ def read_entries(name: str, *, is_tested: bool) -> list[Any]:
         raise UserError(f"data set {name} has no categories; set MetadataCatalog.get({name!r}).thing_classes")
     if not entries:
         raise UserError(f"data set {name} has no images; restore its files")
-    if any("annotations" not in entry for entry in entries):
+    annotated = [entry for entry in entries if "annotations" in entry]
+    if is_trained_on and len(annotated) < len(entries):
         raise UserError(f"data set {name} has images without annotations of objects (boxes); name another set")
     with _translate_errors(name):
-        print_instances_class_histogram(entries, classes)  # which checks the labels
+        print_instances_class_histogram(annotated, classes)  # which checks the labels
     return entries
 
 

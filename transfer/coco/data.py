@@ -130,7 +130,8 @@ class DataSets(Mapping[str, DataSet]):
         is_tested = name in self.cfg.DATASETS.TEST
         if not in_catalog(name):
             return self._open_file(source, decode=is_tested or source.skip_bad)
-        entries = PackedList(catalog.read_entries(name, is_tested=is_tested))
+        is_trained_on = name in self.cfg.DATASETS.TRAIN
+        entries = PackedList(catalog.read_entries(name, is_trained_on=is_trained_on, is_tested=is_tested))
         evaluator = catalog.find_evaluator(name)
         if not self.cfg.INPUT.MAPPER:  # the user's may read something else
             _check_files(name, entries, decode=is_tested and evaluator == "coco")
@@ -188,7 +189,7 @@ def read_checked(source: Source, output_dir: str | Path) -> DataSet:
     data_set = pack(source, read_annotations(path, needs_objects=False), []) if path else DataSet(source, [])
     if not in_catalog(source.name):
         return data_set
-    entries = PackedList(catalog.read_entries(source.name, is_tested=False))
+    entries = PackedList(catalog.read_entries(source.name, is_trained_on=False, is_tested=False))
     return dataclasses.replace(data_set, entries=entries) if path else _name_entries(source, entries)
 
 

@@ -87,7 +87,7 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
     write_voc(tmp_path / "datasets")
     preflight.check_inputs(cfg, eval_only=False, weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
-    refused(lambda: catalog.read_entries("voc_2012_trainval", is_tested=False), "voc_2012_trainval")
+    refused(lambda: tiny_coco.check_data_sets(cfg, ["voc_2012_trainval"]), "voc_2012_trainval")
     refused(lambda: names.check_not_in_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d
 
 Norm = Callable[[int], nn.Module]  # channels -> a norm
@@ -60,6 +61,8 @@ class FrozenBatchNorm(FrozenBatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, mean, var = map(self.get_buffer, ("weight", "bias", "running_mean", "running_var"))
+        if not x.requires_grad:  # as in Detectron2: one kernel, whose backward pass would need x
+            return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
         scale = weight * (var + self.eps).rsqrt()
         bias = bias - mean * scale
         return x * scale.to(x.dtype)[:, None, None] + bias.to(x.dtype)[:, None, None]

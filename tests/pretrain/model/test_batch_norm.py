@@ -1,6 +1,5 @@
 """Batch norm with statistics per group: one norm, and the calls of a whole network."""
 
-import collections
 import copy
 import types
 from typing import Any
@@ -9,22 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.model.batch_norm import GroupedBatchNorm, GroupStatistics
 from pretrain.model.encoder import build_network
-
-
-class CountedCalls(TorchDispatchMode):
-    """Counts ATen calls by name while active."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+from tests.counted_calls import CountedCalls
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4])

@@ -23,7 +23,7 @@ def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
     stop = StopRequest()
     with stop.handle_signals():
         for node in plan.missing.values():
-            run_stage(node.spec, stop=stop)
+            run_stage(node.spec, Job(stop))
     if graph.report:
         graph.report.run(Job())
     return 0

@@ -162,11 +162,25 @@ def start(run: Run, job: Job, num_processes: int = 1) -> None:
     """
     data_sets = _check_inputs(run)
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
-        from .distributed import launch
-
-        launch(num_processes, run_rank, run)
+        _run_ranks(run, job, num_processes)
     else:
         run_rank(run, job, data_sets)
+
+
+def _run_ranks(run: Run, job: Job, count: int) -> None:
+    """Run ``count`` processes to their end; each reads the run from a file in a new log folder of the run folder."""
+    from pretrain.common.ranks.parent import name_log_folder, run_ranks
+
+    folder = _find_output_dir(run.cfg) if run.eval_only else run.cfg.OUTPUT_DIR
+    logs = name_log_folder(folder)
+    write_json(logs / "run.json", {**vars(run), "cfg": dump(run.cfg)})
+    run_ranks("transfer.api:run_recorded", [str(logs / "run.json")], count, folder, logs, job.stop)
+
+
+def run_recorded(job: Job, file: str) -> None:
+    """Run one rank of the run in ``file``."""
+    record = read_json(file)
+    run_rank(Run(**{**record, "cfg": from_yaml_text(record["cfg"])}), job)
 
 
 def _check_inputs(run: Run) -> DataSets | None:
@@ -293,6 +307,10 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-    if is_training(cfg.OUTPUT_DIR):  # the training run's results are not overwritten
-        cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
+    cfg.OUTPUT_DIR = _find_output_dir(cfg)
     return cfg
+
+
+def _find_output_dir(cfg: CfgNode) -> str:
+    """Return the run folder of an evaluation: in that of a training, whose results are not overwritten, a new one."""
+    return str(Path(cfg.OUTPUT_DIR) / "eval_only") if is_training(cfg.OUTPUT_DIR) else cfg.OUTPUT_DIR

@@ -3,9 +3,12 @@
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from .errors import escape_control
 
 
 @contextlib.contextmanager
@@ -43,3 +46,15 @@ class _Output:
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EIO):  # for good; Python would try again at its exit, and complain
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+def warn(text: str) -> None:
+    """Print to standard error, which may be a file on a full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def strip_control(line: str) -> str:
+    """Remove control sequences that move the cursor or retitle the window; colors remain."""
+    parts = re.split(r"(\x1b\[[\d;]*m)", line)
+    return "".join(part if part.startswith("\x1b[") else escape_control(part) for part in parts)

@@ -1,6 +1,5 @@
 """A request to stop ends the current step, precise BN or evaluation of either engine, and nothing is lost."""
 
-import atexit
 import json
 import os
 import signal
@@ -11,15 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from pretrain.common import images
-from pretrain.common.run.state import Job
 from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.stops import stop_before_batch
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
-from transfer import distributed
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -117,7 +113,7 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children")
     deadline = time.monotonic() + 120
-    while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
+    while len(ranks.read_text().split()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGTERM)
     _, errors = run.communicate(timeout=240)
@@ -126,22 +122,3 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     (checkpoint,) = (tmp_path / "out").glob("model_*.pth")
     assert torch.load(checkpoint, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
-
-
-def _fail_and_hang(_job: Job) -> None:
-    """Fail on rank 1, which then hangs at its exit, as nccl may; the other rank would wait for an hour."""
-    atexit.register(time.sleep, 3600)
-    if os.environ["RANK"] == "1":
-        raise RuntimeError("rank 1 cannot go on")
-    time.sleep(3600)
-
-
-def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_GRACE_S", 0.5)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with pytest.raises(multiprocessing.ProcessRaisedException, match="rank 1 cannot go on"):
-            distributed.launch(2, _fail_and_hang)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

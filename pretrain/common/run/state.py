@@ -85,8 +85,8 @@ def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
     except BaseException as error:
         has_failed = isinstance(error, Exception) and not isinstance(error, Stopped)  # else Ctrl-C or a request to stop
         with contextlib.suppress(UserError):  # the disk may be full
-            state = "failed" if has_failed else "stopped"
-            update_state(folder, state=state, reason=one_line(error), ended=time.time())
+            end = {"state": "failed" if has_failed else "stopped", "reason": one_line(error), "ended": time.time()}
+            update_state(folder, **end, **({"remedy": error.remedy} if isinstance(error, Stopped) else {}))
         raise
     update_state(folder, state="complete", ended=time.time())
 

@@ -1,6 +1,5 @@
 """Stages that do next to nothing, for tests of the launcher: importable by a job, as real ones are."""
 
-import atexit
 import os
 import time
 from collections.abc import Callable
@@ -90,24 +89,6 @@ def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
         if user_error:
             raise UserError("the value is 3; it must be 2")
         raise RuntimeError(f"rank {rank} cannot go on")
-    time.sleep(3600)
-
-
-def fail_and_hang(folder: str, rank: int) -> None:
-    """Fail on one rank, which then hangs at its exit, as nccl may; the others would wait for an hour."""
-    atexit.register(time.sleep, 3600)
-    fail(folder, rank)
-
-
-def fail_on_full_disk(folder: str, rank: int) -> None:
-    """Fail on one rank whose record cannot be written; the others would wait for an hour."""
-    started = Path(folder) / "started"
-    if int(os.environ["RANK"]) == rank:
-        while not started.exists():  # when a stage starts, it removes earlier records of failures
-            time.sleep(0.02)
-        (Path(folder) / f"failed.{rank}.json").mkdir()
-        raise UserError("cannot write results.json: No space left on device; free space")
-    started.touch()
     time.sleep(3600)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
+from pretrain.common.ranks.parent import list_log_files
 from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_outcome
 
@@ -140,7 +141,7 @@ class Job:
         logs = moved if moved.is_dir() else Path(self.logs)
         if self.is_slurm:
             return [logs / f"{self.id}_{rank}_log.{kind}" for kind in ("out", "err")]
-        return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
+        return list_log_files(logs, rank)
 
     def describe_end(self, state: JobState) -> str:
         """Describe how this job ended if it recorded nothing: SLURM's reason, and the last line of its output.

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pretrain.common.errors import UserError, escape_control
+from pretrain.common.output import strip_control, warn
 
-from . import local_job
 from .job import Job, describe_unrecorded_exit, query_states, read_jobs, read_last_jobs
-from .records import find_launch_files, warn
+from .records import find_launch_files
 from .slurm import JobState
 
 ENDING_CHECK_S = 2.0
@@ -86,7 +86,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     command = ["tail", "-q", "-n", "+1", *(["-F"] if follow else []), "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():
-            print(local_job.strip_control(line.rstrip("\n")), flush=True)
+            print(strip_control(line.rstrip("\n")), flush=True)
     failure = job.read_outcome()["failure"]
     if failure.get("user_error"):  # its one line is in no rank's output
         print(escape_control(f"error: {failure['error']}"), file=sys.stderr)

@@ -7,23 +7,41 @@ failure ends its own branch only. The first Ctrl-C stops the running stages afte
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.files import write_json
 from pretrain.common.interrupt import Stopped
+from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
+from pretrain.common.ranks.rank import STOP_REASON
+from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_outcome, update_state
+from tools.stages.base import Stage
 
 from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..resources import Resources
-from .job import CANCEL, CANCEL_NOW, describe_unrecorded_exit
-from .local_job import LocalJob
-from .rank_main import LOCAL_STOP_REASON, install_handler
+from .job import CANCEL, CANCEL_NOW, Job, describe_unrecorded_exit
+from .rank_main import install_handler
+from .records import record_job
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
+
+
+@dataclass
+class RunningStage:
+    """A stage whose ranks are running; ``gpus`` are the names of its GPUs, ``prefix`` is shown before its output."""
+
+    spec: Stage
+    ranks: Ranks
+    gpus: list[str]
+    prefix: str
+    started: float = field(default_factory=time.monotonic)
 
 
 class LocalRun:
@@ -33,7 +51,7 @@ class LocalRun:
         self._graph, self._missing, self._resources = graph, missing, resources
         self._parallel = parallel
         self._waiting = {node.key: node for node in graph.nodes}
-        self._running: dict[str, LocalJob] = {}
+        self._running: dict[str, RunningStage] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
         needs_gpus = any(resources[key].gpus for key in missing)
         self._free_gpus = list_visible_gpus() if needs_gpus else []
@@ -66,8 +84,8 @@ class LocalRun:
         if not self._is_killing:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
-        for job in self._running.values():
-            job.stop(now=self._is_killing)
+        for stage in self._running.values():
+            stage.ranks.stop(now=self._is_killing)
 
     def _start_ready(self) -> None:
         """Start what can start now; skip complete stages, and those that depend on a failed one."""
@@ -98,54 +116,55 @@ class LocalRun:
         gpus = self._free_gpus[: resources.gpus]
         prefix = f"{node.key}: " if self._parallel > 1 else ""
         try:
-            job = self._running[node.key] = LocalJob(node.spec, resources, gpus, prefix)
+            stage = self._running[node.key] = start_stage(node.spec, resources, gpus, prefix)
         except UserError as error:
             self._fail(node.key, f"error: {error}", 2)
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._signals:  # while it was being started
-            job.stop(now=self._is_killing)
+            stage.ranks.stop(now=self._is_killing)
 
-    def _wait(self) -> tuple[str, LocalJob]:
-        """Wait until one of the jobs has ended, showing the output of all; return the stage's key and the job."""
+    def _wait(self) -> tuple[str, RunningStage]:
+        """Wait until one of the stages has ended, showing the output of all; return its key and the stage."""
         while True:
-            ended = next((key for key, job in self._running.items() if job.has_ended()), None)
-            for job in self._running.values():
-                job.show_output()
+            ended = next((key for key, stage in self._running.items() if stage.ranks.has_ended()), None)
+            for stage in self._running.values():
+                stage.ranks.show_output(stage.prefix)
             if ended is not None:
                 return ended, self._running.pop(ended)
-            time.sleep(0.2)
+            time.sleep(POLL_S)
 
-    def _finish(self, key: str, job: LocalJob) -> None:
-        self._free_gpus = job.gpus + self._free_gpus
-        folder = job.spec.folder
-        outcome = read_outcome(folder, job.logs.name)
+    def _finish(self, key: str, stage: RunningStage) -> None:
+        self._free_gpus = stage.gpus + self._free_gpus
+        folder = stage.spec.folder
+        submission = stage.ranks.logs.name
+        outcome = read_outcome(folder, submission)
         failure = outcome["failure"]
         if self._signals:
             sender = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
             if outcome["state"] in ("", "running"):  # the ranks were killed
                 with contextlib.suppress(UserError):  # on a full disk the run must still end
-                    update_state(folder, job=job.logs.name, state="stopped", reason=f"it was stopped by {sender}")
+                    update_state(folder, job=submission, state="stopped", reason=f"it was stopped by {sender}")
             self._interruptions.append(_describe_interruption(folder, outcome, sender))
         elif outcome["state"] == "complete":
-            self._report_success(key, job)
+            self._report_success(key, stage)
         elif not failure:
             end = f"{outcome['state']}: {outcome['reason']}"
             if outcome["state"] in ("", "running"):
-                end = f"failed: {describe_unrecorded_exit(job.folder)}"
-            self._fail(key, f"{job.spec.name} in {folder} {end}; run the same command again to resume", 1)
+                end = f"failed: {describe_unrecorded_exit(Path(folder))}"
+            self._fail(key, f"{stage.spec.name} in {folder} {end}; run the same command again to resume", 1)
         elif failure["user_error"]:
             self._fail(key, f"error: {failure['error']}", 2)
         else:
-            summary = f"{job.spec.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            summary = f"{stage.spec.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
             trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
             self._fail(key, f"{trace}{summary}: {failure['error']}", 1)
 
-    def _report_success(self, key: str, job: LocalJob) -> None:
+    def _report_success(self, key: str, stage: RunningStage) -> None:
         if not self._graph.is_single:
-            print(f"{self._name_node(key)}: {time.monotonic() - job.started:.0f} s", flush=True)
+            print(f"{self._name_node(key)}: {time.monotonic() - stage.started:.0f} s", flush=True)
             return
-        command = job.spec.name_next_command(shorten_path(job.spec.folder))
+        command = stage.spec.name_next_command(shorten_path(stage.spec.folder))
         if command:
             print(f"next: {command}")
 
@@ -160,6 +179,30 @@ class LocalRun:
         return f"[{position}/{len(self._graph.nodes)}] {key}"
 
 
+def start_stage(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
+    """Start the ranks of a stage on this machine, and record the job.
+
+    Raises:
+        UserError: the folder cannot be written, or no process can be started.
+    """
+    logs = name_log_folder(spec.folder)
+    file = logs / "spec.json"
+    write_json(file, spec.to_json())
+    variables: dict[str, str] = {}
+    if gpus or resources.request.gpus is not None or resources.parallel > 1 or not spec.gpu:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # otherwise the user's own value stays
+    if resources.cpus_per_task:
+        variables["OMP_NUM_THREADS"] = str(resources.cpus_per_task)
+    entry = "tools.launcher.execution.rank_main:run_local_rank"
+    options: dict[str, Any] = {"variables": variables, "sharing": resources.parallel}
+    ranks = Ranks(entry, [str(file)], resources.tasks, spec.folder, logs, **options)
+    place: dict[str, Any] = {"cluster": "local", "host": socket.gethostname(), "logs": str(logs)}
+    place |= {"processes": ranks.list_processes(), "launcher": {str(os.getpid()): read_start_time(os.getpid())}}
+    rank_0 = next(iter(place["processes"]))
+    record_job(spec, resources, Job(Path(spec.folder), rank_0, submitted=time.time(), **place))
+    return RunningStage(spec, ranks, gpus, prefix)
+
+
 def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) -> str:
     if outcome["state"] == "complete":  # no step was left to stop after
         return f"the stage in {folder} finished before the stop request"
@@ -167,7 +210,7 @@ def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) ->
         return f"the stage in {folder} was stopped immediately by {sender}, without a checkpoint"
     if outcome["failure"]:
         return f"{sender}: the stage in {folder} has failed: {outcome['failure']['error']}"
-    return outcome["reason"].replace(LOCAL_STOP_REASON, sender)
+    return outcome["reason"].replace(STOP_REASON, sender)
 
 
 def shorten_path(path: str) -> str:

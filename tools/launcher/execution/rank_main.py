@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,47 +27,40 @@ from submitit.helpers import DelayedSubmission
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
+from pretrain.common.output import warn
+from pretrain.common.ranks.rank import (
+    STOPPED,
+    build_rank_environment,
+    list_hangup_signals,
+    record_error,
+    record_failure,
+)
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.state import Job, is_state_of, record_state, update_state
 from tools.stages.base import Stage, build_stage
 
 from . import slurm
-from .records import format_resume_command, record_failure, warn
+from .records import format_resume_command
 
-LOCAL_STOP_REASON = "Ctrl-C or SIGTERM"  # ranks here get SIGTERM for both; `local_graph` knows which it was
-STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
 _WAIT_FOR_SIGNAL_S = 10.0  # for all ranks of a job to have the signal
 _REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
 _WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
 
 
-def run_stage(spec: Stage, name: str = "", stop: StopRequest | None = None) -> None:
-    """Run a stage in this process; rank 0 records its state.
-
-    Args:
-        name: name of the submission.
-        stop: the request to stop it (default: none comes).
-    """
+def run_stage(spec: Stage, job: Job) -> None:
+    """Run a stage in this process; rank 0 records its state."""
     # A third-party deprecation warning, which every job would repeat many times.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
-    work = {"fingerprint": spec.fingerprint(), "work": spec.identity}
-    job = Job(stop or StopRequest(), name, work)
+    job = replace(job, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
     with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, job):
         spec.run(job)
 
 
-def run_local_rank(logs: Path) -> None:
-    """Run a rank of the stage in ``logs``/spec.json; `local_job.LocalJob` starts it and sets its environment."""
-    spec = build_stage(read_json(logs / "spec.json"))
-    stop = StopRequest()
-    for number in (signal.SIGTERM, *list_hangup_signals()):
-        signal.signal(number, lambda *_: stop.make(LOCAL_STOP_REASON))
-    try:
-        _run_recorded(spec, logs.name, stop)
-    except Stopped:
-        sys.exit(STOPPED)
+def run_local_rank(job: Job, file: str) -> None:
+    """Run a rank of the stage in ``file``, which the launcher has started on this machine."""
+    run_stage(build_stage(read_json(file)), job)
 
 
 def run_slurm_rank(logs: Path) -> None:
@@ -76,24 +69,6 @@ def run_slurm_rank(logs: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another rank or attempt, which may have counted time-outs in it
         pickle.symlink_to(f"{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}.pkl")
     process_job(logs)
-
-
-def list_hangup_signals() -> tuple[signal.Signals, ...]:
-    """Return SIGHUP, or nothing if nohup makes this process ignore it."""
-    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-
-
-def _run_recorded(spec: Stage, name: str, stop: StopRequest) -> None:
-    """Run a stage and record this rank's error, also if it occurs before the stage starts."""
-    try:
-        run_stage(spec, name, stop)
-    except Stopped:
-        raise
-    except BaseException as error:
-        record_failure(spec.folder, int(os.environ["RANK"]), error, name)
-        if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
-            sys.exit(2)
-        raise
 
 
 def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> AbstractContextManager[None]:
@@ -124,7 +99,8 @@ class SlurmJob:
         name = Path(os.environ["SUBMITIT_FOLDER"]).name
         handler = PreemptionHandler(env, self.spec.folder, name, self.patience_s, self.spec.root)
         try:
-            _run_recorded(self.spec, name, handler.stop)
+            with record_error(self.spec.folder, name):
+                run_stage(self.spec, Job(handler.stop, name))
         except Stopped as stopped:
             handler.requeue_or_exit(str(stopped))
         finally:
@@ -222,12 +198,6 @@ class PreemptionHandler:
             self._timer.start()
 
 
-def build_rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
-    sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
-    return {name: str(value) for name, value in sizes.items()}
-
-
 def _has_ended(env: Any) -> bool:
     """Return whether this SIGTERM ends the job (a cancellation) instead of leaving time for a checkpoint (preemption).
 
@@ -237,6 +207,4 @@ def _has_ended(env: Any) -> bool:
 
 
 if __name__ == "__main__":
-    is_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-    run_rank = run_slurm_rank if is_slurm else run_local_rank
-    run_rank(Path(sys.argv[1]))
+    run_slurm_rank(Path(sys.argv[1]))

@@ -5,20 +5,18 @@ stage writes (`pretrain.common.run.state`). Both name a job by the folder of its
 folders are never reused.
 """
 
-import contextlib
 import os
 import shlex
 import sys
-import time
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
+from pretrain.common.output import warn
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import find_working_folder, read_record, write_failure
+from pretrain.common.run.state import find_working_folder, read_record
 from tools.stages.base import Stage
 
 from ..resources import Resources
@@ -43,11 +41,6 @@ def find_files(folder: Path, *names: str) -> list[Path]:
         files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]
         folders[:] = sorted(name for name in folders if name != "launch")
     return files
-
-
-def name_log_folder(folder: str | Path) -> Path:
-    """Return a new log folder, whose name is unique: job ids repeat after a reset of SLURM."""
-    return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
 def format_resume_command(folder: str) -> str:
@@ -81,17 +74,3 @@ def record_job(spec: Stage, resources: Resources, job: Job) -> None:
         write_json(path, record)
     except UserError as error:  # too late to refuse: the job is submitted
         warn(f"warning: {error}; {job.cluster} job {job.id} is submitted, but status and cancel cannot find it")
-
-
-def record_failure(folder: str | Path, rank: int, error: BaseException | str, job: str = "") -> None:
-    """Record the error of a rank (see `write_failure`); print it where the disk is full."""
-    try:
-        write_failure(folder, rank, error, job)
-    except UserError as reason:
-        warn(f"error: {error} (of rank {rank}; it could not be recorded: {reason})")
-
-
-def warn(text: str) -> None:
-    """Print to standard error, which may be a file on a full disk."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)

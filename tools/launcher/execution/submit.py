@@ -19,6 +19,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from pretrain.common.config import extensions
 from pretrain.common.errors import count_noun
 from pretrain.common.files import atomic_write, build_write_error, make_folder
+from pretrain.common.ranks.parent import name_log_folder
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
@@ -30,7 +31,7 @@ from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
 from . import slurm
 from .job import SCRIPT, Job
 from .rank_main import SlurmJob
-from .records import name_log_folder, record_job
+from .records import record_job
 
 _PASSED_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 # Variables of a job that this process may be part of; the setup lines may set MASTER_ADDR again.

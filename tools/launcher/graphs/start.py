@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.output import survive_lost_output
+from pretrain.common.output import survive_lost_output, warn
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import Job
 from tools.stages.base import Stage
@@ -21,7 +21,7 @@ from tools.stages.base import Stage
 from ..execution import slurm
 from ..execution.local_graph import LocalRun, shorten_path
 from ..execution.rank_main import install_handler
-from ..execution.records import format_resume_command, warn
+from ..execution.records import format_resume_command
 from ..execution.submit import build_environment, copy_code, find_code, remove_folder, render_script, submit
 from ..options import Options
 from ..sbatch import UNLIMITED, count_gpus

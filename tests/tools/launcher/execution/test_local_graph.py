@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from pretrain.common.run.state import read_record, read_state
+from pretrain.common.ranks.rank import STOP_REASON
+from pretrain.common.run.state import read_record
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone, FakeOnCpu
 from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
 from tools.launcher import gpus
-from tools.launcher.execution import jobs, local_job, status
+from tools.launcher.execution import jobs, status
 from tools.launcher.execution.job import query_states
-from tools.launcher.execution.rank_main import LOCAL_STOP_REASON
 from tools.launcher.graphs.graph import Node
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
@@ -44,26 +44,8 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
 
     threading.Thread(target=kill, daemon=True).start()
     assert run_alone(fake(tmp_path, "hang"), TWO_RANKS) == 1
-    assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
-
-
-FAILURES = {  # function and arguments of the stage, the exit status, and what is shown
-    "a bug": (("fail", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
-    "a mistake": (("fail", 0, True), 2, ("error: the value is 3; it must be 2",)),
-    "hangs": (("fail_and_hang", 1), 1, ("RuntimeError: rank 1 cannot go on", "failed on rank 1")),
-    "full": (("fail_on_full_disk", 1), 1, ("cannot write results.json: No space left on device", "not be recorded")),
-}
-
-
-@pytest.mark.parametrize("case", FAILURES)
-def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, monkeypatch, capfd, case: str):
-    """The rank may hang at its exit, or be unable to record its error."""
-    stage, exit_status, shown = FAILURES[case]
-    monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
-    assert run_alone(fake(tmp_path, *stage), TWO_RANKS) == exit_status
-    printed = capfd.readouterr().err
-    assert all(text in printed for text in shown) and not re.search("SIGKILL|out of memory", printed)
-    assert read_state(tmp_path)["state"] == ("running" if stage[1] else "failed")  # rank 0 was killed
+    assert "failed on rank 1" in (printed := capfd.readouterr().err)
+    assert "rank 1: it was killed by SIGKILL (out of memory?)" in printed
     assert query_states([job_of(tmp_path)])[0].word == "ENDED"
 
 
@@ -100,7 +82,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
     capfd.readouterr()
     status.print_status(tmp_path)
-    printed = capfd.readouterr().out.replace(LOCAL_STOP_REASON, "")
+    printed = capfd.readouterr().out.replace(STOP_REASON, "")
     assert re.search(r"fake +stopped", printed)
     assert not re.search("SIG|running|failed|without reporting an error", printed)
     jobs.cancel(tmp_path)

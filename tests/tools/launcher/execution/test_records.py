@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 
+from pretrain.common import output
 from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import read_outcome, write_failure
 from tests.tools.launcher.helpers import end
-from tools.launcher.execution import records
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
@@ -43,4 +43,4 @@ def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("sys.stderr", mock.Mock(flush=mock.Mock(side_effect=full)))
-    records.warn("a warning")  # raises nothing
+    output.warn("a warning")  # raises nothing

@@ -1,0 +1,48 @@
+"""What the ranks of tests do: importable by a rank, as a stage is."""
+
+import atexit
+import os
+import time
+from pathlib import Path
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import json_text
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run.state import Job, record_state
+
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "SLURM_JOB_ID")
+
+
+def work(job: Job, folder: str) -> None:
+    """Print a line, and write this rank's environment."""
+    print(f"rank {os.environ['RANK']} of {job.name}")
+    values = {name: os.environ.get(name) for name in _NAMES}
+    Path(folder, f"rank.{os.environ['RANK']}").write_text(json_text(values))
+    if os.environ["RANK"] == "0":
+        with record_state(folder, "knn", job):
+            pass
+
+
+def wait_for_stop(job: Job, folder: str) -> None:
+    """Wait for a request to stop; rank 0 records how to continue."""
+    Path(folder, f"rank.{os.environ['RANK']}").touch()
+    while not job.stop.reason:
+        time.sleep(0.02)
+    stop = Stopped(job.stop.reason, "add --resume")
+    if os.environ["RANK"] != "0":
+        raise stop
+    with record_state(folder, "knn", job):
+        raise stop
+
+
+def fail(_job: Job, folder: str, how: str) -> None:
+    """Fail on rank 1; rank 0 would wait for an hour."""
+    if os.environ["RANK"] == "1":
+        if how == "hangs":  # at its exit, as nccl may
+            atexit.register(time.sleep, 3600)
+        if how == "full":
+            (Path(folder) / "failed.1.json").mkdir()
+        if how == "killed":
+            os.kill(os.getpid(), 9)
+        raise UserError("the value is 3; it must be 2") if how in ("mistake", "full") else RuntimeError("a bug")
+    time.sleep(3600)

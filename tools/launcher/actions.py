@@ -107,11 +107,13 @@ def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = N
     """Start a graph with ``resources`` (default: those of the command line)."""
     from pretrain.common.run import wandb
 
-    from .graphs import start
+    from .graphs import dry_run, start
     from .options import from_arguments
 
     wandb.check_logger()
     resources = resources or from_arguments(args)
+    if graph.is_single and args.time:
+        resources = resources.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:
-        return start.show_graph(graph, resources, args.check_data, ask_slurm=args.test)
+        return dry_run.show_graph(graph, resources, args.check_data, ask_slurm=args.test)
     return start.start_graph(graph, resources, args.check_data)

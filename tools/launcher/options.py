@@ -12,10 +12,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError, count_noun
-from tools.stages.base import Stage
+from tools.stages import SUMMARIES
 
 from . import MOVED_OPTIONS
 from .gpus import list_visible_gpus
@@ -23,6 +23,7 @@ from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
     check_options,
+    format_minutes,
     is_option,
     keep_for_cpus,
     merge_options,
@@ -30,12 +31,14 @@ from .sbatch import (
     parse_minutes,
     parse_word,
 )
-from .site_file import read_site_file
+
+if TYPE_CHECKING:
+    from tools.stages.base import Stage
 
 CLUSTERS = ("auto", "local", "slurm")
 # Options of the command line that are for SLURM alone.
 _SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
-_CPU_MINUTES = 30  # time limit of stages that use no GPU
+_DEFAULT_MINUTES = 240
 _OF_CPU_BLOCK = ("partition", "account", "time")  # options of the launcher that the block may set
 _WORDS: Any = {"action": "append", "type": parse_word, "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
@@ -80,7 +83,11 @@ class Options:
     partition: str = _option("", "partition of all jobs (default: the cluster's default)")
     account: str = _option("", "account to charge")
     time: str = _option(
-        "", "time limit per job as sbatch takes it: minutes, H:MM:SS, D-HH, ... (default: 240; at most 30 without GPUs)"
+        "",
+        "time limit per job as sbatch takes it (minutes, H:MM:SS, D-HH, ...), and after it those of some stages, as in "
+        "24:00:00,linear=8:00:00 (default: 240; unless named, probes of a pipeline get at most 240, and stages without "
+        "GPUs at most 30)",
+        metavar="TIME[,STAGE=TIME]",
     )
     max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
     sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
@@ -90,11 +97,6 @@ class Options:
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
     signal_delay: int = field(default=120, metadata={"minimum": 1, "type": int})
-
-    @property
-    def minutes(self) -> int:
-        """The time limit."""
-        return parse_minutes(self.time) if self.time else 240
 
     @property
     def slurm_cluster(self) -> str:
@@ -123,7 +125,7 @@ class Options:
             cpus_per_task=spec.workers + 1 if is_slurm and self.cpus_per_task is None else self.cpus_per_task,
             partition=self.partition,
             account=self.account,
-            minutes=self.minutes,
+            minutes=self._find_minutes(spec),
             max_timeouts=self.max_timeouts,
             signal_delay=self.signal_delay,
             parallel=self.parallel or (8 if is_slurm else 1),
@@ -135,14 +137,28 @@ class Options:
         )
         return resources if spec.gpu or not is_slurm else self._move_to_cpus(resources)
 
+    def limit(self, stage: str) -> Options:
+        """Return the options with the time for all stages as the one of a ``stage``, unless it has its own."""
+        times = _parse_times(self.time)
+        own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
+        return replace(self, time=",".join(filter(None, [self.time, own])))
+
+    def _find_minutes(self, spec: Stage) -> int:
+        """Return the time limit of a stage: its own one, or that of all stages, as far as the stage needs it."""
+        times = _parse_times(self.time)
+        if spec.name in times:
+            return times[spec.name]
+        if not spec.gpu and "time" in self.cpu:
+            return parse_minutes(self.cpu["time"])
+        return min(times[""], spec.most_minutes)
+
     def _move_to_cpus(self, resources: Resources) -> Resources:
-        """Return the resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
-        minutes = parse_minutes(self.cpu["time"]) if "time" in self.cpu else min(_CPU_MINUTES, self.minutes)
+        """Return resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
         sbatch = merge_options(keep_for_cpus(self.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
-        delay = min(self.signal_delay, minutes * 30)
-        return replace(resources, **place, minutes=minutes, signal_delay=delay, sbatch=sbatch)
+        delay = min(self.signal_delay, resources.minutes * 30)
+        return replace(resources, **place, signal_delay=delay, sbatch=sbatch)
 
 
 def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
@@ -164,6 +180,8 @@ def from_arguments(args: argparse.Namespace) -> Options:
 
 def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
     """Merge ``arguments`` (None if not set) over a site file, which describes SLURM jobs only."""
+    from .site_file import read_site_file
+
     # Without a home, expanduser keeps the "~": there is no such file.
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
@@ -232,10 +250,11 @@ def _check(options: Options) -> None:
     if "," in options.slurm_cluster or options.slurm_cluster == "all":
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
-    if options.signal_delay >= options.minutes * 60:
+    shortest = min(_parse_times(options.time).values())
+    if options.signal_delay >= shortest * 60:
         delay = f"signal-delay ({options.signal_delay} s; set in the site file)"
         consequence = "the job would be asked to stop as soon as it starts"
-        raise UserError(f"--time ({options.minutes} min) must be longer than {delay}, or {consequence}")
+        raise UserError(f"--time ({shortest} min) must be longer than {delay}, or {consequence}")
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
         problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
@@ -252,6 +271,17 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--gpus is {options.gpus}, but this machine has {count_noun(visible, 'visible GPU')}; {remedy}"
         )
+
+
+def _parse_times(text: str) -> dict[str, int]:
+    """Return the minutes of ``24:00:00,linear=8:00:00`` by stage; those of all others have an empty name."""
+    times = {"": _DEFAULT_MINUTES}
+    for part in text.split(",") if text else ():
+        stage, has_name, time = part.rpartition("=")
+        if has_name and stage not in SUMMARIES:
+            raise UserError(f"--time {part} names no stage; choose from {', '.join(SUMMARIES)}")
+        times[stage] = parse_minutes(time)
+    return times
 
 
 def find_replacement(option: str) -> str:

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -62,6 +63,7 @@ class Stage:
         name: the name of the kind, in records, results and commands.
         gpu: whether the stage uses GPUs.
         one_process: whether it runs in a single process, whatever the resources are.
+        most_minutes: time limit that suffices for it; a stage that trains for hours has none.
         has_config: whether KEY VALUE pairs override its config.
         trains_backbone: whether others build on the checkpoint that it trains for hours.
         makes_data: whether stages that build on it may read images that do not exist yet.
@@ -88,6 +90,7 @@ class Stage:
     name: ClassVar[str]
     gpu: ClassVar[bool] = True
     one_process: ClassVar[bool] = False
+    most_minutes: ClassVar[int] = sys.maxsize
     has_config: ClassVar[bool] = True
     trains_backbone: ClassVar[bool] = False
     makes_data: ClassVar[bool] = False

@@ -21,6 +21,7 @@ _RGB: Any = {"type": float, "nargs": 3, "metavar": ("R", "G", "B")}
 class Convert(Stage):
     name = "convert"
     gpu = False
+    most_minutes = 30
     one_process = True
     has_config = False
 

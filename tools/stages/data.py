@@ -17,6 +17,7 @@ from .options import option
 class Data(Stage):
     name = "data"
     gpu = False
+    most_minutes = 30
     one_process = True
     has_config = False
     makes_data = True

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Probe(Stage):
     """A probe; each kind names its ``probe`` if it has scores."""
 
+    most_minutes = 240
+
     @dataclass(frozen=True)
     class Options:
         weights: str = option("run folder or file, or 'random'", is_positional=True, metavar="RUN_OR_CHECKPOINT")

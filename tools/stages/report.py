@@ -17,6 +17,7 @@ from .options import option
 class Report(Stage):
     name = "report"
     gpu = False
+    most_minutes = 30
     one_process = True
     has_config = False
 

@@ -47,6 +47,7 @@ class FakeOnCpu(Fake):
     name = "fake_on_cpu"
     one_process = True
     gpu = False
+    most_minutes = 30
 
 
 @register

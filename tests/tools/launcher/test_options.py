@@ -13,9 +13,10 @@ import pytest
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
-from tools.launcher import gpus, options
+from tools.launcher import gpus, options, sbatch
 from tools.launcher.execution.submit import render_script
 from tools.launcher.options import Options, from_record, resolve
+from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
@@ -33,7 +34,7 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     )
     read = from_site(text, gpus=3, sbatch=[("reservation", "day2"), ("exclusive", "")])
     assert (read.account, read.gpus, read.max_timeouts, read.partition) == ("0042", 3, 0, "on")
-    assert (read.minutes, read.setup) == (240, ("module load cuda", "export A=b"))
+    assert (read.time, read.setup) == ("4:00:00", ("module load cuda", "export A=b"))
     assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
     assert from_site("sbatch: {exclusive: yes, requeue_x: false, overcommit: no}\n").sbatch == {"exclusive": ""}
     assert from_site("srun: {overlap: true}\n").srun == {"overlap": ""}
@@ -95,6 +96,8 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
             {"time": "4h"},
             "--time '4h' is not a time; write minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS or UNLIMITED",
         ),
+        ({"time": "1:00:00,linaer=4"}, "--time linaer=4 names no stage; choose from pretrain, knn, linear"),
+        ({"time": "1:00:00,knn=1"}, r"--time \(1 min\) must be longer than signal-delay"),
         ({"time": "1:30"}, r"--time \(2 min\) must be longer than signal-delay \(120 s"),
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
@@ -132,6 +135,26 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     assert Options(cluster="local").for_stage(PRETRAIN).cpus_per_task is None
 
 
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("", [240, 240, 30]),
+        ("2:00:00", [120, 120, 30]),
+        ("24:00:00", [1440, 240, 30]),
+        ("1-0,linear=8:00:00,convert=60", [1440, 480, 60]),
+        ("linear=10", [240, 10, 30]),
+        ("UNLIMITED", [sbatch.UNLIMITED, 240, 30]),
+    ],
+)
+def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list[int]):
+    asked = resolve({"cluster": "slurm", "time": time})
+    stages = (PRETRAIN, Linear("/runs/x"), CONVERT)
+    assert [asked.for_stage(stage).minutes for stage in stages] == minutes
+    alone = [asked.limit(stage.name).for_stage(stage).minutes for stage in stages]  # what was asked for
+    assert alone == [minutes[0] if name not in time else own for name, own in zip(NAMES, minutes, strict=True)]
+
+
+NAMES = ("pretrain", "linear", "convert")
 WORDS = """\
 time: 2-03:04:05
 account: abc
@@ -164,7 +187,7 @@ def test_stages_without_a_gpu_inherit_only_what_fits_them(case: str):
     assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == expected
     assert convert.signal_delay < 60 * convert.minutes and convert.gpus == 0
     trained = asked.for_stage(PRETRAIN)
-    assert (trained.minutes, trained.partition, trained.sbatch) == (asked.minutes, asked.partition, asked.sbatch)
+    assert (trained.partition, trained.sbatch) == (asked.partition, asked.sbatch)
     assert (trained.cpus_per_task, trained.signal_delay, trained.request) == (1, asked.signal_delay, asked)
 
 

@@ -17,7 +17,6 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
-from pretrain.common.errors import count_noun
 from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.ranks.parent import name_log_folder
 from pretrain.common.run import wandb
@@ -25,7 +24,6 @@ from pretrain.common.run.folder import CODE, read_git_state
 from tools import ROOT
 from tools.stages.base import Stage
 
-from ..gpus import list_visible_gpus
 from ..resources import Resources
 from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
 from . import slurm
@@ -78,15 +76,11 @@ def submit(specs: Sequence[Stage], resources: Resources, code: Path, dependency:
 
 
 def render_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
-    """Return the sbatch script of a job, or of an array if there are several specs; or the local command."""
+    """Return the sbatch script of a job, or of an array if there are several specs."""
     log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
-    if resources.cluster == "slurm":
-        script = _build_script(specs, resources, code, dependency, log_folder)
-        variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())
-        return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
-    processes = count_noun(resources.tasks, "process", "processes")
-    devices = ",".join(list_visible_gpus()[: resources.gpus]) if resources.gpus else "none"
-    return f"{processes} on this machine, GPUs: {devices}, logs: {log_folder.parent}"
+    script = _build_script(specs, resources, code, dependency, log_folder)
+    variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())
+    return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
 
 
 def _build_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str, log_folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The start of a graph of stages, on this machine or through SLURM, and the display of what would be started.
+"""The start of a graph of stages, on this machine or through SLURM.
 
 Complete stages are skipped, missing ones run, and a failure ends only its own branch.
 """
@@ -19,10 +19,10 @@ from pretrain.common.run.state import Job
 from tools.stages.base import Stage
 
 from ..execution import slurm
-from ..execution.local_graph import LocalRun, shorten_path
+from ..execution.local_graph import LocalRun
 from ..execution.rank_main import install_handler
 from ..execution.records import format_resume_command
-from ..execution.submit import build_environment, copy_code, find_code, remove_folder, render_script, submit
+from ..execution.submit import copy_code, remove_folder, submit
 from ..options import Options
 from ..sbatch import UNLIMITED, count_gpus
 from .checks import Plan, check_graph
@@ -132,19 +132,19 @@ class Submission:
 
     def _submit_all(self, code: Path) -> None:
         missing = self._plan.missing
-        for batch in _group_nodes(missing.values(), {*missing, *self._jobs}, self._plan):
+        for batch in group_nodes(missing.values(), {*missing, *self._jobs}, self._plan):
             previous = ""
-            for array in _split(batch, self._options):
+            for array in split_batch(batch, self._options):
                 self._submit_batch(array, code, previous)
                 previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
-            dependency = _format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
+            dependency = format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
             self._submit([REPORT], [self._graph.report], code, dependency)
 
     def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
         """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
         parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
-        dependency = _format_dependency("afterok", parents) or _format_dependency("afterany", [previous])
+        dependency = format_dependency("afterok", parents) or format_dependency("afterany", [previous])
         try:
             self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
         except slurm.TooManyJobs as error:
@@ -183,72 +183,6 @@ class Submission:
             warn(f"cancelled the submitted jobs: {', '.join(self._submitted)}")
 
 
-def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
-    """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
-
-    A stage that builds on an invalid one cannot start either.
-
-    Args:
-        check_data: as for `start_graph`.
-        ask_slurm: ask SLURM about each kind of job, too.
-    """
-    plan = check_graph(graph, options, download=False, check_data=check_data)
-    startable: dict[str, Node] = {}
-    for node in graph.nodes:
-        order = f"  after {', '.join(node.parents)}" if node.parents else ""
-        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
-        state = "queued" if node.key in plan.queued else "complete"
-        if reason:
-            state = "invalid"
-        elif node.key in plan.missing:
-            state = "to run"
-            if all(key in startable or key not in plan.missing for key in node.parents):
-                startable[node.key] = node
-        print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.spec.folder)}{reason}")
-    if graph.report:
-        print(f"to run   report  after everything  -> {shorten_path(graph.report.product)}")
-    code = find_code(graph.output)
-    groups = _group_nodes(startable.values(), startable.keys(), plan)
-    batches = [array for group in groups for array in _split(group, options)]
-    for batch in batches:
-        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
-        specs = [node.spec for node in batch]
-        resources = plan.resources[batch[0].key]
-        script = render_script(specs, resources, code, _format_dependency("afterok", parents))
-        print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
-    errors = len(plan.errors)
-    invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
-    print(f"\n# {len(plan.missing)} of {count_noun(len(graph.nodes), 'stage')} to run{invalid}")
-    print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
-    for warning in dict.fromkeys(plan.warnings):
-        print(f"# warning: {warning}")
-    if options.cluster == "slurm":
-        print(describe_cost(plan))
-        if ask_slurm:
-            if errors:
-                print("# SLURM was not asked about invalid stages, nor about those that wait for one")
-            errors += _ask_slurm(batches, plan, code)
-    return 2 if errors else 0
-
-
-def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
-    """Print what SLURM says about each kind of job; return the number of refusals."""
-    errors = 0
-    kinds: dict[str, list[Node]] = {}
-    for batch in batches:
-        kinds.setdefault(f"{len(batch)} {plan.resources[batch[0].key]}", batch)
-    for batch in kinds.values():
-        try:
-            resources = plan.resources[batch[0].key]
-            script = render_script([node.spec for node in batch], resources, code, "")
-            answer = slurm.ask_start_time(script, build_environment(resources))
-        except UserError as error:
-            answer = str(error)
-            errors += 1
-        print(f"# {batch[0].key}: {answer}")
-    return errors
-
-
 def describe_cost(plan: Plan) -> str:
     """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
     requests: Counter[tuple[str, int, int, int]] = Counter()
@@ -275,7 +209,7 @@ def describe_cost(plan: Plan) -> str:
     return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
 
 
-def _group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterable[list[Node]]:
+def group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterable[list[Node]]:
     """Group ``nodes`` by what is submitted together.
 
     An array contains the nodes of one stage and equal resources that build on none in ``waiting``. Other nodes, and all
@@ -290,13 +224,13 @@ def _group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterab
     return groups.values()
 
 
-def _split(batch: list[Node], options: Options) -> list[list[Node]]:
+def split_batch(batch: list[Node], options: Options) -> list[list[Node]]:
     """Split a batch into arrays of the size that SLURM accepts."""
     size = slurm.read_max_array(options.slurm_cluster) if len(batch) > 1 else 1
     return [batch[first : first + size] for first in range(0, len(batch), size)]
 
 
-def _format_dependency(kind: str, job_ids: Iterable[str]) -> str:
+def format_dependency(kind: str, job_ids: Iterable[str]) -> str:
     """Return a dependency in sbatch's form, or an empty string for no jobs."""
     ids = ":".join(filter(None, job_ids))
     return f"{kind}:{ids}" if ids else ""

@@ -58,8 +58,8 @@ def test_a_resumed_graph_keeps_its_resources(started: Started):
     Path("s.yaml").unlink()  # it resumes what was started, not the edited file
     assert launch.main(["resume", "out"]) == 0
     (first, options), (second, same) = started
-    assert options == same and (options.partition, options.minutes, options.setup) == ("long", 300, ("module load x",))
-    assert second == first
+    assert (options.partition, options.time, options.setup) == ("long", "5:00:00", ("module load x",))
+    assert options == same and second == first
     Path("out").rename("moved")
     refused(lambda: launch.main(["resume", "moved"]), "moved was moved from", "out; rerun the original command")
 

@@ -15,8 +15,9 @@ from tests.tools.launcher import helpers
 from tests.tools.launcher.fake_stages import Fake, FakeTraining
 from tests.tools.launcher.helpers import HERE, build_convert, complete, fake, graph_of, job_of, run_alone, started
 from tools.launcher.execution.rank_main import run_stage
+from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Graph, Node, build_single
-from tools.launcher.graphs.start import show_graph, start_graph
+from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
 from tools.stages.base import Stage, build_stage
 

@@ -15,8 +15,9 @@ from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_
 from tests.transfer import tiny_coco
 from tools import launch
 from tools.launcher.execution import jobs, submit
+from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Node, build_single
-from tools.launcher.graphs.start import show_graph, start_graph
+from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
 
 OPTIONS = Options(cluster="slurm", gpus=0)

@@ -1,0 +1,98 @@
+"""The display of what would be started: the stages of a graph, and the scripts or processes that would run them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pretrain.common.errors import UserError, count_noun
+
+from ..execution import slurm
+from ..execution.local_graph import shorten_path
+from ..execution.submit import build_environment, find_code, render_script
+from ..gpus import list_visible_gpus
+from ..options import Options
+from .checks import Plan, check_graph
+from .graph import Graph, Node
+from .start import describe_cost, format_dependency, group_nodes, split_batch
+
+
+def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
+    """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
+
+    A stage that builds on an invalid one cannot start either.
+
+    Args:
+        check_data: as for `start_graph`.
+        ask_slurm: ask SLURM about each kind of job, too.
+    """
+    plan = check_graph(graph, options, download=False, check_data=check_data)
+    startable: dict[str, Node] = {}
+    for node in graph.nodes:
+        order = f"  after {', '.join(node.parents)}" if node.parents else ""
+        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
+        state = "queued" if node.key in plan.queued else "complete"
+        if reason:
+            state = "invalid"
+        elif node.key in plan.missing:
+            state = "to run"
+            if all(key in startable or key not in plan.missing for key in node.parents):
+                startable[node.key] = node
+        print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.spec.folder)}{reason}")
+    if graph.report:
+        print(f"to run   report  after everything  -> {shorten_path(graph.report.product)}")
+    code = find_code(graph.output)
+    batches: list[list[Node]] = []
+    if options.cluster == "slurm":
+        groups = group_nodes(startable.values(), startable.keys(), plan)
+        batches = [array for group in groups for array in split_batch(group, options)]
+    for batch in batches:
+        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
+        specs = [node.spec for node in batch]
+        resources = plan.resources[batch[0].key]
+        script = render_script(specs, resources, code, format_dependency("afterok", parents))
+        print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
+    errors = len(plan.errors)
+    invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
+    print(f"\n# {len(plan.missing)} of {count_noun(len(graph.nodes), 'stage')} to run{invalid}")
+    print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
+    for warning in dict.fromkeys(plan.warnings):
+        print(f"# warning: {warning}")
+    if options.cluster == "slurm":
+        print(describe_cost(plan))
+        if ask_slurm:
+            if errors:
+                print("# SLURM was not asked about invalid stages, nor about those that wait for one")
+            errors += _ask_slurm(batches, plan, code)
+    elif startable:
+        print(_describe_processes(startable, plan, options.parallel or 1))
+    return 2 if errors else 0
+
+
+def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
+    """Print what SLURM says about each kind of job; return the number of refusals."""
+    errors = 0
+    kinds: dict[str, list[Node]] = {}
+    for batch in batches:
+        kinds.setdefault(f"{len(batch)} {plan.resources[batch[0].key]}", batch)
+    for batch in kinds.values():
+        try:
+            resources = plan.resources[batch[0].key]
+            script = render_script([node.spec for node in batch], resources, code, "")
+            answer = slurm.ask_start_time(script, build_environment(resources))
+        except UserError as error:
+            answer = str(error)
+            errors += 1
+        print(f"# {batch[0].key}: {answer}")
+    return errors
+
+
+def _describe_processes(startable: Mapping[str, Node], plan: Plan, parallel: int) -> str:
+    """Describe the processes of the stages on this machine, once for all stages that have the same."""
+    kinds: dict[str, list[str]] = {}
+    for key in startable:
+        resources = plan.resources[key]
+        devices = ",".join(list_visible_gpus()[: resources.gpus]) if resources.gpus else "none"
+        kind = f"{count_noun(resources.tasks, 'process', 'processes')} on this machine, GPUs: {devices}"
+        kinds.setdefault(kind, []).append(key)
+    lines = [f"# {kind}: {'all' if len(kinds) == 1 < len(keys) else ', '.join(keys)}" for kind, keys in kinds.items()]
+    at_once = f"{count_noun(parallel, 'stage')} at a time; " if len(startable) > 1 else ""
+    return "\n".join([*lines, f"# {at_once}the output is in launch/ of each run folder"])

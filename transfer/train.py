@@ -30,6 +30,7 @@ from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
 from .batch_norm import estimate_frozen_bn, explain_single_values, precise_bn
+from .coco.data import warn_of_pretraining_images
 from .coco.records import DataSet
 from .coco.results import flatten_metrics, write_results
 from .config import dump
@@ -92,6 +93,9 @@ def run(
     if data and start < cfg.SOLVER.MAX_ITER:
         on_every_rank(try_batch, data, cfg.SEED, start)
     weights, weights_record = _read_weights(run, path, checkpoint)
+    if not path:
+        tested = [data_sets[name] for name in cfg.DATASETS.TEST]
+        on_first_rank(warn_of_pretraining_images, tested, weights.provenance)
     if distributed.is_main():
         atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)

@@ -18,11 +18,13 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, sha256, write_json
+from pretrain.common.weights.provenance import Provenance
 
 from . import catalog
 from .checks.bad_records import find_bad_files, resolve_paths
 from .checks.classes import Classes, category_names, check_classes, read_coco_names
 from .checks.equal_files import digest_files, list_shared_files, read_sizes
+from .checks.pretraining_images import compare_with_pretraining
 from .keypoints import list_named_keypoints
 from .names import Source, find_checked_copy, in_catalog, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records
@@ -177,6 +179,14 @@ class DataSets(Mapping[str, DataSet]):
         if shared:
             what = f"DATASETS.TRAIN and DATASETS.TEST share {len(shared):,} of {len(test):,}: {shorten_list(shared)}"
             log.warning(f"metrics are computed on training images: {what}")
+
+
+def warn_of_pretraining_images(test_sets: Iterable[DataSet], provenance: Provenance | None) -> None:
+    """Log the images of the test sets that the weights with this record were pretrained on."""
+    with_files = (data_set for data_set in test_sets if data_set.images is not None and data_set.source.annotations)
+    compare_with_pretraining(
+        {path: size for part in with_files for path, size in _read_sizes(part).items()}, provenance
+    )
 
 
 def read_checked(source: Source, output_dir: str | Path) -> DataSet:

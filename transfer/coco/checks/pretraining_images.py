@@ -1,0 +1,56 @@
+"""Test images that a backbone was pretrained on, without their labels."""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from pretrain.common.config.yaml_io import parse_yaml
+from pretrain.common.errors import shorten_list
+from pretrain.common.files import expand
+from pretrain.common.weights.provenance import Provenance
+
+from .equal_files import list_shared_files
+
+_MOST_FILES = 200_000  # asking for the sizes of more takes minutes on a file server
+log = logging.getLogger(__name__)
+
+
+def list_pretraining_folders(provenance: Provenance | None) -> list[str]:
+    """List the image folders of a backbone's pretraining that are on this machine under their recorded names."""
+    folders: list[str] = []
+    while provenance:
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
+            names = str(parse_yaml(provenance.config or "")["DATA"]["TRAIN"])
+            folders += [expand(path.strip()) for path in re.findall(r"folder:([^,'\"\]]+)", names)]
+        provenance = provenance.earlier
+    return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
+
+
+def compare_with_pretraining(test: Mapping[str, int], provenance: Provenance | None) -> None:
+    """Log the test images that are images of the pretraining, by their content.
+
+    Args:
+        test: sizes of the test images in bytes, by path.
+        provenance: the record of the weights that training starts from.
+    """
+    for folder in list_pretraining_folders(provenance):
+        sizes = dict(islice(_list_sizes(folder), _MOST_FILES))
+        if len(sizes) == _MOST_FILES:
+            log.info(f"the test images are compared with {_MOST_FILES:,} files of the pretraining's {folder} only")
+        shared = list_shared_files(sizes, test)
+        if shared:
+            what = f"{len(shared):,} of {len(test):,} test images are in {folder}: {shorten_list(shared)}"
+            log.warning(f"the backbone was pretrained on test images, without their labels: {what}")
+
+
+def _list_sizes(folder: str) -> Iterator[tuple[str, int]]:
+    """Yield the files in a folder, at any depth, with their sizes in bytes."""
+    for path, _, names in os.walk(folder, followlinks=True):
+        parent = os.path.realpath(path)
+        for name in names:
+            file = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                yield file, os.stat(file).st_size

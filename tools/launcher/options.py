@@ -22,12 +22,14 @@ from .gpus import list_visible_gpus
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
+    check_named_nodes,
     check_options,
     format_minutes,
     is_option,
     keep_for_cpus,
     merge_options,
     name_options,
+    omit_nodes,
     parse_minutes,
     parse_word,
 )
@@ -129,7 +131,7 @@ class Options:
             max_timeouts=self.max_timeouts,
             signal_delay=self.signal_delay,
             parallel=self.parallel or (8 if is_slurm else 1),
-            sbatch=self.sbatch,
+            sbatch=omit_nodes(self.sbatch) if spec.one_process and self.nodes > 1 else self.sbatch,
             srun=self.srun,
             python=self.python,
             setup=self.setup,
@@ -155,7 +157,7 @@ class Options:
     def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
-        sbatch = merge_options(keep_for_cpus(self.sbatch, on_other_nodes=bool(self.cpu)), block)
+        sbatch = merge_options(keep_for_cpus(resources.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
         delay = min(self.signal_delay, resources.minutes * 30)
         return replace(resources, **place, signal_delay=delay, sbatch=sbatch)
@@ -260,6 +262,7 @@ def _check(options: Options) -> None:
         problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
         raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
     if options.cluster == "slurm":
+        check_named_nodes(options.sbatch, options.nodes)
         return
     if options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")

@@ -1,5 +1,6 @@
 """Options of sbatch as SLURM's manual describes them: names, variables, those that exclude each other, times."""
 
+import math
 import os
 import re
 import sys
@@ -120,6 +121,27 @@ def keep_for_cpus(options: Mapping[str, str], on_other_nodes: bool) -> dict[str,
     """Return the options that fit a stage without a GPU, which may run on other nodes."""
     unfit = _OF_NODES if on_other_nodes else ()
     return {key: value for key, value in options.items() if key not in unfit and not asks_for_gpus(key, value)}
+
+
+def omit_nodes(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without those that name nodes: SLURM gives a job at least as many nodes as they name."""
+    return {key: value for key, value in options.items() if key not in ("nodelist", "nodefile")}
+
+
+def check_named_nodes(options: Mapping[str, str], nodes: int) -> None:
+    """Raise UserError if ``nodelist`` names more nodes than a job gets: SLURM would use them all."""
+    text = options.get("nodelist", "")
+    parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text)  # gpu[1-3],m7 has two
+    named = sum(math.prod(map(_count_range, re.findall(r"\[([^\]]*)\]", part))) for part in parts)
+    if named > nodes:
+        problem = f"--sbatch nodelist={text} names {named} nodes, all of which SLURM would use, but --nodes is {nodes}"
+        raise UserError(f"{problem}; pass --nodes {named}, or name fewer")
+
+
+def _count_range(text: str) -> int:
+    """Return how many numbers a list such as ``1-3,7`` has."""
+    ends = [part.split("-") for part in text.split(",")]
+    return sum(int(last[-1]) - int(last[0]) + 1 if "".join(last).isdigit() else 1 for last in ends)
 
 
 def check_options(options: Mapping[str, str], source: str, has_gpus: bool) -> None:

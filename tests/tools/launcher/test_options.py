@@ -299,3 +299,11 @@ def test_the_site_files_of_the_documentation_are_read():
         scripts = [render_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)]
         assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
         assert re.search("[Nn]ot (tried )?at any site[.]", (folder / f"{name}.yaml").read_text())
+
+
+def test_a_single_process_gets_none_of_the_nodes_that_the_others_share():
+    asked = Options(cluster="slurm", nodes=2, sbatch={"nodelist": "a,b", "qos": "long"})
+    for stage in (CONVERT, ON_ONE_GPU):
+        assert asked.for_stage(stage).sbatch == {"qos": "long"} and asked.for_stage(stage).nodes == 1
+        assert replace(asked, nodes=1).for_stage(stage).sbatch == asked.sbatch
+    assert asked.for_stage(PRETRAIN).sbatch == asked.sbatch

@@ -7,7 +7,7 @@ import pytest
 
 from tests.errors import refused
 from tools.launcher import sbatch
-from tools.launcher.options import resolve
+from tools.launcher.options import Options, resolve
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
@@ -26,7 +26,7 @@ NAMES = [
     ("overcommit=no", {}),
     ("cluster=alex", {"clusters": "alex"}),
     ("comment=a=b c", {"comment": "a=b c"}),
-    ("nodelist=n[1-2,7],m3", {"nodelist": "n[1-2,7],m3"}),
+    ("exclude=n[1-2,7],m3", {"exclude": "n[1-2,7],m3"}),
     ("of-a-plugin=1", {"of-a-plugin": "1"}),
 ]
 REFUSED_NAMES = [
@@ -137,3 +137,18 @@ def test_other_times_are_refused(text: str):
 )
 def test_gpus_that_only_sbatch_is_asked_for_are_counted(options: dict[str, str], count: int):
     assert sbatch.count_gpus(options, nodes=2, tasks=3) == count
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "count"), [("a", 1), ("a,b", 2), ("gpu[1-3],m7", 4), ("r[1-2]n[01-10,12]", 22), ("n[a,b]", 2)]
+)
+def test_a_job_gets_no_more_nodes_than_it_asks_for(nodelist: str, count: int):
+    """SLURM gives a job all nodes that nodelist names, whatever --nodes says."""
+
+    def choose(nodes: int) -> Options:
+        return resolve({"cluster": "slurm", "nodes": nodes, "sbatch": [("w", nodelist)]})
+
+    assert choose(count).sbatch == {"nodelist": nodelist}
+    assert sbatch.omit_nodes({"nodefile": "f", "nodelist": nodelist, "qos": "a"}) == {"qos": "a"}
+    if count > 1:
+        assert f"--nodes {count}" in refused(lambda: choose(count - 1), nodelist)

@@ -88,8 +88,10 @@ def test_each_row_is_written_when_it_is_done_and_an_earlier_file_is_completed(tm
 
     rows = [Measurement("first", 1.0, lambda: {"pid": os.getpid()}), Measurement("second", 1.0, taken_away)]
     monkeypatch.setattr(gpu_rows, "list_rows", lambda sizes: rows)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with pytest.raises(KeyboardInterrupt):
         run(output)
+    signal.signal(signal.SIGINT, handler)
     first = json.loads(output.read_text())["rows"]
     assert list(first) == ["first"] and first["first"]["pid"] != os.getpid()
 

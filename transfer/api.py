@@ -292,6 +292,10 @@ def _check_scored(cfg: CfgNode, data_sets: DataSets) -> None:
     if data_set.images is not None and not data_set.num_objects:
         problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but {name}, the first of DATASETS.TEST, has no annotated objects"
         raise UserError(f"{problem}; put a data set that has some before it, or set TEST.BEST ''")
+    category = cfg.TEST.BEST.partition("/AP-")[2]
+    if category and data_set.images is not None and not data_set.count_objects(category):
+        problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but {name}, the first of DATASETS.TEST, has no {category}"
+        raise UserError(f"{problem}; choose a category that it has, or TEST.BEST bbox/AP")
 
 
 def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
@@ -307,6 +311,8 @@ def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
             cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
+        if newest[1].get("pending") == checkpoints.PRECISE_BN:
+            log.warning(f"{newest[0]} was saved before the run's precise BN: expect other scores from the run itself")
     cfg.OUTPUT_DIR = _find_output_dir(cfg)
     return cfg
 

@@ -19,9 +19,8 @@ from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch
 
-from .preflight import EVALUATING
+from .preflight import BEST, EVALUATING
 
-BEST = "model_best.pth"
 BEST_RECORD = "best.json"
 FINAL = "model_final.pth"
 # What is due after the iterations of a checkpoint, as its entry ``pending`` names it; empty if nothing is.

@@ -28,7 +28,8 @@ FALLBACK_NOTE = (
     "fine-tuning uses the torchvision engine, since Detectron2 is not installed; run `make detectron2` to install it, "
     "or pass --engine torchvision"
 )
-# Saved before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
+BEST = "model_best.pth"  # of TEST.BEST; no run resumes from it
+# Saved by earlier versions before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
 EVALUATING = "evaluating.pth"
 
 
@@ -140,7 +141,7 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a run folder contains a training run that can be resumed."""
-    return any(folder.glob("model_*.pth")) or (folder / EVALUATING).exists()
+    return any(path.name != BEST for path in folder.glob("model_*.pth")) or (folder / EVALUATING).exists()
 
 
 def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:

@@ -26,6 +26,7 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
 
     Any other exception is a bug of ours and keeps its traceback (exit status 1).
     """
+    _replace_closed_streams()
     escape_unprintable()
     log_to_terminal()
     try:
@@ -50,3 +51,10 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(status or 0)
+
+
+def _replace_closed_streams() -> None:
+    """Give the command streams where its parent closed them (``>&-``): Python has None there, which nothing can use."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

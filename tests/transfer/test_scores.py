@@ -85,6 +85,10 @@ def test_a_score_that_the_data_cannot_have_is_refused(tmp_path: Path, tiny_resne
     name = tiny_coco.write(tmp_path / "unlabeled")
     tiny_coco.edit(name, lambda content: content["annotations"].clear())
     keys = {"TEST__BEST": "bbox/AP", "DATASETS__TEST": (name,)}
+    rare = tiny_coco.write(tmp_path / "rare")
+    tiny_coco.edit(rare, lambda content: [record.update(category_id=7) for record in content["annotations"]])
+    only_c1 = {"TEST__BEST": "bbox/AP-c3", "DATASETS__TEST": (rare,)}
+    refused(lambda: work(tmp_path, "torchvision", **only_c1), "TEST.BEST", rare, "has no c3")
     refused(lambda: work(tmp_path, "torchvision", **keys), "TEST.BEST", name, "DATASETS.TEST")
 
 

@@ -167,6 +167,7 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
     refused(lambda: check_output_dir(cfg, resume=False), tmp_path / "out", "--resume")
     check_output_dir(cfg, resume=True)
     (tmp_path / "out/results.json").write_text("{}")
+    (tmp_path / "out/model_best.pth").write_bytes(b"")  # from which no run resumes
     refused(lambda: check_output_dir(cfg, resume=True), tmp_path / "out", "results.json")
 
 

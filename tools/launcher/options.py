@@ -278,13 +278,15 @@ def _check(options: Options) -> None:
 
 def _parse_times(text: str) -> dict[str, int]:
     """Return the minutes of ``24:00:00,linear=8:00:00`` by stage; those of all others have an empty name."""
-    times = {"": _DEFAULT_MINUTES}
+    times: dict[str, int] = {}
     for part in text.split(",") if text else ():
         stage, has_name, time = part.rpartition("=")
         if has_name and stage not in SUMMARIES:
             raise UserError(f"--time {part} names no stage; choose from {', '.join(SUMMARIES)}")
+        if stage in times:
+            raise UserError(f"--time {text} has two limits for {stage or 'all stages'}; give one")
         times[stage] = parse_minutes(time)
-    return times
+    return {"": _DEFAULT_MINUTES, **times}
 
 
 def find_replacement(option: str) -> str:

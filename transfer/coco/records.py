@@ -75,6 +75,12 @@ class DataSet:
             annotations += objects
         return {**self.fields, "images": images, "annotations": annotations, "categories": self.categories}
 
+    def count_objects(self, category: str) -> int:
+        """Return the number of annotations of a category that are no crowds."""
+        ids = {record["id"] for record in self.categories if record["name"] == category}
+        objects = itertools.chain.from_iterable(records for _, records in self.images or ())
+        return sum(record["category_id"] in ids and not record.get("iscrowd") for record in objects)
+
     def find_keypoints(self) -> tuple[list[str], list[tuple[str, str]]]:
         """Return the names of its keypoints, and the pairs of names that a flip exchanges."""
         annotations = (record for _, records in self.images or () for record in records if record.get("keypoints"))

@@ -67,14 +67,19 @@ class Failure:
 
     @property
     def is_explicable(self) -> bool:
-        """Whether a value can be the reason, rather than a lack of memory, disk or GPU, or a bug here or in a module.
+        """Whether a value can be the reason, not a lack of memory, disk, GPU or package, nor a bug here or in a module.
 
-        This project's own refusals are ValueErrors. All code that is not one of the libraries is a user's.
+        This project's own refusals are ValueErrors.
         """
-        is_elsewhere = isinstance(self.error, (MemoryError, NameError, NotImplementedError, OSError))
+        is_elsewhere = isinstance(self.error, (MemoryError, NameError, NotImplementedError, OSError, ImportError))
         is_elsewhere |= "not implemented" in self.message or "allocate memory" in self.message
         is_own = self.place.partition("/")[0] in ("pretrain", "transfer") and not isinstance(self.error, ValueError)
-        return not (is_elsewhere or is_own or any(_package(frame) not in _MODULES for frame in self.frames))
+        return not (is_elsewhere or is_own or self.is_users)
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a user's module took part, as all code does that is not one of the libraries."""
+        return any(_package(frame) not in _MODULES for frame in self.frames)
 
     @property
     def place(self) -> str:
@@ -139,7 +144,7 @@ def explain(error: Exception, cfg: CfgNode, keys: list[str], attempt: Callable[[
     """
     failure = Failure(error)
     quoted = [key for key in keys if failure.quotes(key, get(cfg, key))]
-    if quoted:
+    if quoted and (failure.list_known() or not failure.is_users):  # a user's own text may contain any name
         return _describe(quoted[0], get(cfg, quoted[0]), failure)
     if not failure.is_explicable:
         return ""

@@ -46,3 +46,16 @@ def test_the_last_line(error: BaseException, status: int, line: str, capsys: pyt
 @pytest.mark.parametrize(("number", "text"), [(0, "0 classes"), (1, "1 class"), (1200, "1,200 classes")])
 def test_one_is_singular(number: int, text: str):
     assert count_noun(number, "class", "classes") == text
+
+
+def test_closed_streams_end_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's ``>&-`` leaves None."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+
+    def main(_: object) -> int:
+        return 2 + sys.stdout.write("b")
+
+    with pytest.raises(SystemExit) as ended:
+        run_command_line(main)
+    assert ended.value.code == 3

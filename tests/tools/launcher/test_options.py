@@ -307,3 +307,8 @@ def test_a_single_process_gets_none_of_the_nodes_that_the_others_share():
         assert asked.for_stage(stage).sbatch == {"qos": "long"} and asked.for_stage(stage).nodes == 1
         assert replace(asked, nodes=1).for_stage(stage).sbatch == asked.sbatch
     assert asked.for_stage(PRETRAIN).sbatch == asked.sbatch
+
+
+def test_a_stage_has_one_limit_of_time():
+    refused(lambda: resolve({"cluster": "slurm", "time": "24:00:00,8:00:00"}), "24:00:00,8:00:00")
+    refused(lambda: resolve({"cluster": "slurm", "time": "linear=1:00:00,linear=2:00:00"}), "linear")

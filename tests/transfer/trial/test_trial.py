@@ -174,3 +174,16 @@ def test_an_error_in_a_users_mapper_keeps_its_traceback(tmp_path: Path, monkeypa
     monkeypatch.setattr("detectron2.data.detection_utils.transform_instance_annotations", flip)
     monkeypatch.setattr("transfer.trial.culprit._MODULES", {*culprit._MODULES, "tests"})
     refused(lambda: tiny_coco.train(tmp_path, name, "detectron2"), "no such flip", f"{tmp_path}/data/")
+
+
+@pytest.mark.parametrize(
+    "error", ["RuntimeError(\"4 rois are too few for head 'StandardROIHeads'\")", "ImportError('fvcore')"]
+)
+def test_what_a_users_module_or_a_missing_package_raises_is_no_keys_fault(error: str, tmp_path: Path) -> None:
+    """Their text may contain any name; the trial is smaller than the run, which decides."""
+    module: dict[str, Any] = {"__name__": "my_heads"}
+    exec(f"def fail(cfg):\n    raise {error}", module)
+    cfg = tiny_coco.config(tmp_path, "coco:a.json:b")
+    with pytest.raises((RuntimeError, ImportError)) as raised:
+        module["fail"](cfg)
+    assert culprit.explain(raised.value, cfg, ["MODEL.ROI_HEADS.NAME", "MODEL.MASK_ON"], lambda changed: None) == ""

@@ -32,6 +32,7 @@ def load_part_for_tuning(split: str, root: Path) -> ImageData:
 def select(data: ImageData, positions: range) -> ImageData:
     """Return a part of a labeled data set."""
     indices = np.array(positions)
+    assert data.labels is not None
     return ImageData(Subset(data.source, indices), data.labels[indices], data.classes)
 
 

@@ -50,6 +50,9 @@ def try_config(engine_class: type[Engine], cfg: CfgNode, *, eval_only: bool) -> 
     except UserError:
         raise
     except Exception as error:
+        package = culprit.find_missing_package(error)
+        if package:
+            raise UserError(f"this config needs the package {package}; run: pip install {package}") from error
         keys = [key for key in reads.latest_first() if key in KEYS and key not in parts.SMALL]
         refusal = culprit.explain(error, cfg, keys, lambda changed: attempt(changed, Reads()))
         if refusal:

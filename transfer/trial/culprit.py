@@ -131,6 +131,12 @@ class Failure:
         return [text for text in code.co_consts if isinstance(text, str) and re.fullmatch(r"[\w.-]+", text)]
 
 
+def find_missing_package(error: Exception) -> str:
+    """Return the name of a package that a library, not a user's module, imports and that is not installed, or ""."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    return "" if "." in name or Failure(error).is_users else name
+
+
 def explain(error: Exception, cfg: CfgNode, keys: list[str], attempt: Callable[[CfgNode], object]) -> str:
     """Return in one line which key's value is refused, and why; "" if no key explains the error.
 

@@ -187,3 +187,17 @@ def test_what_a_users_module_or_a_missing_package_raises_is_no_keys_fault(error:
     with pytest.raises((RuntimeError, ImportError)) as raised:
         module["fail"](cfg)
     assert culprit.explain(raised.value, cfg, ["MODEL.ROI_HEADS.NAME", "MODEL.MASK_ON"], lambda changed: None) == ""
+
+
+def test_a_package_that_a_library_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crops of polygons need shapely, which no library here installs."""
+
+    def crop(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'shapely'", name="shapely")
+
+    monkeypatch.setattr("transfer.trial.parts.run", crop)
+    cfg = tiny_coco.config(tmp_path, "coco:a.json:b")
+    engine = load_engine("torchvision")
+    assert try_config(engine, cfg, eval_only=False) == set()  # raised by a module that is no library
+    monkeypatch.setattr("transfer.trial.culprit._MODULES", {*culprit._MODULES, "tests"})
+    refused(lambda: try_config(engine, cfg, eval_only=False), "pip install shapely")

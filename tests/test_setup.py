@@ -33,8 +33,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def make(project: Path, *words: str, **variables: str) -> tuple[int, str]:
-    own = ("MAKEFLAGS", "LOCKED", "EXTRAS", "PYTHON")  # of the make that runs the tests
-    environment = {name: value for name, value in os.environ.items() if name not in own}
+    inherited = ("MAKEFLAGS", "LOCKED", "EXTRAS", "PYTHON")  # from the make that runs the tests
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
     environment |= {"XDG_CACHE_HOME": str(project / "cache"), **variables}
     done = subprocess.run(["make", *words], cwd=project, env=environment, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr

@@ -94,7 +94,7 @@ def resume(args: argparse.Namespace) -> int:
         raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
     with enter_working_folder(record):
         graph, resources = read_graph(record, partition=args.partition, time=args.time)
-        if graph.is_single and resources.time:  # it has what it had
+        if graph.is_single and resources.time:  # the recorded limit counts as given
             resources = resources.limit(graph.nodes[0].spec.name)
         return _start(graph, args, resources)
 

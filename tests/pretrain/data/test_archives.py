@@ -56,8 +56,8 @@ def test_a_data_set_is_read_where_a_package_installed_it(tmp_path: Path, monkeyp
     data = load("fashion_mnist", "train", root, download=True)  # which downloads nothing
     np.testing.assert_array_equal(data.read(3), np.dstack([packaged[3]] * 3))
     assert not root.exists()
-    own = write_fashion_mnist(root / "FashionMNIST/raw")  # DATA.ROOT goes first
-    np.testing.assert_array_equal(load("fashion_mnist", "train", root).read(0), np.dstack([own[0]] * 3))
+    in_root = write_fashion_mnist(root / "FashionMNIST/raw")  # DATA.ROOT goes first
+    np.testing.assert_array_equal(load("fashion_mnist", "train", root).read(0), np.dstack([in_root[0]] * 3))
     for content in (b"\0\0\x08", b"<html>", gzip.compress(b"")):
         (root / "FashionMNIST/raw/train-images-idx3-ubyte").write_bytes(content)
         refused(lambda: load("fashion_mnist", "train", root), "FashionMNIST", "incomplete or damaged")

@@ -300,7 +300,7 @@ def _check_scored(cfg: CfgNode, data_sets: DataSets) -> None:
 
 def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     """Return the config of an evaluation in its own folder: with ``resume``, of the newest checkpoint."""
-    from . import checkpoints
+    from .training import checkpoints
     from .weights.load import check_same_weights
 
     cfg = cfg.clone()

@@ -19,7 +19,7 @@ from pretrain.common.interrupt import StopRequest
 from .coco.records import DataSet
 from .coco.results import Detection, Metrics, draw_saved, score
 from .distributed import log_progress
-from .samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
+from .training.samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
 
 
 class Storage:

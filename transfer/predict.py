@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # they import torch
 
     from .coco.results import Detection
     from .engine import Engine
-    from .samplers import ModelInput
+    from .training.samplers import ModelInput
 
 log = logging.getLogger(__name__)
 Categories = list[dict[str, Any]]  # COCO's records (id, name) in the order of the detector's labels

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pretrain.common import distributed
 from pretrain.common.distributed import average_gradients
 
-from . import checkpoints
-from .samplers import ModelInput, derive_seed
 from .trainer import Trainer
+from .training import checkpoints
+from .training.samplers import ModelInput, derive_seed
 
 
 def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:

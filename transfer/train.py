@@ -28,17 +28,17 @@ from pretrain.common.run.skipped_steps import describe_skipped_steps
 from pretrain.common.weights.file import compute_tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
 
-from . import checkpoints
-from .batch_norm import estimate_frozen_bn, explain_single_values, precise_bn
 from .coco.data import warn_of_pretraining_images
 from .coco.records import DataSet
 from .coco.results import flatten_metrics, write_results
 from .config import dump
 from .engine import Engine
-from .samplers import ModelInput
-from .scores import describe_early_end, end_without_gain, keep_best
 from .step import run_step
 from .trainer import LOG_PERIOD, Trainer
+from .training import checkpoints
+from .training.batch_norm import estimate_frozen_bn, explain_single_values, precise_bn
+from .training.samplers import ModelInput
+from .training.scores import describe_early_end, end_without_gain, keep_best
 from .trial import try_batch
 from .weights.load import Weights, check_same_weights, check_weights_fit, load_weights, read_weights
 from .weights.locate import find_weights

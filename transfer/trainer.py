@@ -21,13 +21,13 @@ from pretrain.common.run.progress import Progress, take_memory_peaks
 from pretrain.common.run.skipped_steps import SkippedSteps
 from pretrain.common.weights import checkpoint
 
-from . import checkpoints
-from .batch_norm import pool_batch_norm
 from .config import dump
 from .engine import Engine, Storage
 from .registries import HOOKS
-from .samplers import TrainingData
-from .scores import Scores
+from .training import checkpoints
+from .training.batch_norm import pool_batch_norm
+from .training.samplers import TrainingData
+from .training.scores import Scores
 
 log = logging.getLogger(__name__)
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over

@@ -18,7 +18,7 @@ from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import compute_tensor_digest, read
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
-from transfer import checkpoints
+from transfer.training import checkpoints
 
 _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|updated|ended|host|pid|job|file_sha256|folder|output_dir)$|data_wait|memory|sha256"

@@ -21,9 +21,9 @@ from pretrain.probe.linear import restore_heads
 from pretrain.state import build_train_state
 from tests import tiny
 from tests.transfer import tiny_coco
-from transfer import checkpoints
 from transfer.torchvision_engine.model import build_model
 from transfer.torchvision_engine.solver import build_optimizer
+from transfer.training import checkpoints
 from transfer.weights.load import read_weights
 
 GOLDEN = Path(__file__).parent

@@ -12,12 +12,13 @@ from PIL import Image
 from pretrain.common import images
 from tests.pretrain import image_formats
 from tests.transfer import tiny_coco
-from transfer import samplers, train
+from transfer import train
 from transfer.api import Run
 from transfer.torchvision_engine import data
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import ImageMapper, build_mapper
 from transfer.torchvision_engine.model import build_model
+from transfer.training import samplers
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 import detectron2.data.transforms as T

@@ -42,7 +42,7 @@ def work(folder: Path, engine: str, *flags: str, job: Any = None, **keys: Any) -
     return tiny_coco.fine_tune(words(folder, engine, *flags, **keys), job)
 
 
-PRECISE_BN = "transfer.batch_norm.update_bn_stats"  # the functions that last long, where they are looked up
+PRECISE_BN = "transfer.training.batch_norm.update_bn_stats"  # the functions that last long, where they are looked up
 EVALUATION = "transfer.engine.log_progress"
 
 

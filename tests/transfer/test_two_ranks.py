@@ -25,14 +25,15 @@ from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import stopped
 from tests.stops import stop_in_step
-from tests.transfer import test_accumulate as accumulate
-from tests.transfer import test_batch_norm as frozen_bn
+from tests.transfer import test_step as accumulate
 from tests.transfer import tiny_coco
-from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved
-from transfer import api, batch_norm, checkpoints, step, train_net
+from tests.transfer.training import test_batch_norm as frozen_bn
+from tests.transfer.training.test_checkpoints import write
+from transfer import api, step, train_net
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
+from transfer.training import batch_norm, checkpoints
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

@@ -27,7 +27,7 @@ from ..coco.checks.masks import select_outlines
 from ..coco.names import is_file_name
 from ..coco.records import DataSet
 from ..registries import MAPPERS
-from ..samplers import Mapper, ModelInput, Record
+from ..training.samplers import Mapper, ModelInput, Record
 
 _EXAMPLE = "example"  # the name of a data set with a made-up image
 

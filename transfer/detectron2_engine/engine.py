@@ -29,7 +29,7 @@ from ..coco.records import DataSet
 from ..coco.results import Detection, Metrics, format_table
 from ..config import select_steps
 from ..engine import Engine
-from ..samplers import Mapper, ModelInput, Record
+from ..training.samplers import Mapper, ModelInput, Record
 from . import heads
 from .data import (
     adapt_detectron2,

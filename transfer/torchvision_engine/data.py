@@ -11,7 +11,7 @@ from pycocotools import mask as coco_mask
 from ..coco.checks.masks import select_outlines
 from ..coco.keypoints import flip_indices
 from ..coco.records import DataSet
-from ..samplers import Record
+from ..training.samplers import Record
 
 CocoAnnotations = Sequence[Mapping[str, Any]]  # an image's, in COCO's format
 

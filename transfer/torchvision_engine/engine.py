@@ -12,7 +12,7 @@ from pretrain.common.distributed import AgreedStop
 from ..coco.records import DataSet
 from ..coco.results import Detection
 from ..engine import Engine
-from ..samplers import Mapper, ModelInput, Record
+from ..training.samplers import Mapper, ModelInput, Record
 from .data import Records, convert_annotation, load_coco, load_training_records
 from .evaluation import to_coco
 from .layers import FrozenBatchNorm

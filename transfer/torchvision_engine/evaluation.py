@@ -10,7 +10,7 @@ from torch import Tensor
 from pretrain.common.device import to_device
 
 from ..coco.results import Detection
-from ..samplers import ModelInput
+from ..training.samplers import ModelInput
 
 _PIXELS_AT_ONCE = 2**26  # pixels of the masks that a GPU pastes at once: three quarters of a GiB
 

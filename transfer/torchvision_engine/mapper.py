@@ -18,7 +18,7 @@ from torch import Tensor
 from pretrain.common.errors import UserError
 from pretrain.common.images import read_image
 
-from ..samplers import ModelInput, Record
+from ..training.samplers import ModelInput, Record
 
 
 class Resize(Transform):

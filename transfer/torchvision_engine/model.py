@@ -6,7 +6,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from ..samplers import ModelInput
+from ..training.samplers import ModelInput
 from .backbone import FPN, BottomUp
 from .boxes import RoIPooler, Sample, match, subsample
 from .heads import BoxHead, BoxPredictor, KeypointHead, MaskHead

@@ -22,7 +22,7 @@ from pretrain.common.errors import UserError
 
 from ..engine import Engine
 from ..keys import KEYS
-from ..samplers import TrainingData
+from ..training.samplers import TrainingData
 from . import culprit, parts
 from .recorded_config import Reads
 

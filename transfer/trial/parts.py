@@ -14,7 +14,7 @@ from pretrain.common.config.yaml_io import get
 
 from ..config import classes_key
 from ..engine import Engine
-from ..samplers import Record
+from ..training.samplers import Record
 from .recorded_config import Reads, record_reads
 
 _SIDES = (96, 64)  # width and height of the image

@@ -167,7 +167,7 @@ def open_source(source: str | Path) -> WeightsFile:
     from pretrain.common.weights import checkpoint
     from pretrain.common.weights.file import read_weights_file
 
-    from .. import checkpoints
+    from ..training import checkpoints
 
     if not os.path.isdir(source):
         return read_weights_file(source)

@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 import torch
 
-import transfer.scores
+import transfer.training.scores
 from pretrain.common.files import read_json
 from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, EVALUATION, stop_in, work
-from transfer.scores import Scores
+from transfer.training.scores import Scores
 
 BEST = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}
 
@@ -50,7 +50,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Ca
 def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(tmp_path, scored, monkeypatch):
     scored(5.0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(transfer.scores, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(transfer.training.scores, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
         work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
     scored(5.0, 4.0)
     work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=3)

@@ -19,7 +19,7 @@ from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch
 
-from .preflight import BEST, EVALUATING
+from ..preflight import BEST, EVALUATING
 
 BEST_RECORD = "best.json"
 FINAL = "model_final.pth"

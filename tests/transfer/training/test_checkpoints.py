@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from transfer import checkpoints
+from transfer.training import checkpoints
 
 
 def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from pretrain.common.distributed import mean_
 from pretrain.common.errors import UserError, count_noun, one_line
 
-from .distributed import log_progress
+from ..distributed import log_progress
 from .samplers import ModelInput, derive_seed
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from ..trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from transfer import samplers
+from transfer.training import samplers
 
 
 def test_every_image_is_seen_once_per_pass_by_one_of_the_processes():

@@ -12,7 +12,7 @@ from pretrain.common.distributed import AgreedStop
 from pretrain.common.interrupt import StopRequest
 from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import work
-from transfer import batch_norm
+from transfer.training import batch_norm
 
 NORM = "backbone.bottom_up.stem.conv1.norm"
 

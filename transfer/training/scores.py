@@ -13,11 +13,11 @@ from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import count_noun
 from pretrain.common.files import read_json, write_json
 
+from ..coco.results import Metrics
 from . import checkpoints
-from .coco.results import Metrics
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from ..trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What fine-tuning needs around its steps: images, checkpoints, scores and batch-norm statistics."""

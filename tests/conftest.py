@@ -19,6 +19,7 @@ from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture fo
 
 # Reasons for which a test may be skipped where P2T_NO_SKIPS is set, as .ci/run does: any other skip fails the run.
 _ALLOWED_SKIPS = ("no CUDA device", "lightly is not installed")
+_REFUSED_SKIPS = pytest.StashKey[list[str]]()
 # Files that take longest run first: the last ones then end at the same time.
 _LONGEST = ("test_one_device", "test_two_ranks", "test_kills", "test_slurm_pretraining", "test_stops", "test_learning")
 
@@ -89,16 +90,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="Detectron2 is not installed: make detectron2"))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not os.environ.get("P2T_NO_SKIPS") or hasattr(session.config, "workerinput"):
-        return
+def find_refused_skips(session: pytest.Session) -> list[str]:
+    """Return the reasons of skips that `P2T_NO_SKIPS` does not allow."""
     without_detectron2 = os.environ["P2T_NO_SKIPS"] == "but-detectron2"
-    refused = [] if without_detectron2 or importlib.util.find_spec("detectron2") else ["Detectron2 is not installed"]
-    allowed = (*_ALLOWED_SKIPS, "Detectron2 is not installed") if without_detectron2 else _ALLOWED_SKIPS
+    allowed = [*_ALLOWED_SKIPS]
+    reasons = []
+    if without_detectron2:
+        allowed.append("Detectron2 is not installed")
+    elif importlib.util.find_spec("detectron2") is None:
+        reasons.append("Detectron2 is not installed")
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
     for report in reporter.stats.get("skipped", []):
-        reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
-        refused += [] if any(text in reason for text in allowed) else [reason]
-    for reason in dict.fromkeys(refused):
-        print(f"\nnot allowed to be skipped here: {reason}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        place, line, reason = report.longrepr if isinstance(report.longrepr, tuple) else ("", "", str(report.longrepr))
+        if not any(text in reason for text in allowed):
+            reasons.append(f"{place}:{line}: {reason}")
+    return list(dict.fromkeys(reasons))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ.get("P2T_NO_SKIPS") and not hasattr(session.config, "workerinput"):
+        session.config.stash[_REFUSED_SKIPS] = find_refused_skips(session)
+        if session.config.stash[_REFUSED_SKIPS]:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the refused skips last, below the counts, where a reader of the log looks."""
+    for reason in config.stash.get(_REFUSED_SKIPS, []):
+        print(f"not allowed to be skipped here: {reason}")

@@ -68,7 +68,6 @@ def attempt(engine: str, words: str, *, eval_only: bool = False) -> set[str]:
 @pytest.mark.detectron2
 @pytest.mark.parametrize(("words", "named"), REFUSED)
 def test_what_detectron2_refuses_is_one_line_that_names_the_key(words: str, named: str) -> None:
-    pytest.importorskip("detectron2")
     refused(lambda: attempt("detectron2", words), f"{words.split()[-2]} is ", named)
 
 
@@ -78,8 +77,6 @@ def test_what_detectron2_refuses_is_one_line_that_names_the_key(words: str, name
 )
 def test_detectors_pass_and_leave_no_trace(engine: str, words: str) -> None:
     """The losses of a run are the same without a trial: it draws no random numbers of the run's."""
-    if engine == "detectron2":
-        pytest.importorskip("detectron2")
     states = (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]
     keys = attempt(engine, words)
     assert (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()) == states  # type: ignore[index]
@@ -96,7 +93,6 @@ def test_the_torchvision_engine_refuses_uneven_anchors_alike() -> None:
 @pytest.mark.detectron2
 def test_code_of_a_users_module_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An assertion in it may hold in the run, whose images are larger; but names are looked up before it runs."""
-    pytest.importorskip("detectron2")
     code = """
         from detectron2.modeling import META_ARCH_REGISTRY, GeneralizedRCNN
 
@@ -154,7 +150,6 @@ def test_one_value_per_channel_is_explained(engine: str, tmp_path: Path, tiny_re
 @pytest.mark.detectron2
 def test_an_error_in_a_users_mapper_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised before the weights are read, with the image; one in Detectron2's code is one line."""
-    pytest.importorskip("detectron2")
     module = tmp_path / f"mapper_of_{tmp_path.name}.py"
     module.write_text("def build(cfg, is_train):\n    return lambda record: record['caption']\n")
     monkeypatch.setenv(extensions.VARIABLE, str(module))

@@ -243,7 +243,6 @@ def test_data_that_this_machine_does_not_have(tmp_path: Path, cluster: Path, cap
 
 @pytest.mark.detectron2
 def test_what_detectron2_would_refuse_in_the_job_is_refused_before_it(tmp_path: Path, cluster: Path):
-    pytest.importorskip("detectron2")
     words = [
         "transfer",
         "--config-file",

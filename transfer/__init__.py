@@ -11,8 +11,9 @@ User modules register in `HOOKS` and `MAPPERS` (see `registries`).
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from pretrain.common.logs import hide_library_warnings
 
 from .registries import HOOKS, MAPPERS
 
@@ -24,8 +25,7 @@ __all__ = ["HOOKS", "MAPPERS", "convert", "evaluate", "fine_tune", "load_detecto
 # They are imported when they are used first, since command lines import this package first.
 _MODULES = {"convert": "weights.convert", "evaluate": "api", "fine_tune": "api", "load_detector": "api"}
 
-# fvcore scripts two losses when it is imported; this package does not use them.
-warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)
+hide_library_warnings()  # some of them are raised by imports
 
 
 def __getattr__(name: str) -> Any:

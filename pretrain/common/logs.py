@@ -1,12 +1,14 @@
 """Logging of this project: to the terminal and, once a stage has its run folder, to log.txt.
 
-Every module logs with ``log = logging.getLogger(__name__)``.
+Every module logs with ``log = logging.getLogger(__name__)``. Warnings of other libraries reach the terminal, except
+those of `hide_library_warnings`.
 """
 
 import logging
 import mmap
 import os
 import sys
+import warnings
 import zlib
 from pathlib import Path
 
@@ -14,6 +16,12 @@ from .errors import escape_control, escape_unprintable
 from .files import make_folder, translate_write_errors
 
 _PACKAGES = ("pretrain", "transfer", "tools")
+# Warnings about the libraries' own calls of one another, which a user cannot change: category, module and text.
+_LIBRARY_WARNINGS = (
+    (FutureWarning, r"torch\.jit\.", r"`torch\.jit\.script\w*` is deprecated"),  # by fvcore when it is imported
+    (UserWarning, r"torch\.functional", r"torch\.meshgrid"),  # by Detectron2's anchors
+)
+_LIBRARY_RECORDS = {"torch.fx._symbolic_trace": "is_fx_tracing will return true"}  # the same as lines of a logger
 
 
 def log_to_terminal() -> None:
@@ -38,6 +46,18 @@ def setup_logging(output_dir: str | Path, rank: int = 0) -> None:
     for handler in handlers:
         handler.setFormatter(_PrintableFormatter("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S"))
     _set_handlers(handlers, logging.INFO if rank == 0 else logging.WARNING)
+
+
+def hide_library_warnings() -> None:
+    """Hide what libraries warn of in this process although its user cannot change it."""
+    for category, module, text in _LIBRARY_WARNINGS:
+        warnings.filterwarnings("ignore", text, category, module)
+    for name in _LIBRARY_RECORDS:
+        logging.getLogger(name).addFilter(_is_for_users)
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_LIBRARY_RECORDS[record.name])
 
 
 def _set_handlers(handlers: list[logging.Handler], level: int) -> None:

@@ -5,13 +5,13 @@ import os
 import re
 import shutil
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from tabulate import tabulate
 
 from pretrain.common.errors import first_line
+from pretrain.common.logs import hide_library_warnings
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.data import datasets
 from tools import ROOT, packages
@@ -92,7 +92,7 @@ def _parse_capability(architecture: str) -> tuple[int, int]:
 
 
 def _inspect_detectron2() -> Finding:
-    warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    hide_library_warnings()
     try:
         version = importlib.metadata.version("detectron2")
         import detectron2.modeling  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -153,9 +153,12 @@ def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
 
 
 def format_table(metrics: Metrics) -> str:
-    """Format the metrics for the log, with one row per task."""
+    """Format the metrics for the log, with one row per task; if all of them are 0, as one line."""
     columns = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     rows = [[task, *(row.get(name) for name in columns)] for task, row in metrics.items()]
+    values = [value for _, *row in rows for value in row if isinstance(value, float)]
+    if values and not any(round(value, 2) for value in values):
+        return f"every AP of {' and '.join(metrics)} is 0.00"
     return tabulate(rows, ["task", *columns], floatfmt=".2f", missingval="-")
 
 

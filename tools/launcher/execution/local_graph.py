@@ -51,8 +51,10 @@ class LocalRun:
         self._graph, self._missing, self._resources = graph, missing, resources
         self._parallel = parallel
         self._waiting = {node.key: node for node in graph.nodes}
+        self._width = max(map(len, self._waiting), default=0)  # of the column with the names of stages
         self._running: dict[str, RunningStage] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
+        self._num_done = 0
         needs_gpus = any(resources[key].gpus for key in missing)
         self._free_gpus = list_visible_gpus() if needs_gpus else []
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
@@ -73,7 +75,7 @@ class LocalRun:
                 self._start_ready()
         if self._signals and self._waiting and not self._interruptions:
             first = next(iter(self._waiting))
-            self._interruptions.append(f"{self._name_node(first)} was not started: {self._signals[0]}")
+            self._interruptions.append(f"{first} was not started: {self._signals[0]}")
         if self._interruptions:
             raise Stopped("\n".join(self._interruptions))
         return self._status
@@ -95,11 +97,11 @@ class LocalRun:
                 return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
-                print(f"{self._name_node(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
+                print(f"skipped {node.key}, because {cause} failed", file=sys.stderr, flush=True)
                 self._failed[node.key] = cause
                 self._waiting.pop(node.key)
             elif node.key not in self._missing:
-                print(f"{self._name_node(node.key)}: already complete", flush=True)
+                self._report_done(node.key, "already complete")
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
                 gpus = self._resources[node.key].gpus
@@ -111,10 +113,10 @@ class LocalRun:
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)
         if not self._graph.is_single:
-            print(f"{self._name_node(node.key)} -> {shorten_path(node.spec.folder)}", flush=True)
+            print(f"started {node.key} -> {shorten_path(node.spec.folder)}", flush=True)
         resources = self._resources[node.key]
         gpus = self._free_gpus[: resources.gpus]
-        prefix = f"{node.key}: " if self._parallel > 1 else ""
+        prefix = f"{node.key:{self._width}} | " if self._parallel > 1 else ""
         try:
             stage = self._running[node.key] = start_stage(node.spec, resources, gpus, prefix)
         except UserError as error:
@@ -162,21 +164,22 @@ class LocalRun:
 
     def _report_success(self, key: str, stage: RunningStage) -> None:
         if not self._graph.is_single:
-            print(f"{self._name_node(key)}: {time.monotonic() - stage.started:.0f} s", flush=True)
+            self._report_done(key, f"{time.monotonic() - stage.started:.0f} s")
             return
         command = stage.spec.name_next_command(shorten_path(stage.spec.folder))
         if command:
             print(f"next: {command}")
 
+    def _report_done(self, key: str, how: str) -> None:
+        """Count a complete stage; stages that run side by side are counted in the order in which they end."""
+        self._num_done += 1
+        print(f"[{self._num_done}/{len(self._graph.nodes)}] done: {key}, {how}", flush=True)
+
     def _fail(self, key: str, text: str, status: int) -> None:
         self._failed[key] = key
         self._status = self._status or status
-        note = "" if self._graph.is_single else f"\n{self._name_node(key)}: failed; the other branches continue"
+        note = "" if self._graph.is_single else f"\nfailed: {key}; the other branches continue"
         print(f"{text}{note}", file=sys.stderr, flush=True)
-
-    def _name_node(self, key: str) -> str:
-        position = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
-        return f"[{position}/{len(self._graph.nodes)}] {key}"
 
 
 def start_stage(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:

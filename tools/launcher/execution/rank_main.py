@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -49,8 +48,6 @@ _WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's reque
 
 def run_stage(spec: Stage, job: Job) -> None:
     """Run a stage in this process; rank 0 records its state."""
-    # A third-party deprecation warning, which every job would repeat many times.
-    warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
     job = replace(job, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"

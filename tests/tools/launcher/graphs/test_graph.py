@@ -138,7 +138,7 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(t
     capsys.readouterr()
     assert start_graph(chain(tmp_path), HERE) == 0
     shown = capsys.readouterr().out
-    assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
+    assert "[1/3] done: a, already complete" in shown and "b, already complete" not in shown
     assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
     (tmp_path / "report/results.json").unlink()
     assert start_graph(chain(tmp_path), SLURM) == 0  # reports without a job

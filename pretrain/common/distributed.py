@@ -24,19 +24,19 @@ from .device import AsyncHostCopy, can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
 from .interrupt import Stopped, StopRequest
 
-RENDEZVOUS_S = 300.0  # for the processes of a run to find each other
 TIMEOUT_S = 1800.0  # for one collective: rank 0 may evaluate, download or write while the others wait
 STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that got no signal
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def init_process_group(device_name: str = "auto", key: str = "DEVICE") -> torch.device:
+def init_process_group(device_name: str = "auto", key: str = "DEVICE", rendezvous_s: float = 300.0) -> torch.device:
     """Join the process group that the environment names, if WORLD_SIZE is above 1, and return this rank's device.
 
     Args:
         device_name: auto (CUDA if available, with one GPU per process), cpu or cuda.
         key: the config key of the device, for errors.
+        rendezvous_s: how long to wait until all processes of the run have found each other.
 
     Raises:
         UserError: no CUDA device, more processes on this machine than GPUs, or ranks that run different code.
@@ -48,7 +48,7 @@ def init_process_group(device_name: str = "auto", key: str = "DEVICE") -> torch.
     torch.backends.cudnn.benchmark = is_cuda  # sizes do not change, so the search pays off
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
-        rendezvous = _rendezvous()
+        rendezvous = _rendezvous(rendezvous_s)
         rendezvous["store"].set_timeout(timeout)
         if is_cuda:
             check_gpu_is_own(device, **rendezvous)
@@ -58,13 +58,13 @@ def init_process_group(device_name: str = "auto", key: str = "DEVICE") -> torch.
     return device
 
 
-def _rendezvous() -> dict[str, Any]:
-    """Wait up to RENDEZVOUS_S for the other ranks; return the shared store, this rank and the number of ranks."""
+def _rendezvous(timeout_s: float) -> dict[str, Any]:
+    """Wait for the other ranks; return the shared store, this rank and the number of ranks."""
     host = os.environ.get("MASTER_ADDR")
     address = f"{host}:{os.environ.get('MASTER_PORT')}"
     try:
         socket.getaddrinfo(host, None)  # the store would retry an unknown host until its time-out
-        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
+        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout_s)))
         return {"store": store, "rank": rank, "world_size": size}
     except (OSError, dist.DistError) as error:
         problem = f"the processes of this run cannot connect to each other at {address} ({first_line(error)})"

@@ -33,7 +33,6 @@ _logging: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # bef
 _logging.setLogLevel(0)  # silent: CorruptImage names the file instead
 ReductionChooser = Callable[[int, int], int]  # (height, width) of a JPEG -> 1, 2, 4 or 8
 log = logging.getLogger(__name__)
-_RETRY_AFTER_S = 1.0
 _planes_lock = threading.Lock()
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # other errors are the disk's
 # Where a PNG may state its orientation, and the color profile, about which libpng prints warnings of its own:
@@ -56,17 +55,17 @@ class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, retry_after_s: float = 1.0) -> bytes:
     """Read a file; after an error of the disk or the file server, such as EIO or ESTALE, retry once.
 
     Raises:
         CorruptImage: missing, not permitted, or a folder.
         UserError: reading failed twice for a reason outside the file.
     """
-    return retry(Path(path).read_bytes, path)
+    return retry(Path(path).read_bytes, path, retry_after_s)
 
 
-def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
+def retry(read: Callable[[], bytes], name: str, retry_after_s: float = 1.0, attempts: int = 2) -> bytes:
     """Call ``read``, which reads the image ``name``, again after an error of the disk (see `read_file`)."""
     try:
         return read()
@@ -76,8 +75,8 @@ def retry(read: Callable[[], bytes], name: str, attempts: int = 2) -> bytes:
             raise CorruptImage(f"{reason}; replace it") from error
         if attempts == 1:
             raise UserError(f"{reason} (tried twice); check the disk or the file server") from error
-    time.sleep(_RETRY_AFTER_S)
-    return retry(read, name, attempts - 1)
+    time.sleep(retry_after_s)
+    return retry(read, name, retry_after_s, attempts - 1)
 
 
 class DecodedImage(str):

@@ -12,21 +12,20 @@ from . import datasets
 from .names import FOLDER, TAR, list_names
 from .tars import images as tars
 
-_QUICK = 20_000  # files whose names are listed in less than a second
 
-
-def count_images(name: str, root: str | Path, enough: int) -> int | None:
+def count_images(name: str, root: str | Path, enough: int, many_files: int = 20_000) -> int | None:
     """Count the training images of folders or tars; return None for data sets that are large or of other kinds.
 
     Args:
         enough: a tar with this many images is large, since its headers have to be read one after the other.
+        many_files: a folder with more files is large; the names of fewer are listed in less than a second.
 
     Raises:
         UserError: as `datasets.load`.
     """
     names = list_names(name)
     if len(names) > 1:
-        counts = [count_images(member, root, enough) for member in names]
+        counts = [count_images(member, root, enough, many_files) for member in names]
         return None if None in counts else sum(filter(None, counts))
     (name,) = names
     if name.startswith(TAR):
@@ -35,7 +34,7 @@ def count_images(name: str, root: str | Path, enough: int) -> int | None:
         return None if count == enough else count
     if name.startswith(FOLDER):
         files = _list_files(expand(name.removeprefix(FOLDER).strip()))
-        is_small = sum(1 for _ in itertools.islice(files, _QUICK + 1)) <= _QUICK
+        is_small = sum(1 for _ in itertools.islice(files, many_files + 1)) <= many_files
         return len(datasets.load(name, "train", root)) if is_small else None
     return None
 

@@ -13,7 +13,6 @@ from pretrain.common.run.folder import read_stage
 from ..run_folder import is_training
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
-_SILENCE_S = 30.0  # to wait for a server before its next address is tried; the system waits for minutes, or forever
 
 
 def find_weights(path: str) -> str:
@@ -34,8 +33,12 @@ def find_weights(path: str) -> str:
     return str(check_file(path, "weights file (MODEL.WEIGHTS)", "*.p*"))
 
 
-def download(weights: str) -> str:
+def download(weights: str, silence_s: float = 30.0) -> str:
     """Return the file of ``weights``, a URL that iopath downloads unless an earlier process did so.
+
+    Args:
+        silence_s: how long to wait for a server before its next address is tried; the system waits for minutes, or
+            forever.
 
     Raises:
         UserError: another kind of URL, or it cannot be downloaded.
@@ -50,7 +53,7 @@ def download(weights: str) -> str:
     paths = PathManager()
     paths.register_handler(HTTPURLHandler())
     earlier = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_SILENCE_S)  # iopath has no option for it
+    socket.setdefaulttimeout(silence_s)  # iopath has no option for it
     try:
         return paths.get_local_path(url, cache_dir=os.path.join(get_cache_dir(), host))
     except (OSError, http.client.HTTPException) as error:

@@ -18,19 +18,35 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files import build_write_error, make_folder, remove_unfinished
 
-_TOUCH_PERIOD_S = 10.0
-_DEAD_AFTER_S = 90.0  # a file server may show a touch 60 s late
-_NAMELESS_AFTER_S = 5.0  # a file that is still empty by then belongs to a process that was killed
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """How often an owner touches its file, and when others take it for dead, in seconds.
+
+    Attributes:
+        touch_period_s: between two touches of the owner.
+        dead_after_s: without a touch until another machine takes the owner for dead; a file server may show a touch
+            60 s late.
+        nameless_after_s: until a file that is still empty belongs to a process that was killed.
+    """
+
+    touch_period_s: float = 10.0
+    dead_after_s: float = 90.0
+    nameless_after_s: float = 5.0
+
+
+_TIMES = LeaseTimes()
 
 
 @contextlib.contextmanager
-def claim(folder: str | Path, purpose: str, *, file: str = "") -> Iterator[None]:
+def claim(folder: str | Path, purpose: str, *, file: str = "", times: LeaseTimes = _TIMES) -> Iterator[None]:
     """Claim ``folder``, or only ``file`` in it, for this process until the block ends; ``purpose`` says what for.
 
     A SLURM job waits until an owner on another machine has touched its file again or is known to be dead: it may have
@@ -43,9 +59,9 @@ def claim(folder: str | Path, purpose: str, *, file: str = "") -> Iterator[None]
     pid = os.getpid()
     process = {"host": socket.gethostname(), "pid": pid, "started": read_start_time(pid)}
     record = {**process, "machine": _identify_machine(), "job": _read_job(), "purpose": purpose}
-    path = _create(Path(folder), file, record)
+    path = _create(Path(folder), file, record, times)
     released = threading.Event()
-    threading.Thread(target=_touch, args=(path, released), daemon=True).start()
+    threading.Thread(target=_touch, args=(path, released, times.touch_period_s), daemon=True).start()
     try:
         yield
     finally:
@@ -58,7 +74,7 @@ def claim(folder: str | Path, purpose: str, *, file: str = "") -> Iterator[None]
 def find_owner(folder: str | Path) -> dict[str, Any]:
     """Return the live owner's record (``purpose``, ``host``, ``pid``, ...), as far as this machine can tell, or {}."""
     owners = {path: _read(path) for path in _list_owners(Path(folder), "")}
-    return next((owner for path, owner in owners.items() if not _is_dead(path, owner)), {})
+    return next((owner for path, owner in owners.items() if not _is_dead(path, owner, _TIMES)), {})
 
 
 def read_start_time(pid: int) -> str:
@@ -69,18 +85,18 @@ def read_start_time(pid: int) -> str:
     return ""
 
 
-def _create(folder: Path, file: str, record: dict[str, Any]) -> Path:
+def _create(folder: Path, file: str, record: dict[str, Any], times: LeaseTimes) -> Path:
     """Create the file with the next number once every earlier owner is known to be dead; return its path."""
     while True:
         owners = _list_owners(folder, file)
         for path in owners:
             owner = _read(path)
             touched = _read_touch_time(path)
-            while not _is_dead(path, owner):
+            while not _is_dead(path, owner, times):
                 is_elsewhere = owner.get("machine") != _identify_machine() and owner.get("job") != _read_job()
                 may_be_lost = _read_job()[0] and is_elsewhere and _read_touch_time(path) == touched
                 if owner and not may_be_lost:
-                    wait = f"wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on another machine)"
+                    wait = f"wait for it ({times.dead_after_s:.0f} s if it was killed on another machine)"
                     problem = f"{folder / file} is in use: {_describe(owner)}"
                     raise UserError(f"{problem}; {wait}, stop it, or choose another folder")
                 time.sleep(0.1)  # it is about to touch the file or to write its name, or was killed before that
@@ -91,7 +107,7 @@ def _create(folder: Path, file: str, record: dict[str, Any]) -> Path:
             with open(owner_file, "x") as opened:
                 opened.write(json.dumps(record))
             earlier = [path for path in _list_owners(folder, file) if path != owner_file]
-            if all(_is_dead(path, _read(path)) for path in earlier):
+            if all(_is_dead(path, _read(path), times) for path in earlier):
                 for path in earlier:
                     path.unlink(missing_ok=True)
                 remove_unfinished(folder, file)
@@ -109,8 +125,8 @@ def _create(folder: Path, file: str, record: dict[str, Any]) -> Path:
             raise build_write_error(owner_file, error) from error
 
 
-def _touch(path: Path, released: threading.Event) -> None:
-    while not released.wait(_TOUCH_PERIOD_S):
+def _touch(path: Path, released: threading.Event, period_s: float) -> None:
+    while not released.wait(period_s):
         with contextlib.suppress(OSError):  # a file server that does not answer now may answer the next time
             os.utime(path)
 
@@ -154,7 +170,7 @@ def _identify_machine() -> str:
     return ""
 
 
-def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
+def _is_dead(path: Path, owner: dict[str, Any], times: LeaseTimes) -> bool:
     if owner.get("machine") and owner["machine"] == _identify_machine():
         return read_start_time(owner["pid"]) != owner["started"]
     if owner.get("job", [""])[0] and owner["job"][0] == _read_job()[0] and owner["job"] != _read_job():
@@ -163,6 +179,6 @@ def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:
         now = os.fstat(file.fileno()).st_mtime  # by the file server's clock, as it dates the touches
     try:
-        return now - path.stat().st_mtime > (_DEAD_AFTER_S if owner else _NAMELESS_AFTER_S)
+        return now - path.stat().st_mtime > (times.dead_after_s if owner else times.nameless_after_s)
     except OSError as error:
         return isinstance(error, FileNotFoundError)

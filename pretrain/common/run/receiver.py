@@ -11,7 +11,6 @@ from typing import Any
 
 from ..errors import UserError, first_line
 
-_EXIT_S = 10.0  # for the workers to exit by themselves
 _LOST_S = 10.0  # from the end of a worker's connection to that of its process, at most
 _PROCESS_STATES = {"T": " (stopped)", "D": " (waiting for the disk or file server)", "t": " (in a debugger)"}
 
@@ -66,11 +65,15 @@ class Receiver(threading.Thread):
         self._is_busy = True
         self._requests.put(True)
 
-    def end(self, workers: list[Any]) -> None:
-        """End the workers and the thread; kill workers that hang, because this process's exit would wait for them."""
+    def end(self, workers: list[Any], patience_s: float) -> None:
+        """End the workers and the thread; kill workers that hang, because this process's exit would wait for them.
+
+        Args:
+            patience_s: how long to wait for the workers to exit by themselves.
+        """
         self._requests.put(False)
         if not self._is_busy:  # otherwise it waits for a worker that hangs
-            self.join(_EXIT_S)
+            self.join(patience_s)
         for worker in workers:
             worker.kill()
         for worker in workers:

@@ -8,6 +8,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -27,9 +28,29 @@ _START_METHODS = ("fork", "forkserver", "spawn")
 _POLL_S = 1.0  # between two checks of the workers and of the request to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
 _LARGE_BATCH = 600  # images; a larger batch may take proportionally longer: 1 s for each image
-_STOP_PATIENCE_S = 10.0  # for a batch to arrive after a request to stop
-_STOP_PATIENCE_RANKS_S = 120.0  # the same with several ranks, of which SLURM's first requeues the job before
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoaderPatience:
+    """How long a loader waits, in seconds.
+
+    Attributes:
+        warn_after_s: for a batch, until a warning.
+        end_after_s: for a batch of up to 600 images, until the error; in proportion for more.
+        stop_s: for a batch to arrive after a request to stop.
+        stop_ranks_s: the same with several ranks, of which SLURM's first requeues the job before.
+        exit_s: for the workers to exit by themselves.
+    """
+
+    warn_after_s: float = 60.0
+    end_after_s: float = 600.0
+    stop_s: float = 10.0
+    stop_ranks_s: float = 120.0
+    exit_s: float = 10.0
+
+
+_PATIENCE = LoaderPatience()
 
 
 def choose_start_method() -> str:
@@ -68,8 +89,7 @@ class SignalSafeDataLoader(DataLoader):
         batch_sampler: an iterable of batches of items, perhaps without end.
         describe: returns the name of an item's image, for messages.
         stop: a request that is obeyed even while a worker hangs.
-        warn_after_s: seconds of waiting for a batch until a warning.
-        end_after_s: seconds of waiting for a batch of up to 600 images until the error; in proportion for more.
+        patience: how long to wait for a batch.
         kwargs: arguments of torch's DataLoader, including a ``collate_fn``.
     """
 
@@ -81,16 +101,14 @@ class SignalSafeDataLoader(DataLoader):
         *,
         describe: Callable[[Any], str] = str,
         stop: StopRequest | None = None,
-        warn_after_s: float = 60.0,
-        end_after_s: float = 600.0,
+        patience: LoaderPatience = _PATIENCE,
         **kwargs: Any,
     ) -> None:
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         self._describe = describe
         self._stop = stop or StopRequest()
-        self._warn_after_s = warn_after_s
-        self._end_after_s = end_after_s
+        self._patience = patience
         self._batches = PendingBatches(batch_sampler)
         self._is_forked = False
         if num_workers and multiprocessing.current_process().daemon:
@@ -140,17 +158,17 @@ class SignalSafeDataLoader(DataLoader):
                 self._batches.pending.popleft()
                 yield batch
         finally:
-            receiver.end(iterator._workers)
+            receiver.end(iterator._workers, self._patience.exit_s)
 
     def _wait(self, receiver: Receiver, worker: Any, workers: list[Any]) -> tuple[Any, BaseException | None]:
         """Return the next batch, or the error of receiving it."""
         receiver.request()
-        poll_s = min(_POLL_S, self._warn_after_s)
+        poll_s = min(_POLL_S, self._patience.warn_after_s)
         waited_s = 0.0  # counted in polls: the time for which the whole job was suspended does not count
         dead_s = 0.0
         has_warned = False
         images = len(self._batches.pending[0]) if self._batches.pending else 0
-        end_after_s = self._end_after_s * max(1.0, images / _LARGE_BATCH)  # slow is not dead
+        end_after_s = self._patience.end_after_s * max(1.0, images / _LARGE_BATCH)  # slow is not dead
         while True:
             try:
                 return receiver.results.get(timeout=poll_s)
@@ -160,14 +178,14 @@ class SignalSafeDataLoader(DataLoader):
                 dead_s += poll_s
             if dead_s > _DEAD_S:
                 return None, EOFError("it ended while it sent a batch")
-            if waited_s < min(self._warn_after_s, _STOP_PATIENCE_S):
+            if waited_s < min(self._patience.warn_after_s, self._patience.stop_s):
                 continue
             problem = f"no batch for {waited_s:.0f} s: {self._describe_wait(worker)}"
-            _raise_if_stopped(self._stop.reason, problem, waited_s)
+            _raise_if_stopped(self._stop.reason, problem, waited_s, self._patience)
             if waited_s >= end_after_s:
                 cause = "the disk or file server does not respond, or the process was stopped"
                 raise UserError(f"{problem}; {cause}; check that these files can be read, and run again to resume")
-            if waited_s >= self._warn_after_s and not has_warned:
+            if waited_s >= self._patience.warn_after_s and not has_warned:
                 has_warned = True
                 log.warning(f"{problem}; is the disk or file server slow? The run ends after {end_after_s:.0f} s")
 
@@ -182,11 +200,11 @@ class SignalSafeDataLoader(DataLoader):
         """Yield the batches that this process reads itself; warn of a read that hangs."""
 
         def warn() -> None:
-            problem = f"no batch for {self._warn_after_s:.0f} s: {self._describe_wait(None)}"
+            problem = f"no batch for {self._patience.warn_after_s:.0f} s: {self._describe_wait(None)}"
             log.warning(f"{problem}; is the disk or file server slow?")
 
         while True:
-            timer = threading.Timer(self._warn_after_s, warn)
+            timer = threading.Timer(self._patience.warn_after_s, warn)
             timer.daemon = True
             timer.start()
             try:
@@ -199,7 +217,7 @@ class SignalSafeDataLoader(DataLoader):
             yield batch
 
 
-def _raise_if_stopped(reason: str, problem: str, waited_s: float) -> None:
+def _raise_if_stopped(reason: str, problem: str, waited_s: float, patience: LoaderPatience) -> None:
     """Obey a request to stop while waiting for a batch that may never come.
 
     Raises:
@@ -209,9 +227,9 @@ def _raise_if_stopped(reason: str, problem: str, waited_s: float) -> None:
     if not reason:
         return
     if distributed.world_size() == 1:
-        if waited_s >= _STOP_PATIENCE_S:
+        if waited_s >= patience.stop_s:
             raise interrupt.Stopped(reason, f"{problem}; run the same command again to resume")
-    elif waited_s >= _STOP_PATIENCE_RANKS_S:
+    elif waited_s >= patience.stop_ranks_s:
         raise UserError(f"stopped by {reason}; {problem}; run the same command again to resume")
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from pretrain.common import images
 from pretrain.common.errors import UserError
@@ -265,7 +265,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 3 - 1)
     np.testing.assert_array_equal(Files(tmp_path, ["a.png"]).read(0), RGB)
     monkeypatch.setattr(images.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
-    monkeypatch.setattr(images, "_decode_by_pillow", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
     refused(tmp_path, encoded(PICTURE, "PNG"), " 2238 pixels.*cut .*shrink")
 
@@ -273,9 +273,8 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_a_disk_that_fails_is_tried_again_and_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int):
     failure = OSError(number, os.strerror(number))
-    monkeypatch.setattr(images, "_RETRY_AFTER_S", 0.0)
     monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=[failure, b"data", failure, failure]))
-    assert images.read_file("a.png") == b"data"
+    assert images.read_file("a.png", retry_after_s=0) == b"data"
     with pytest.raises(UserError, match=f"a.png: {os.strerror(number)} \\(tried twice\\)") as caught:
-        images.read_file("a.png")
+        images.read_file("a.png", retry_after_s=0)
     assert not isinstance(caught.value, CorruptImage)

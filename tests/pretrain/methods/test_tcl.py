@@ -7,7 +7,6 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pretrain.methods import ops
 from pretrain.methods.supcon import supcon
 from pretrain.methods.tcl import tcl
 from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, BatchCase, batch_case, drawn, sets
@@ -44,17 +43,21 @@ def test_loss_is_equation_6(seed: int, tau: float, k1: float, k2: float):
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 1.0), (50.0, 1.5)])
-def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, k1: float, k2: float):
-    case = batch_case(3, LABELS)
+def test_blocks_of_anchors_add_up_to_the_whole(k1: float, k2: float):
+    """300 anchors are two blocks, of which the last is smaller; 60 are a part of one."""
 
-    def compute() -> list[Tensor]:
+    def compute(anchors: slice) -> list[Tensor]:
+        case = batch_case(3, [*LABELS * 37, 3, 2, 1, 0], anchors)
         result = tcl(*case, temperature=0.1, k1=k1, k2=k2)
         gradients = torch.autograd.grad(result.loss, (case.anchors_AD, case.candidates_BD))
-        return [result.loss, *gradients, *(metric.double() for metric in result.metrics.values())]
+        return [result.loss, *gradients, result.metrics["positives_per_anchor"]]
 
-    whole = compute()
-    monkeypatch.setattr(ops, "_ROWS", 3)  # the last block is smaller
-    torch.testing.assert_close(compute(), whole)
+    loss, anchor_gradients, candidate_gradients, positives = compute(slice(300))
+    parts = list(zip(*(compute(slice(first, first + 60)) for first in range(0, 300, 60)), strict=True))
+    torch.testing.assert_close(loss, torch.stack(parts[0]).mean())
+    torch.testing.assert_close(anchor_gradients, torch.cat(parts[1]) / 5)
+    torch.testing.assert_close(candidate_gradients, torch.stack(parts[2]).mean(0))
+    torch.testing.assert_close(positives, torch.stack(parts[3]).mean())
 
 
 def lemma_2(case: BatchCase, tau: float, k1: float, k2: float) -> Tensor:

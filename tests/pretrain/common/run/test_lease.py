@@ -20,6 +20,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run import lease
 from tests.errors import refused
 
+TIMES = lease.LeaseTimes()
 _HOLD = """
 import sys, time
 from pretrain.common.run.lease import claim
@@ -78,8 +79,8 @@ _HERE = {"machine": lease._identify_machine(), "pid": os.getpid()}
 # Seconds since the owner last touched its file, its record, and what the error names.
 OWNERS: dict[str, tuple[float, dict[str, Any], tuple[str, ...]]] = {
     "a process id in use again": (0, _HERE, ()),
-    "another machine": (lease._DEAD_AFTER_S - 10, {}, ("pretraining", "node7", "process 4711")),
-    "another machine, silent for too long": (lease._DEAD_AFTER_S + 5, {}, ()),
+    "another machine": (TIMES.dead_after_s - 10, {}, ("pretraining", "node7", "process 4711")),
+    "another machine, silent for too long": (TIMES.dead_after_s + 5, {}, ()),
     "this attempt of a requeued job": (0, {"job": ["12", "1"]}, ("SLURM job 12",)),
     "its earlier attempt": (0, {"job": ["12", "0"]}, ()),
 }
@@ -104,7 +105,7 @@ def test_a_live_owner_is_named_and_a_dead_ones_folder_is_free(tmp_path: Path, mo
 def test_the_file_of_an_owner_killed_before_it_had_written_its_name_is_removed(tmp_path: Path, content: str) -> None:
     path = tmp_path / ".owner.1.json"
     path.write_text(content)
-    written = time.time() - lease._NAMELESS_AFTER_S - 1
+    written = time.time() - TIMES.nameless_after_s - 1
     os.utime(path, (written, written))
     with lease.claim(tmp_path, "pretraining"):
         assert _files(tmp_path) == [".owner.2.json"]
@@ -130,9 +131,8 @@ with claim({str(tmp_path)!r}, "pretraining"):
     assert done.stdout == "['.owner.1.json']\n" and _files(tmp_path) == []
 
 
-def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "_TOUCH_PERIOD_S", 0.02)
-    with lease.claim(tmp_path, "pretraining"):
+def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path) -> None:
+    with lease.claim(tmp_path, "pretraining", times=lease.LeaseTimes(touch_period_s=0.02)):
         path = tmp_path / ".owner.1.json"
         os.utime(path, (0, 0))  # so old that another machine would consider its owner dead
         deadline = time.monotonic() + 60
@@ -143,9 +143,8 @@ def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypat
 
 def test_a_job_waits_for_an_owner_that_may_have_died_with_its_node(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setattr(lease, "_DEAD_AFTER_S", 1.0)
     _owner(tmp_path, 0)
-    with lease.claim(tmp_path, "pretraining"):
+    with lease.claim(tmp_path, "pretraining", times=lease.LeaseTimes(dead_after_s=1.0)):
         assert _files(tmp_path) == [".owner.2.json"]
     path = _owner(tmp_path, 0)
     monkeypatch.setattr(lease.time, "sleep", lambda _: os.utime(path))

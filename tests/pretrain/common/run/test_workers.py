@@ -17,8 +17,8 @@ import torch
 
 from pretrain.common import interrupt
 from pretrain.common.interrupt import Stopped, StopRequest
-from pretrain.common.run import receiver, socket_folder, workers
-from pretrain.common.run.workers import SignalSafeDataLoader
+from pretrain.common.run import socket_folder
+from pretrain.common.run.workers import LoaderPatience, SignalSafeDataLoader
 from tests.errors import refused
 
 
@@ -38,9 +38,11 @@ class Images:
         return torch.full((1000,), index)
 
 
-def load(images: Images, num_workers: int = 2, **options: Any) -> Iterator[Any]:
-    batches = [[2 * i, 2 * i + 1] for i in range(8)]
-    options = {"describe": lambda item: f"image{item}.png", "collate_fn": torch.stack, **options}
+def load(images: Images, num_workers: int = 2, batch: int = 2, **options: Any) -> Iterator[Any]:
+    """Load eight batches; ``options`` are those of `SignalSafeDataLoader` and the fields of its `LoaderPatience`."""
+    batches = [list(range(batch * i, batch * i + batch)) for i in range(8)]
+    patience = LoaderPatience(**{name: options.pop(name) for name in [*options] if name.endswith("_s")})
+    options = {"describe": lambda item: f"image{item}.png", "collate_fn": torch.stack, "patience": patience, **options}
     return iter(SignalSafeDataLoader(images, batches, num_workers, **options))
 
 
@@ -76,10 +78,10 @@ def test_a_slow_read_costs_its_time_alone(caplog: pytest.LogCaptureFixture):
     )  # a busy machine is slow elsewhere
 
 
-def test_a_large_batch_may_take_longer(monkeypatch: pytest.MonkeyPatch):
-    """A batch of thousands of photographs takes minutes, although its worker does not hang."""
-    monkeypatch.setattr(workers, "_LARGE_BATCH", 0.2)  # of the 2 images
-    assert len(list(load(Images(6, 1.5), warn_after_s=0.3, end_after_s=0.6))) == 8
+def test_a_large_batch_may_take_longer():
+    """A batch of thousands of photographs takes minutes, although its worker does not hang: 3,000 take 3 s here."""
+    batches = load(Images(2, 1.5), batch=3000, warn_after_s=0.3, end_after_s=0.6)
+    assert len(next(batches)) == 3000
 
 
 def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixture):
@@ -122,10 +124,9 @@ def test_an_error_in_a_worker_is_raised_at_once(monkeypatch: pytest.MonkeyPatch)
         list(load(Images(9, 3)))
 
 
-def test_a_request_to_stop_is_obeyed_while_a_worker_hangs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "_STOP_PATIENCE_S", 0.5)
+def test_a_request_to_stop_is_obeyed_while_a_worker_hangs():
     stop = StopRequest()
-    batches = load(Images(0, 600), warn_after_s=0.2, stop=stop)
+    batches = load(Images(0, 600), warn_after_s=0.2, stop_s=0.5, stop=stop)
     stop.make("SIGTERM")
     with pytest.raises(Stopped, match="SIGTERM") as caught:
         next(batches)
@@ -143,9 +144,8 @@ def test_a_second_ctrl_c_stops_the_wait_immediately():
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
-def test_a_loader_may_be_abandoned_while_workers_hang(taken: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(receiver, "_EXIT_S", 0.5)
-    batches: Any = load(Images(15, 600, signal.SIGSTOP))
+def test_a_loader_may_be_abandoned_while_workers_hang(taken: int):
+    batches: Any = load(Images(15, 600, signal.SIGSTOP), exit_s=0.5)
     for _ in range(taken):
         next(batches)
     batches.close()
@@ -184,5 +184,5 @@ def test_any_tmpdir_works(kind: str, method: str, tmp_path: Path, monkeypatch: p
 
 
 def test_no_folder_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(socket_folder, "_find_fault", lambda folder: "Operation not supported")
+    monkeypatch.setattr(socket_folder.socket, "socket", mock.Mock(side_effect=OSError("Operation not supported")))
     refused(lambda: list(load(Images())), tempfile.gettempdir(), "/dev/shm", "Operation not supported", "TMPDIR")

@@ -24,6 +24,7 @@ from .sbatch import (
     SET_BY_LAUNCHER,
     check_named_nodes,
     check_options,
+    check_srun_options,
     format_minutes,
     is_option,
     keep_for_cpus,
@@ -66,7 +67,7 @@ class Options:
         sbatch: further options of sbatch without their dashes; an empty value is a flag. Likewise ``srun``.
         setup: shell lines that run before the stage of a SLURM job.
         cpu: partition, account, time and options of sbatch for stages that use no GPU.
-        signal_delay: seconds before the time limit at which a checkpoint is requested.
+        signal_delay: seconds before the time limit at which a checkpoint is requested; at most half of the limit.
     """
 
     cluster: str = _option(
@@ -87,8 +88,9 @@ class Options:
     time: str = _option(
         "",
         "time limit per job as sbatch takes it (minutes, H:MM:SS, D-HH, ...), and after it those of some stages, as in "
-        "24:00:00,linear=8:00:00 (default: 240; unless named, probes of a pipeline get at most 240, and stages without "
-        "GPUs at most 30)",
+        "24:00:00,linear=8:00:00 (default: 240; in a pipeline, the stages that you do not name get at most what they "
+        "need: 240 for knn and embedding, 240 on 8 GPUs for 100 epochs of linear and more on fewer GPUs, 30 for stages "
+        "without GPUs)",
         metavar="TIME[,STAGE=TIME]",
     )
     max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
@@ -118,18 +120,21 @@ class Options:
         """Return what the job of a stage gets: one task for a single process, and GPUs only if it uses them."""
         is_slurm = self.cluster == "slurm"
         gpus = self.count_gpus() if spec.gpu else 0
+        nodes = 1 if spec.one_process else self.nodes
+        gpus_per_node = min(gpus, 1) if spec.one_process else gpus
+        minutes = self._find_minutes(spec, nodes * gpus_per_node)
         resources = Resources(
             cluster=self.cluster,
-            nodes=1 if spec.one_process else self.nodes,
+            nodes=nodes,
             tasks=1 if spec.one_process else self.tasks or max(1, gpus),
-            gpus=min(gpus, 1) if spec.one_process else gpus,
+            gpus=gpus_per_node,
             gpu_type=str(self.gpus).rpartition(":")[0] if gpus else "",
             cpus_per_task=spec.workers + 1 if is_slurm and self.cpus_per_task is None else self.cpus_per_task,
             partition=self.partition,
             account=self.account,
-            minutes=self._find_minutes(spec),
+            minutes=minutes,
             max_timeouts=self.max_timeouts,
-            signal_delay=self.signal_delay,
+            signal_delay=min(self.signal_delay, minutes * 30),
             parallel=self.parallel or (8 if is_slurm else 1),
             sbatch=omit_nodes(self.sbatch) if spec.one_process and self.nodes > 1 else self.sbatch,
             srun=self.srun,
@@ -145,22 +150,21 @@ class Options:
         own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
         return replace(self, time=",".join(filter(None, [self.time, own])))
 
-    def _find_minutes(self, spec: Stage) -> int:
+    def _find_minutes(self, spec: Stage, gpus: int) -> int:
         """Return the time limit of a stage: its own one, or that of all stages, as far as the stage needs it."""
         times = _parse_times(self.time)
         if spec.name in times:
             return times[spec.name]
         if not spec.gpu and "time" in self.cpu:
             return parse_minutes(self.cpu["time"])
-        return min(times[""], spec.most_minutes)
+        return min(times[""], spec.limit_minutes(gpus))
 
     def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
         block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
         sbatch = merge_options(keep_for_cpus(resources.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
-        delay = min(self.signal_delay, resources.minutes * 30)
-        return replace(resources, **place, signal_delay=delay, sbatch=sbatch)
+        return replace(resources, **place, sbatch=sbatch)
 
 
 def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
@@ -242,21 +246,21 @@ def _check(options: Options) -> None:
     for option in fields(options):
         value = getattr(options, option.name)
         minimum = option.metadata.get("minimum")
+        if isinstance(value, str) and not value.isprintable():  # a line break would become a line of the script
+            problem = f"{format_option(option.name)} is {value!r}, which contains unprintable characters"
+            raise UserError(f"{problem}; remove them")
         if minimum is not None and isinstance(value, int) and value < minimum:
             raise UserError(f"{format_option(option.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
+    check_srun_options(options.srun)
     check_options(options.sbatch, "--sbatch", options.cluster == "slurm" and options.count_gpus() > 0)
     check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
     parse_minutes(options.cpu.get("time", "1"), "cpu: time")
     if "," in options.slurm_cluster or options.slurm_cluster == "all":
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
-    shortest = min(_parse_times(options.time).values())
-    if options.signal_delay >= shortest * 60:
-        delay = f"signal-delay ({options.signal_delay} s; set in the site file)"
-        consequence = "the job would be asked to stop as soon as it starts"
-        raise UserError(f"--time ({shortest} min) must be longer than {delay}, or {consequence}")
+    _parse_times(options.time)
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
         problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"

@@ -11,8 +11,13 @@ from pretrain.common.errors import UserError, shorten_list
 # Options that the launcher itself gives to sbatch, for some of which it has its own; the last three submit nothing.
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
-    *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
+    *("array", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue", "chdir"),
     *("no-requeue", "parsable", "quiet", "wrap", "wait", "test-only", "help", "usage", "version"),
+)
+# Options of srun that would change the ranks, or where their output goes.
+_SET_FOR_SRUN = (
+    *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "export", "output", "error", "multi-prog"),
+    *("kill-on-bad-exit", "unbuffered", "relative", "pty", "no-allocate", "jobid", "chdir", "help", "usage", "version"),
 )
 # Options that fit one kind of node: stages that the site file places on CPU nodes do not inherit them.
 _OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
@@ -38,23 +43,26 @@ _VARIABLES = {
     "time": ["timelimit"],
     "verbose": ["debug"],
 }
-# The options of sbatch; one with a second name follows it and a colon. Others, such as those of a site's plugins, are
-# passed on as they are.
+# The options of sbatch; one with a second name follows it and a colon. After ! come no values, ? is an optional one.
+# Others, such as those of a site's plugins, are passed on as they are.
 _NAMES = """
 A:account acctg-freq a:array batch bb bbf b:begin D:chdir cluster-constraint M:clusters cluster:clusters comment
-C:constraint container container-id context contiguous S:core-spec cores-per-socket cpu-freq cpus-per-gpu
-c:cpus-per-task deadline delay-boot d:dependency m:distribution e:error x:exclude exclusive export export-file extra
-B:extra-node-info get-user-env gid gpu-bind gpu-freq G:gpus gpus-per-node gpus-per-socket gpus-per-task gres
-gres-flags h:help hint H:hold ignore-pbs i:input J:job-name kill-on-invalid-dep L:licenses mail-type mail-user
-mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice k:no-kill no-requeue F:nodefile w:nodelist N:nodes
-n:ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node tasks-per-node:ntasks-per-node ntasks-per-socket
-ntasks-per-tres open-mode o:output O:overcommit s:oversubscribe parsable p:partition power prefer priority profile
-propagate q:qos Q:quiet reboot requeue reservation signal sockets-per-node spread-job switches test-only thread-spec
-threads-per-core t:time time-min tmp tres-bind tres-per-task uid usage use-min-nodes v:verbose V:version W:wait
-wait-all-nodes wckey wrap
+C:constraint container container-id context contiguous! S:core-spec cores-per-socket cpu-freq cpus-per-gpu
+c:cpus-per-task deadline delay-boot d:dependency m:distribution e:error x:exclude exclusive? export export-file extra
+B:extra-node-info get-user-env? gid gpu-bind gpu-freq G:gpus gpus-per-node gpus-per-socket gpus-per-task gres
+gres-flags h:help! hint H:hold! ignore-pbs! i:input J:job-name kill-on-invalid-dep L:licenses mail-type mail-user
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice? k:no-kill? no-requeue! F:nodefile w:nodelist
+N:nodes n:ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node tasks-per-node:ntasks-per-node ntasks-per-socket
+ntasks-per-tres open-mode o:output O:overcommit! s:oversubscribe! parsable! p:partition power prefer priority profile
+propagate? q:qos Q:quiet! reboot! requeue! reservation signal sockets-per-node spread-job! switches test-only!
+thread-spec threads-per-core t:time time-min tmp tres-bind tres-per-task uid usage! use-min-nodes! v:verbose!
+V:version! W:wait! wait-all-nodes wckey wrap
 """
-_LONG = {word.rpartition(":")[2] for word in _NAMES.split()}
-_ALIASES = {word.partition(":")[0]: word.rpartition(":")[2] for word in _NAMES.split()}
+_MARKED = [word.rpartition(":")[2] for word in _NAMES.split()]
+_LONG = {word.rstrip("!?") for word in _MARKED}
+_ALIASES = {word.partition(":")[0]: word.rpartition(":")[2].rstrip("!?") for word in _NAMES.split()}
+_FLAGS = {word[:-1] for word in _MARKED if word.endswith("!")}
+_NEEDS_VALUE = {word for word in _MARKED if word in _LONG}
 UNLIMITED = sys.maxsize  # minutes
 _UNITS = {"days": 1440, "hours": 60, "minutes": 1, "seconds": 1 / 60}
 # SLURM's forms of a time.
@@ -85,12 +93,29 @@ def name_options(words: Mapping[str, str], source: str, program: str = "sbatch")
         if len(name) < 2:
             raise UserError(f"{source}: {name!r} is no long option of {program}; write the long one, such as qos")
         options[name] = "" if value.lower() in ("true", "yes") else value
-    given = [name for name, value in options.items() if value.lower() not in ("false", "no")]
+        if not f"{name}{value}".isprintable():  # a line break would become a line of the script
+            raise UserError(f"{source} {name} is {value!r}, which contains unprintable characters; remove them")
+        if program == "sbatch":
+            _check_value(name, options[name], source)
+    given = [name for name, value in options.items() if not is_off(value)]
     for name in given:
         other = next((other for other in given if other in _list_excluded(name)), "")
         if other:
             raise UserError(f"{source}: {name} and {other} exclude each other; give one of them")
     return options
+
+
+def _check_value(name: str, value: str, source: str) -> None:
+    """Check that an option of sbatch has a value if it needs one, and none if it is a flag; any other has either."""
+    if name in _NEEDS_VALUE and not value:
+        raise UserError(f"{source} {name} has no value; write {name}=VALUE, or omit it")
+    if name in _FLAGS and value and not is_off(value):
+        raise UserError(f"{source} {name}={value}: sbatch takes no value for it; write {name} alone")
+
+
+def is_off(value: str) -> bool:
+    """Return whether a value omits its option."""
+    return value.lower() in ("false", "no")
 
 
 def _find_name(name: str, source: str) -> str:
@@ -114,7 +139,7 @@ def merge_options(*layers: Mapping[str, str]) -> dict[str, str]:
     for layer in layers:
         excluded = {other for name in layer for other in _list_excluded(name)}
         merged = {name: value for name, value in merged.items() if name not in excluded} | dict(layer)
-    return {name: value for name, value in merged.items() if value.lower() not in ("false", "no")}
+    return {name: value for name, value in merged.items() if not is_off(value)}
 
 
 def keep_for_cpus(options: Mapping[str, str], on_other_nodes: bool) -> dict[str, str]:
@@ -171,6 +196,14 @@ def list_variables(options: Collection[str]) -> dict[str, str]:
         if name.startswith("SBATCH_") and key not in hidden and not asks_for_gpus(key, value):
             variables[name] = value
     return variables
+
+
+def check_srun_options(options: Collection[str]) -> None:
+    """Check that options of srun, which may be abbreviated, are not those that the launcher sets."""
+    for name in options:
+        fixed = next((fixed for fixed in _SET_FOR_SRUN if fixed.startswith(name)), "")
+        if fixed:
+            raise UserError(f"--srun {name} would change {fixed}, which is set by the launcher; omit it")
 
 
 def asks_for_gpus(key: str, value: str) -> bool:

@@ -63,7 +63,7 @@ class Stage:
         name: the name of the kind, in records, results and commands.
         gpu: whether the stage uses GPUs.
         one_process: whether it runs in a single process, whatever the resources are.
-        most_minutes: time limit that suffices for it; a stage that trains for hours has none.
+        most_minutes: time limit that suffices for it (`limit_minutes`); a stage that trains for hours has none.
         has_config: whether KEY VALUE pairs override its config.
         trains_backbone: whether others build on the checkpoint that it trains for hours.
         makes_data: whether stages that build on it may read images that do not exist yet.
@@ -241,6 +241,10 @@ class Stage:
         return {}
 
     # What follows from it, for every kind.
+
+    def limit_minutes(self, gpus: int) -> int:
+        """Return a time limit that suffices on this number of GPUs in all; 0 is for CPUs."""
+        return self.most_minutes
 
     @property
     def workers(self) -> int:

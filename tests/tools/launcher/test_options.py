@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pretrain.common.config.yaml_io import dump
+from pretrain.config import default_config
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
@@ -97,8 +99,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
             "--time '4h' is not a time; write minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS or UNLIMITED",
         ),
         ({"time": "1:00:00,linaer=4"}, "--time linaer=4 names no stage; choose from pretrain, knn, linear"),
-        ({"time": "1:00:00,knn=1"}, r"--time \(1 min\) must be longer than signal-delay"),
-        ({"time": "1:30"}, r"--time \(2 min\) must be longer than signal-delay \(120 s"),
+        ({"partition": "a\n#SBATCH --hold"}, r"--partition is 'a.n.*', which contains unprintable characters"),
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
         ({"sbatch": [("gpus", "8")]}, "gpus is set by the launcher; write --gpus"),
@@ -122,6 +123,7 @@ def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkey
 CONVERT = build_convert("runs/a", "a.pth")
 ON_ONE_GPU = FakeAlone("/runs/x")
 PRETRAIN = Pretrain("/runs/x")
+LINEAR = Linear("/runs/x", config=dump(default_config()))
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
@@ -147,11 +149,30 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     ],
 )
 def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list[int]):
-    asked = resolve({"cluster": "slurm", "time": time})
-    stages = (PRETRAIN, Linear("/runs/x"), CONVERT)
+    asked = resolve({"cluster": "slurm", "time": time, "gpus": 8})
+    stages = (PRETRAIN, LINEAR, CONVERT)
     assert [asked.for_stage(stage).minutes for stage in stages] == minutes
     alone = [asked.limit(stage.name).for_stage(stage).minutes for stage in stages]  # what was asked for
     assert alone == [minutes[0] if name not in time else own for name, own in zip(NAMES, minutes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "epochs", "minutes"),
+    [(1, 8, 100, 240), (1, 1, 100, 1920), (1, 4, 100, 480), (2, 8, 100, 240), (2, 2, 50, 240), (1, 1, 10, 240)]
+    + [(1, 0, 100, 2880)],  # CPUs: all of --time
+)
+def test_a_linear_probe_gets_more_time_on_fewer_gpus(nodes: int, gpus: int, epochs: int, minutes: int):
+    asked = resolve({"cluster": "slurm", "time": "2-0", "nodes": nodes, "gpus": gpus})
+    cfg = default_config()
+    cfg.LINEAR.EPOCHS = epochs
+    assert asked.for_stage(replace(LINEAR, config=dump(cfg))).minutes == minutes
+
+
+@pytest.mark.parametrize(("time", "delay"), [("1:00:00", 120), ("1:30", 60), ("3", 90), ("5", 120)])
+def test_a_checkpoint_is_requested_no_earlier_than_half_of_the_limit(time: str, delay: int):
+    """A stage with a short limit of its own gets less notice, and leaves that of the others alone."""
+    asked = resolve({"cluster": "slurm", "time": f"1-0,convert={time},pretrain={time}"})
+    assert [asked.for_stage(stage).signal_delay for stage in (PRETRAIN, LINEAR, CONVERT)] == [delay, 120, delay]
 
 
 NAMES = ("pretrain", "linear", "convert")
@@ -174,7 +195,7 @@ CPU_STAGES = {
         (30, "abc", "gpu", {"qos": "a100", "mem": "400G", "mail-type": "FAIL"}),
     ),
     "CPU nodes": (f"cpu: {{partition: cpu}}\n{WORDS}", (30, "abc", "cpu", {"mail-type": "FAIL"})),
-    "a short limit": ("time: 10\nsignal-delay: 500\n", (10, "", "", {})),
+    "a short limit": ("time: 10\nsignal-delay: 250\n", (10, "", "", {})),
     "a block": (SITE, (120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"})),
 }
 

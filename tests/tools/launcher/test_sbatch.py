@@ -28,6 +28,10 @@ NAMES = [
     ("comment=a=b c", {"comment": "a=b c"}),
     ("exclude=n[1-2,7],m3", {"exclude": "n[1-2,7],m3"}),
     ("of-a-plugin=1", {"of-a-plugin": "1"}),
+    ("of-a-plugin", {"of-a-plugin": ""}),
+    ("nice", {"nice": ""}),
+    ("--contiguous", {"contiguous": ""}),
+    ("qos=no", {}),
 ]
 REFUSED_NAMES = [
     ("job=foo", "--sbatch job-name is set by the launcher"),
@@ -39,6 +43,27 @@ REFUSED_NAMES = [
     ("cpus-per-gpu=4", "--sbatch cpus-per-gpu excludes cpus-per-task, which is set by the launcher"),
     ("ntasks-per-gpu=4", "--sbatch ntasks-per-gpu excludes ntasks-per-node, which is set by the launcher"),
     ("help", "--sbatch help is set by the launcher"),
+    ("chdir=/a", "--sbatch chdir is set by the launcher"),
+    ("exclude", "--sbatch exclude has no value; write exclude=VALUE"),
+    ("x", "--sbatch exclude has no value"),
+    ("comment=", "--sbatch comment has no value"),
+    ("mem=true", "--sbatch mem has no value"),
+    ("contiguous=1", "--sbatch contiguous=1: sbatch takes no value for it; write contiguous alone"),
+    ("H=yes please", "--sbatch hold=yes please: sbatch takes no value"),
+    ("comment=a\nb", r"--sbatch comment is 'a\nb', which contains unprintable characters"),
+    ("", "--sbatch: '' is ambiguous"),
+]
+SRUN_NAMES = [
+    ("container-image=a", {"container-image": "a"}),
+    ("overlap", {"overlap": ""}),
+    ("mpi=none", {"mpi": "none"}),
+]
+REFUSED_SRUN_NAMES = [
+    ("ntasks=1", "--srun ntasks would change ntasks, which is set by the launcher"),
+    ("exp=NONE", "--srun exp would change export"),
+    ("--cpus-per-task=2", "--srun cpus-per-task would change cpus-per-task"),
+    ("n=1", "--srun: 'n' is no long option of srun"),
+    ("label=a\tb", "--srun label is 'a\\tb', which contains unprintable characters"),
 ]
 # A variable, and an option in the script; sbatch would prefer the variable, or refuse both.
 HIDDEN_VARIABLES = [
@@ -78,7 +103,8 @@ REFUSED_TIMES = ["", "4h", "1:2:3:4", "-5", "1-", "1.5", "1-2:3:4:5"]
 def test_no_row_is_lost():
     """A row guards a repair: remove one only together with what it is about."""
     tables = (NAMES, REFUSED_NAMES, HIDDEN_VARIABLES, KEPT_VARIABLES, TIMES, REFUSED_TIMES, sbatch.EXCLUSIVE)
-    assert [len(table) for table in tables] == [15, 9, 24, 4, 11, 7, 10]
+    assert [len(table) for table in tables] == [19, 18, 24, 4, 11, 7, 10]
+    assert (len(SRUN_NAMES), len(REFUSED_SRUN_NAMES)) == (3, 5)
 
 
 @pytest.mark.parametrize(("word", "options"), NAMES)
@@ -91,6 +117,16 @@ def test_other_names_are_refused(word: str, message: str):
     refused(lambda: resolve({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}), message)
 
 
+@pytest.mark.parametrize(("word", "options"), SRUN_NAMES)
+def test_options_of_srun(word: str, options: dict[str, str]):
+    assert resolve({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}).srun == options
+
+
+@pytest.mark.parametrize(("word", "message"), REFUSED_SRUN_NAMES)
+def test_other_options_of_srun_are_refused(word: str, message: str):
+    refused(lambda: resolve({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}), message)
+
+
 PAIRS = sorted({pair for group in sbatch.EXCLUSIVE for pair in combinations(group, 2)})
 
 
@@ -100,7 +136,8 @@ def test_options_that_exclude_each_other(first: str, second: str):
     for site, command in ((first, second), (second, first)):
         assert sbatch.merge_options({site: "1", "qos": "a"}, {command: "2"}) == {"qos": "a", command: "2"}
         assert sbatch.merge_options({site: "1"}, {site: "false"}) == {}
-    refused(lambda: sbatch.name_options({first: "1", second: "2"}, "--sbatch"), "exclude each other; give one")
+    both = {name: "" if name == "oversubscribe" else "1" for name in (first, second)}
+    refused(lambda: sbatch.name_options(both, "--sbatch"), "exclude each other; give one")
     assert sbatch.name_options({first: "1", second: "no"}, "--sbatch") == {first: "1", second: "no"}
 
 

@@ -193,10 +193,12 @@ def describe_cost(plan: Plan) -> str:
         if gpus:
             requests[node.spec.name, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []
+    unlimited: list[str] = []
     total = 0.0
     for (stage, gpus, minutes, max_timeouts), jobs in requests.items():
         if minutes == UNLIMITED:
             lines.append(f"# {stage}: {count_noun(jobs, 'job')} with {count_noun(gpus, 'GPU')}, without a time limit")
+            unlimited.append(stage)
             continue
         attempts = max_timeouts + 1
         cost = jobs * gpus * minutes / 60 * attempts
@@ -206,7 +208,10 @@ def describe_cost(plan: Plan) -> str:
     if not lines:
         return "# no GPU-hours: no stage asks for GPUs"
     remark = "--max-timeouts sets the attempts; those that are preempted are extra"
-    return "\n".join([*lines, f"# at most {total:,.0f} GPU-hours in total ({remark})"])
+    limit = f"at most {total:,.0f} GPU-hours in total"
+    if unlimited:
+        limit = f"no limit in total, because {', '.join(unlimited)} may run forever"
+    return "\n".join([*lines, f"# {limit} ({remark})"])
 
 
 def group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterable[list[Node]]:

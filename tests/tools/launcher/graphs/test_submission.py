@@ -187,6 +187,11 @@ def test_the_cost_is_that_of_every_attempt(tmp_path: Path, cluster: Path, capsys
     shown = capsys.readouterr().out
     assert "# fake: 2 jobs, each at most 8 GPUs x 24 h x 3 attempts = 1,152 GPU-hours\n" in shown
     assert "# at most 1,152 GPU-hours in total (--max-timeouts" in shown
+    nodes = [Node("x", fake(tmp_path / "x")), Node("y", FakeOnCpu(str(tmp_path / "y")))]
+    assert start_graph(graph_of(tmp_path / "q", *nodes), replace(options, time="0,fake_on_cpu=60")) == 0
+    shown = capsys.readouterr().out
+    assert "# fake: 1 job with 8 GPUs, without a time limit\n" in shown
+    assert "# no limit in total, because fake may run forever (--max-timeouts" in shown
     assert start_graph(build_single(FakeOnCpu(str(tmp_path / "a"))), options) == 0
     assert "no GPU-hours" in capsys.readouterr().out
 

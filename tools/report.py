@@ -21,12 +21,13 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
-from tools.reporting import cost, duplicates, paper_tables, seeds
+from tools.reporting import cost, duplicates, paper_tables
 from tools.reporting.document import Report, render_json, render_markdown
 from tools.reporting.drawing.figures import draw_figures, draw_maps
 from tools.reporting.drawing.page import render_page
 from tools.reporting.files import find_runs, shorten_names
-from tools.reporting.runs import Score, read_scores
+from tools.reporting.runs import BackboneScore, DetectorScore, read_scores
+from tools.reporting.seeds.study import build_study, build_table
 from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
 from tools.stages.options import add_arguments, read_arguments
 from tools.stages.report import Report as ReportStage
@@ -70,22 +71,17 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
         UserError: a folder does not exist, or there is nothing to report in any of them.
     """
     collection = find_runs([Path(folder) for folder in folders])
-    scores: list[Score] = []
-    for run_folder in collection.runs:
-        try:
-            scores += read_scores(run_folder)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            collection.unreadable.append(f"{run_folder.folder / 'results.json'} cannot be shown: {reason}")
-    scores = duplicates.add_clean_scores(scores, collection)
+    scores = duplicates.add_clean_scores(read_scores(collection), collection)
     if not (collection.runs or collection.unreadable or collection.incomplete):
         raise UserError(escape_control(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
-    rows = build_rows(scores, [Path(os.path.abspath(folder)) for folder in folders])
-    detections = [score for score in scores if score.detector]
+    backbones = [score for score in scores if isinstance(score, BackboneScore)]
+    detections = [score for score in scores if isinstance(score, DetectorScore)]
+    rows = build_rows(backbones, [Path(os.path.abspath(folder)) for folder in folders])
     names = shorten_names([*(row.folder for row in rows), *(score.folder for score in detections)])
-    scored = [study for study in map(seeds.read_study, collection.pipelines) if study and study.scores]
+    studies = [build_study(pipeline, collection, scores) for pipeline in collection.pipelines if pipeline.seeds]
+    studies = [study for study in studies if study.scores]
     tables = [
-        *map(seeds.build_table, scored),
+        *map(build_table, studies),
         *build_probe_tables(rows, names),
         *build_detection_tables(detections, names),
         *paper_tables.build_tables(scores),
@@ -94,7 +90,7 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
     if not output:
         return Report(tables, [], collection, scores)
     maps = draw_maps(collection, scores, Path(output))
-    return Report(tables, draw_figures(collection, scored, detections, Path(output)), collection, scores, maps)
+    return Report(tables, draw_figures(collection, studies, detections, Path(output)), collection, scores, maps)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 from tools import ROOT
 from tools.benchmarks.machine import describe_environment
-from tools.reporting.seeds import format_mean
+from tools.reporting.seeds.statistics import format_mean
 
 # Only the measured processes import torch, because a process inherits the peak memory of its parent.
 

@@ -24,16 +24,9 @@ from pretrain.common.files import atomic_write, read_json, write_json
 from tools import ROOT
 from tools.benchmarks.machine import read_processor
 from tools.reporting.document import Table, render_table
-from tools.reporting.seeds import (
-    Difference,
-    Study,
-    build_table,
-    compare_means,
-    compute_interval,
-    count_decimals,
-    draw_scores,
-    read_study,
-)
+from tools.reporting.drawing.figures import draw_scores
+from tools.reporting.seeds.statistics import Difference, compare_means, compute_interval, count_decimals
+from tools.reporting.seeds.study import Study, build_table, read_study
 
 _STUDIES = ROOT / "studies"
 _FIGURES = ROOT / "build" / "studies"

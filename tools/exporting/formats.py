@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, json_text
 from pretrain.model.encoder import count_channels
-from tools.reporting.runs import read_origin
+from tools.reporting.origins import read_origin
 from transfer.weights.verify import check_features_agree
 
 from .source import ExportSource, draw_sample_image

@@ -10,7 +10,7 @@ from pretrain.common.run.metrics import read_metrics
 
 from .document import Table
 from .files import Run, read_environment, shorten_names
-from .seeds import format_mean
+from .seeds.statistics import format_mean
 
 _NOTES = [
     "images/s: median of the lines of metrics.json. Hours: training steps and their wait for data, each step once; no "

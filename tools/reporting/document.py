@@ -1,8 +1,9 @@
 """Content of a report, and its Markdown. The HTML page (`page`) shows the same tables and figures."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import tabulate
@@ -11,7 +12,7 @@ from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
 
 from .files import Collection
-from .runs import Score
+from .runs import DetectorScore, Score
 
 tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
@@ -81,10 +82,15 @@ def render_markdown(report: Report) -> str:
 
 def render_json(report: Report) -> str:
     """Return the scores as JSON, and the lists of unreadable files and incomplete runs."""
-    scores = [{**asdict(score), "folder": str(score.folder)} for score in report.scores]
+    scores = [{**asdict(score), **_list_missing(score), "folder": str(score.folder)} for score in report.scores]
     lists = {"unreadable": report.collection.unreadable, "incomplete": report.collection.incomplete}
     lists["unused"] = report.collection.unused
     return json_text({"scores": scores, **lists}, indent=2) + "\n"
+
+
+def _list_missing(score: Score) -> dict[str, Any]:
+    """Return the empty fields of a detector's score that this score lacks: in JSON, all scores have the same keys."""
+    return {item.name: item.default for item in fields(DetectorScore) if not hasattr(score, item.name)}
 
 
 def render_table(table: Table) -> str:

@@ -14,7 +14,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 
 from .files import Collection, Run
-from .runs import Clean, Score
+from .runs import Clean, DetectorScore, Score
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ def add_clean_scores(scores: Sequence[Score], collection: Collection) -> list[Sc
     results: list[Score] = []
     digests = {folder: _read_digests(folder) for folder in {score.folder for score in scores if tables}}
     for score in scores:
-        matching = [table for table in tables if score.detector and _is_about(table, score, digests[score.folder])]
+        if not isinstance(score, DetectorScore):
+            results.append(score)
+            continue
+        matching = [table for table in tables if _is_about(table, score, digests[score.folder])]
         used |= {table.file for table in matching}
         if matching:
             (run,) = (run for run in collection.runs if run.folder == score.folder)
@@ -87,7 +90,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def _is_about(table: DuplicateTable, score: Score, digests: Mapping[str, str]) -> bool:
+def _is_about(table: DuplicateTable, score: DetectorScore, digests: Mapping[str, str]) -> bool:
     is_of_training = any(_compares([table], digests, name) for name in score.trained_on)
     return is_of_training and table.covers(digests, "test", score.test)
 
@@ -97,7 +100,7 @@ def _compares(tables: Iterable[DuplicateTable], digests: Mapping[str, str], name
     return any(table.covers(digests, "train", name) for table in tables)
 
 
-def _score_without(run: Run, score: Score, tables: Sequence[DuplicateTable], compared: list[str]) -> Clean:
+def _score_without(run: Run, score: DetectorScore, tables: Sequence[DuplicateTable], compared: list[str]) -> Clean:
     """Score the stored predictions on the test images that no table lists."""
     from transfer.coco import data, names, results
 

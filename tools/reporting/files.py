@@ -5,18 +5,16 @@ A results.json or config.yaml that cannot be read is named in one line and never
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import find_files
 from tools.stages.base import read_fingerprint
-
-Stages = dict[Path, tuple[str, str]]  # run folder -> branch, without its seed, and stage: ("jcl", "mask")
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,33 @@ class Run:
     config: dict[str, Any]
 
 
+class Place(NamedTuple):
+    """The place of a run in a pipeline: ``jcl_seed=1/mask`` is branch jcl, seed 1 and stage mask."""
+
+    branch: str
+    seed: str
+    stage: str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline or sweep, as the launcher recorded it.
+
+    Attributes:
+        stages: the place of each run folder, in the order of the file.
+        seeds: all seeds that the file lists, complete or not; empty if it lists none.
+        baseline: the branch that others are compared with; empty if there is none.
+    """
+
+    folder: Path
+    stages: Mapping[Path, Place]
+    seeds: Sequence[str] = ()
+    baseline: str = ""
+
+
 @dataclass
 class Collection:
-    """Runs, their pipelines and sweeps by folder, and one line for each unreadable file and incomplete pipeline.
+    """Runs, pipelines and sweeps, and one line for each unreadable file and incomplete pipeline.
 
     Attributes:
         duplicates: tables of test images that are nearly training images; ``unused`` has a line for each that is about
@@ -38,7 +60,7 @@ class Collection:
     """
 
     runs: list[Run] = field(default_factory=list)
-    pipelines: dict[Path, Stages] = field(default_factory=dict)
+    pipelines: list[Pipeline] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
     duplicates: list[Path] = field(default_factory=list)
@@ -63,9 +85,9 @@ def find_runs(folders: Sequence[Path]) -> Collection:
                 run_folders[path.parent] = None
             elif path.name == "duplicates.json":
                 collection.duplicates += [path] * (path not in collection.duplicates)
-            elif path.parents[1] not in collection.pipelines:
-                _add_pipeline(path, collection)
-    planned = [folder for stages in collection.pipelines.values() for folder in stages if folder in run_folders]
+            elif path.parents[1] not in [pipeline.folder for pipeline in collection.pipelines]:
+                collection.pipelines.append(_read_pipeline(path, collection.incomplete))
+    planned = [folder for pipeline in collection.pipelines for folder in pipeline.stages if folder in run_folders]
     for folder in dict.fromkeys([*planned, *run_folders]):
         try:
             results = read_json(folder / "results.json")
@@ -106,19 +128,23 @@ def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
     return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
-def _add_pipeline(path: Path, collection: Collection) -> None:
-    """Add the pipeline or sweep of a record, even if its folder was moved."""
+def _read_pipeline(path: Path, lines: list[str]) -> Pipeline:
+    """Read the record of a pipeline or sweep, even if its folder was moved; ``lines`` gets one if it is incomplete."""
     pipeline_folder = path.parents[1]
-    stages: Stages = {}
+    record = read_json(path)
+    plan = record.get("study") or {"branches": {}, "baseline": ""}
+    places = {name: (branch, seed) for branch, names in plan["branches"].items() for seed, name in names.items()}
+    stages: dict[Path, Place] = {}
     incomplete: list[str] = []
-    for stage in read_json(path)["stages"]:
+    for stage in record["stages"]:
         moved = pipeline_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
         branch, _, name = stage["key"].partition("/")
-        stages[folder] = branch.partition("_seed=")[0], name
+        stages[folder] = Place(*places.get(branch, (branch.partition("_seed=")[0], "")), name)
         if read_fingerprint(folder) != stage["fingerprint"]:
             incomplete.append(stage["key"])
-    collection.pipelines[pipeline_folder] = stages
     if incomplete:
         remedy = f"run `python tools/launch.py status {pipeline_folder}` to see why"
-        collection.incomplete.append(f"{pipeline_folder.name}: {', '.join(incomplete)} ({remedy})")
+        lines.append(f"{pipeline_folder.name}: {', '.join(incomplete)} ({remedy})")
+    seeds = list(dict.fromkeys(seed for _, seed in places.values()))
+    return Pipeline(pipeline_folder, stages, seeds, plan["baseline"])

@@ -20,8 +20,10 @@ from tools.stages.base import find_kind
 from transfer.config import load_config
 
 from .document import Table
-from .runs import TASK_NAMES, Origin, Score, normalize_detector_protocol, normalize_protocol
-from .seeds import format_mean
+from .origins import Origin
+from .protocols import normalize_detector_protocol, normalize_protocol
+from .runs import TASK_NAMES, DetectorScore, Score
+from .seeds.statistics import format_mean
 
 FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
@@ -69,7 +71,7 @@ def compare_with_linear_rows(score: Score) -> Iterator[Candidate]:
         yield table, row, reasons + _list_differences(settings, {"scored on": test, **protocol}, "linear ")
 
 
-def compare_with_detection_rows(score: Score) -> Iterator[Candidate]:
+def compare_with_detection_rows(score: DetectorScore) -> Iterator[Candidate]:
     """Yield the rows of the score's initialization, backbone and data, and of the task reported for its detector."""
     for table, row in _list_rows(_DETECTION):
         is_task = row["AP"] and row["task"] == TASKS[score.detector]
@@ -159,7 +161,8 @@ def build_tables(scores: Sequence[Score]) -> Iterable[Table]:
     for score in scores:
         verdict = find_published(score)
         if verdict.row:
-            groups.setdefault((verdict.table, score.engine), []).append((verdict, score))
+            engine = score.engine if isinstance(score, DetectorScore) else ""
+            groups.setdefault((verdict.table, engine), []).append((verdict, score))
     for (name, engine), group in groups.items():
         yield _build_table(name, engine, group)
 
@@ -193,7 +196,8 @@ def _average_checkpoints(scores: Iterable[Score], metric: str) -> list[float]:
     """Return the mean of each checkpoint; a detector from random weights counts by itself."""
     values: dict[str, list[float]] = {}
     for score in scores:
-        value = score.metrics.get(f"{TASKS[score.detector]}/{metric}" if score.detector else metric)
+        name = f"{TASKS[score.detector]}/{metric}" if isinstance(score, DetectorScore) else metric
+        value = score.metrics.get(name)
         if value is not None:
             values.setdefault(score.origin.sha256 or str(score.folder), []).append(value)
     return list(map(fmean, values.values()))

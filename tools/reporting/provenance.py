@@ -2,6 +2,7 @@
 
 from .document import Report, Table
 from .files import read_environment, shorten_names
+from .runs import BackboneScore
 
 _HEAD = ["run", "stage", "made from", "last start", "host", "devices", "torch", "commit"]
 
@@ -11,9 +12,10 @@ def build_table(report: Report) -> Table:
     runs = report.collection.runs
     origins = {score.folder: score.origin for score in report.scores}
     names = shorten_names([run.folder for run in runs])
-    pretrainings = [score for score in report.scores if score.is_of_pretraining and score.origin.sha256]
-    writers = {score.origin.sha256: names[score.folder] for score in pretrainings}
-    writing_folders = {score.folder for score in report.scores if score.is_of_pretraining}
+    backbones = [score for score in report.scores if isinstance(score, BackboneScore)]
+    pretrainings = [score for score in backbones if score.is_of_pretraining]
+    writers = {score.origin.sha256: names[score.folder] for score in pretrainings if score.origin.sha256}
+    writing_folders = {score.folder for score in pretrainings}
     rows = []
     for run in runs:
         environment = read_environment(run.folder)[-1]

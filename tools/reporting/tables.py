@@ -9,8 +9,10 @@ from tools.stages.base import find_kind
 from transfer.coco.ceiling import describe_ceiling
 
 from .document import Table
+from .origins import Origin
 from .paper_tables import Verdict, find_published
-from .runs import TASK_NAMES, Clean, Origin, Protocol, Score, describe, list_differences
+from .protocols import Protocol, describe, list_differences
+from .runs import TASK_NAMES, BackboneScore, Clean, DetectorScore
 
 _METRICS = ("AP", "AP50", "AP75")
 _ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
@@ -27,10 +29,10 @@ class BackboneRow:
 
     folder: Path
     origin: Origin
-    scores: list[Score]
+    scores: list[BackboneScore]
 
 
-def build_rows(scores: Sequence[Score], report_folders: Sequence[Path]) -> list[BackboneRow]:
+def build_rows(scores: Sequence[BackboneScore], report_folders: Sequence[Path]) -> list[BackboneRow]:
     """Build a row per pretraining, with the probes of its final weights, and a row per other probed weights."""
     pretrained: list[BackboneRow] = []
     for score in scores:
@@ -111,7 +113,7 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
     return _build_table(title, [*notes, *_explain_refusals(verdicts)], head, lines)
 
 
-def build_detection_tables(runs: Sequence[Score], names: dict[Path, str]) -> Iterable[Table]:
+def build_detection_tables(runs: Sequence[DetectorScore], names: dict[Path, str]) -> Iterable[Table]:
     """Yield one table per protocol; the keys that differ distinguish protocols with the same headline."""
     for headline in dict.fromkeys(run.headline for run in runs):
         same_headline = [run for run in runs if run.headline == headline]
@@ -122,7 +124,7 @@ def build_detection_tables(runs: Sequence[Score], names: dict[Path, str]) -> Ite
             yield _build_detection_table([run for run in same_headline if run.protocol == protocol], detail, names)
 
 
-def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path, str]) -> Table:
+def _build_detection_table(runs: Sequence[DetectorScore], detail: str, names: dict[Path, str]) -> Table:
     detector, *protocol = runs[0].headline
     tasks = [task for task in TASK_NAMES if any(f"{task}/AP" in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
@@ -152,7 +154,7 @@ def _build_detection_table(runs: Sequence[Score], detail: str, names: dict[Path,
     return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
 
-def _explain_ceilings(runs: Sequence[Score], tasks: Sequence[str]) -> list[str]:
+def _explain_ceilings(runs: Sequence[DetectorScore], tasks: Sequence[str]) -> list[str]:
     """Explain once that the images have more objects than predictions count, where they do."""
     lines: dict[str, None] = {}
     for task in tasks:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -213,15 +213,6 @@ class Stage:
     def read_scores(cls, run: Run) -> list[Score]:
         """Return the scores of a run; KeyError, TypeError, AttributeError or ValueError if results.json is damaged."""
         return []
-
-    @classmethod
-    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-        """Yield the scores in a results.json, with the names of their columns in the table of a study.
-
-        Args:
-            name: the name of the stage in its branch.
-        """
-        return ()
 
     @classmethod
     def compare_with_papers(cls, score: Score) -> Iterable[Candidate]:

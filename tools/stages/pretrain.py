@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -120,12 +120,6 @@ class Pretrain(Stage):
         from tools.reporting.runs import read_pretraining
 
         return [read_pretraining(run)]
-
-    @classmethod
-    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-        columns = {"knn_top1": "kNN top-1 after pretraining", "rankme": "RankMe"}
-        metrics = results.get("metrics", {})
-        return [(column, float(metrics[key])) for key, column in columns.items() if metrics.get(key) is not None]
 
 
 def load_config(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -66,9 +66,3 @@ class Probe(Stage):
         from tools.reporting.runs import read_probe
 
         return [read_probe(run)] if cls.probe else []
-
-    @classmethod
-    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-        if cls.probe and "top1" in results.get("metrics", {}):
-            label = name.removeprefix(cls.name).removeprefix("_")  # the config file, if there are several
-            yield f"{cls.probe} top-1 {label}".strip(), float(results["metrics"]["top1"])

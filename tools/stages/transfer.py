@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -118,19 +118,13 @@ class Transfer(Stage):
         return list(read_detections(run))
 
     @classmethod
-    def list_columns(cls, name: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-        from tools.reporting.runs import TASK_NAMES
-
-        for task, label in TASK_NAMES.items():
-            value = results.get("metrics", {}).get(task, {}).get("AP")
-            if isinstance(value, (int, float)):
-                yield f"{name} {label} AP", float(value)
-
-    @classmethod
     def compare_with_papers(cls, score: Score) -> Iterable[Candidate]:
         from tools.reporting.paper_tables import compare_with_detection_rows
+        from tools.reporting.runs import DetectorScore
 
-        return () if score.evaluated_only else compare_with_detection_rows(score)
+        if not isinstance(score, DetectorScore) or score.evaluated_only:
+            return ()
+        return compare_with_detection_rows(score)
 
     @property
     def arguments(self) -> list[Any]:

@@ -20,6 +20,8 @@ from transfer.coco import results as coco_results
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 JCL = "coco_mask_R50_FPN_1x_jcl"
+AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}  # of `study_in`
+SEEDS = ["1", "2", "3"]
 DIGITS = ("DATA.TRAIN", "digits", "MODEL.ARCH", "resnet18", "VIEWS.IMAGE_SIZE", "32", "SOLVER.EPOCHS", "15")
 
 
@@ -121,6 +123,30 @@ def pipeline(folder: Path, *keys: str, **record: Any) -> None:
     for key in keys:
         if not key.startswith("moco"):
             update_state(folder / key, state="complete", fingerprint=key)
+
+
+def study_in(folder: Path) -> Path:
+    """Write a pipeline of two branches with `SEEDS`, a kNN probe and two detectors, whose box AP are `AP`."""
+    branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
+    stages = {"random": ["mask_40", "knn", "mask_9"], "jcl": ["pretrain", "mask_40", "knn", "mask_9"]}
+    keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages[name]]
+    pipeline(folder, *keys, study={"branches": branches, "baseline": "random"})
+    config = pretrain(folder / "jcl_seed=1/pretrain", *DIGITS, knn=None)
+    results = {name: detector(weights=origin) for name, origin in {"random": None, "jcl": provenance(config)}.items()}
+    for name, values in AP.items():
+        for seed, ap in zip(SEEDS, values, strict=True):
+            run = folder / f"{name}_seed={seed}"
+            source = {"source": "random", "seed": int(seed), "arch": "resnet18"}
+            if name == "jcl":
+                config = pretrain(run / "pretrain", *DIGITS, "SEED", seed, knn=None)
+                update_state(run / "pretrain", stage="pretrain")
+                source = provenance(config)
+            for stage, value in (("mask_40", ap), ("mask_9", ap / 2)):
+                metrics = {"bbox": {"AP": value}, "segm": {"AP": None}}
+                results[name]["weights"]["provenance"] = source if name == "jcl" else {}
+                write(run / stage, {**results[name], "metrics": metrics, "datasets": {"coco_2017_val": metrics}})
+            probe(run / "knn", config, 50 + ap, source=source)
+    return folder
 
 
 def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") -> None:

@@ -17,7 +17,8 @@ from tests.errors import refused
 from tests.tools.reporting.runs import column, render
 from tools import launch
 from tools.reporting.files import Run
-from tools.reporting.runs import Origin, Score
+from tools.reporting.origins import Origin
+from tools.reporting.runs import BackboneScore, Score
 from tools.stages.base import Stage, register
 from tools.stages.options import option
 
@@ -58,7 +59,7 @@ class Count(Stage):
     @classmethod
     def read_scores(cls, run: Run) -> list[Score]:
         steps = float(run.results["steps"])
-        return [Score(run.folder, cls.name, Origin("by one"), "numbers", {"steps": steps}, {"start": 0})]
+        return [BackboneScore(run.folder, cls.name, Origin("by one"), "numbers", {"steps": steps}, {"start": 0})]
 
 
 register(Count, "count to a number")

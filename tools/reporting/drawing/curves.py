@@ -44,12 +44,13 @@ def draw_curves(report: Report) -> dict[str, str]:
     """Map titles to SVG: one figure per stage of a pipeline or sweep, and one per stage of the other runs."""
     pipelines = report.collection.pipelines
     runs: list[tuple[str, str, Path]] = []  # title of the figure, name of the line, folder
-    titles = shorten_names(list(pipelines))
-    for pipeline, stages in pipelines.items():
-        prefix = f"{titles[pipeline]}: " if len(pipelines) > 1 else ""
-        for folder, (branch, stage) in sorted(stages.items(), key=lambda item: not find_owner(item[0]).trains_backbone):
-            runs.append((prefix + stage, branch, folder))  # also if it is not finished
-    planned = [folder for stages in pipelines.values() for folder in stages]
+    titles = shorten_names([pipeline.folder for pipeline in pipelines])
+    for pipeline in pipelines:
+        prefix = f"{titles[pipeline.folder]}: " if len(pipelines) > 1 else ""
+        places = pipeline.stages.items()
+        for folder, place in sorted(places, key=lambda item: not find_owner(item[0]).trains_backbone):
+            runs.append((prefix + place.stage, place.branch, folder))  # also if it is not finished
+    planned = [folder for pipeline in pipelines for folder in pipeline.stages]
     single = {run.folder: str(run.results.get("stage")) for run in report.collection.runs if run.folder not in planned}
     names = shorten_names(list(single))
     suffix = " (single runs)" if planned else ""

@@ -7,25 +7,29 @@ import warnings
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write, read_json
-from pretrain.common.run.state import read_record
 from tools.stages.base import find_kind
 
 from ..document import Figure
-from ..files import Collection, Stages
-from ..runs import Score
-from ..seeds import Study, draw_scores
+from ..files import Collection, Pipeline
+from ..runs import BackboneScore, DetectorScore, Score
+from ..seeds.statistics import compute_interval
+from ..seeds.study import Study
 from .panels import build_panels
 
 _IMAGES = 4  # images in a figure of predictions
+_PANELS = 4  # panels side by side in a figure of scores
 _MAX_CLASSES = 20  # with more, colors repeat and there is no legend
 _Points = dict[str, list[tuple[float, float]]]  # class -> positions of its validation images
 
 
-def draw_figures(collection: Collection, studies: list[Study], scores: list[Score], output: Path) -> list[Figure]:
+def draw_figures(
+    collection: Collection, studies: Sequence[Study], scores: Sequence[DetectorScore], output: Path
+) -> list[Figure]:
     """Draw the studies, and predictions where at least two branches of a pipeline share a detector and a test set.
 
     Args:
@@ -55,20 +59,27 @@ def draw_figures(collection: Collection, studies: list[Study], scores: list[Scor
 def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
     """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
     figures: list[Figure] = []
-    for pipeline, stages in collection.pipelines.items():
+    kinds = {run.folder: find_kind(str(run.results.get("stage"))) for run in collection.runs}
+    for pipeline in collection.pipelines:
+        maps = {folder: folder / kind.feature_map for folder, kind in kinds.items() if kind.feature_map}
         file = _name_file(output, "features", len(figures) + 1)
         try:
-            figure = _draw_feature_maps(pipeline.name, stages, scores, file)
+            figure = _draw_feature_maps(pipeline, maps, scores, file)
         except UserError as error:
-            collection.unreadable.append(f"the feature maps of {pipeline.name} are not drawn: {error}")
+            collection.unreadable.append(f"the feature maps of {pipeline.folder.name} are not drawn: {error}")
             continue
         if figure:
             figures.append(figure)
     return figures
 
 
-def _draw_feature_maps(pipeline: str, stages: Stages, scores: Sequence[Score], file: Path) -> Figure | None:
+def _draw_feature_maps(
+    pipeline: Pipeline, files: Mapping[Path, Path], scores: Sequence[Score], output: Path
+) -> Figure | None:
     """Draw the maps of a pipeline's branches side by side; if a branch has several maps or seeds, draw its first.
+
+    Args:
+        files: the file with the map of each run folder that has one.
 
     Returns:
         The figure, or None if no branch has a map.
@@ -78,25 +89,24 @@ def _draw_feature_maps(pipeline: str, stages: Stages, scores: Sequence[Score], f
     """
     maps: dict[str, _Points] = {}
     top1: dict[str, float | None] = {}
-    for folder, (branch, _) in stages.items():
-        name = find_kind(read_record(folder / "results.json").get("stage", "")).feature_map
-        if name and branch not in maps:
-            maps[branch] = _read_map(folder / name)
-            probes = (score for score in scores if score.kind == "kNN" and not score.is_of_pretraining)
-            knn = (score for score in probes if score.folder.parent == folder.parent)
-            top1[branch] = next((score.metrics["top1"] for score in knn), None)
+    probes = [score for score in scores if isinstance(score, BackboneScore) and not score.is_of_pretraining]
+    for folder, place in pipeline.stages.items():
+        if folder in files and place.branch not in maps:
+            maps[place.branch] = _read_map(files[folder])
+            knn = (score for score in probes if score.kind == "kNN" and score.folder.parent == folder.parent)
+            top1[place.branch] = next((score.metrics["top1"] for score in knn), None)
     if not maps:
         return None
     image = io.BytesIO()
     _draw_panels(maps, top1).savefig(image, format="png", dpi=110)
-    atomic_write(file, image.getvalue())
+    atomic_write(output, image.getvalue())
     note = (
         "Each point is a validation image; its color is its class. t-SNE places images next to each other if their "
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "
         "between panels mean nothing. kNN top-1: how often the nearest training images have the image's class."
     )
-    title = f"Features of validation images in {pipeline}"
-    return Figure(title, [note], f"features of {', '.join(maps)}", file)
+    title = f"Features of validation images in {pipeline.folder.name}"
+    return Figure(title, [note], f"features of {', '.join(maps)}", output)
 
 
 def _read_map(file: Path) -> _Points:
@@ -133,13 +143,15 @@ def _draw_panels(maps: Mapping[str, _Points], top1: Mapping[str, float | None]) 
     return figure
 
 
-def _group_scores(collection: Collection, scores: Sequence[Score]) -> dict[tuple[Path, str, str], dict[str, Score]]:
+def _group_scores(
+    collection: Collection, scores: Sequence[DetectorScore]
+) -> dict[tuple[Path, str, str], dict[str, DetectorScore]]:
     """Map pipeline, detector and test set to branch -> score."""
-    groups: dict[tuple[Path, str, str], dict[str, Score]] = {}
-    for pipeline, stages in collection.pipelines.items():
-        for score in (score for score in scores if score.folder in stages):
-            branch, detector = stages[score.folder]
-            groups.setdefault((pipeline, detector, score.test), {}).setdefault(branch, score)
+    groups: dict[tuple[Path, str, str], dict[str, DetectorScore]] = {}
+    for pipeline in collection.pipelines:
+        for score in (score for score in scores if score.folder in pipeline.stages):
+            place = pipeline.stages[score.folder]
+            groups.setdefault((pipeline.folder, place.stage, score.test), {}).setdefault(place.branch, score)
     return groups
 
 
@@ -153,7 +165,7 @@ def select_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, A
     return [i for i in sorted(content["images"], key=itemgetter("id")) if i["id"] in annotated][:count]
 
 
-def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Score]) -> Figure:
+def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, DetectorScore]) -> Figure:
     """Draw the ground truth and the predictions of each branch.
 
     Raises:
@@ -173,3 +185,26 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
         f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."
     )
     return Figure(f"Predictions of {title}", [note], f"predictions of {title}", file)
+
+
+def draw_scores(study: Study) -> Any:
+    """Draw a panel per score: one point per seed, and for each branch the mean with its 95% interval."""
+    names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
+    columns = min(_PANELS, len(study.scores))
+    width = 2.4 + 1.2 / columns
+    figure, panels = build_panels(len(study.scores), columns, width, 0.9 + 0.26 * len(names), sharey=True)
+    for panel, (score, branches) in zip(panels, study.scores.items(), strict=True):
+        for y, name in enumerate(names):
+            values = list(branches.get(name, {}).values())
+            if values:
+                mean, half = compute_interval(values)
+                panel.plot(values, [y] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
+                panel.errorbar(mean, y, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
+        if study.baseline in branches:
+            panel.axvline(fmean(branches[study.baseline].values()), color="tab:gray", lw=0.8, ls=":")
+        panel.set_title(score, fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    return figure

@@ -13,7 +13,9 @@ from tools import launch
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.paper_pipeline import write_pipeline
 from tools.reporting import paper_tables
-from tools.reporting.runs import Origin, Score, normalize_protocol
+from tools.reporting.origins import Origin
+from tools.reporting.protocols import normalize_protocol
+from tools.reporting.runs import BackboneScore
 from tools.stages.base import Stage
 
 PAPERS = CONFIGS / "papers"
@@ -29,7 +31,7 @@ def published_top1(config: str) -> float | None:
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     test, settings = normalize_protocol("linear", build_linear_protocol(cfg))
-    score = Score(Path(), "linear", origin, test, protocol=settings)
+    score = BackboneScore(Path(), "linear", origin, test, protocol=settings)
     row = paper_tables.find_published(score).row
     return float(row["top1"]) if row else None
 

@@ -1,37 +1,16 @@
 """Means, intervals and paired differences over seeds are compared with scipy's intervals."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
 
-from pretrain.common.run.state import update_state
-from tests.tools.reporting.runs import pipeline, render, write
+from tests.tools.reporting.runs import AP, SEEDS, render, study_in, write
 from tools.reporting.document import render_table
-from tools.reporting.seeds import Difference, build_table, compare_means, read_study
-
-AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
-SEEDS = ["1", "2", "3"]
-
-
-def detection(ap: float) -> dict[str, Any]:
-    return {"stage": "transfer", "metrics": {"bbox": {"AP": ap}, "segm": {"AP": None}}}
-
-
-def study_in(folder: Path) -> Path:
-    branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
-    stages = ("mask_40", "knn", "mask_9")
-    keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
-    pipeline(folder, *keys, study={"branches": branches, "baseline": "random"})
-    for name, values in AP.items():
-        for seed, ap in zip(SEEDS, values, strict=True):
-            run = folder / f"{name}_seed={seed}"
-            write(run / "mask_40", detection(ap))
-            write(run / "mask_9", detection(ap / 2))
-            write(run / "knn", {"stage": "knn", "metrics": {"top1": 50 + ap}})
-    return folder
+from tools.reporting.seeds.statistics import Difference, compare_means
+from tools.reporting.seeds.study import build_table, read_study
 
 
 def half_of_interval(values: list[float]) -> float:
@@ -63,12 +42,13 @@ def test_a_table_has_means_and_welchs_differences_with_the_digits_that_they_need
 
 def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path):
     run = study_in(tmp_path) / "jcl_seed=2"
-    write(run / "knn", {"stage": "knn", "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
-    write(run / "pretrain", {"checkpoint_sha256": "1234"})
-    update_state(run / "pretrain", stage="pretrain")
+    results = json.loads((run / "knn/results.json").read_text())
+    write(run / "knn", {**results, "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
+    pretraining = json.loads((run / "pretrain/results.json").read_text())
+    write(run / "pretrain", {**pretraining, "checkpoint_sha256": "1234"})
     complete = read_study(tmp_path)
     assert complete and complete.scores["kNN top-1"]["jcl"]["2"] == 9.9
-    write(run / "pretrain", {"checkpoint_sha256": "5678"})  # of the pretraining's end
+    write(run / "pretrain", {**pretraining, "checkpoint_sha256": "5678"})  # of the pretraining's end
     study = read_study(tmp_path)
     assert study and set(study.scores["kNN top-1"]["jcl"]) == {"1", "3"}
     assert "[n 2]" in build_table(study, ["kNN top-1"]).rows[1][1]

@@ -1,0 +1,1 @@
+"""Branches of a pipeline over seeds: their scores, and what these show."""

@@ -1,0 +1,98 @@
+"""Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.stages.base import find_owner, is_made_from
+
+from ..document import Table
+from ..files import Collection, Pipeline, find_runs
+from ..runs import RANKME, TASK_NAMES, Score, read_scores
+from .statistics import compare_means, count_decimals, format_mean
+
+_PROBES = ("kNN top-1", "linear top-1")
+_PRETRAINING_KNN = "kNN top-1 after pretraining"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Scores of a pipeline with SEEDS, or of a sweep.
+
+    Attributes:
+        baseline: the branch that others are compared with; empty if there is none.
+        seeds: all seeds that the file lists, complete or not.
+        scores: name of the score -> branch -> seed -> value.
+        folders: run folders with a score.
+    """
+
+    name: str
+    baseline: str
+    seeds: Sequence[str]
+    scores: dict[str, dict[str, dict[str, float]]]
+    folders: list[Path] = field(default_factory=list)
+
+
+def read_study(folder: Path) -> Study | None:
+    """Return the available scores of the pipeline or sweep in ``folder``, or None if it has no SEEDS."""
+    collection = find_runs([folder])
+    scores = read_scores(collection)
+    pipeline = next((one for one in collection.pipelines if one.folder == folder.absolute()), None)
+    return build_study(pipeline, collection, scores) if pipeline and pipeline.seeds else None
+
+
+def build_study(pipeline: Pipeline, collection: Collection, scores: Iterable[Score]) -> Study:
+    """Arrange the available scores of a pipeline by branch and seed; of several test sets, the first one counts."""
+    study = Study(pipeline.folder.name, pipeline.baseline, pipeline.seeds, {})
+    results = {run.folder: run.results for run in collection.runs}
+    trainings = {
+        (place.branch, place.seed): folder
+        for folder, place in pipeline.stages.items()
+        if find_owner(folder).trains_backbone
+    }
+    first = {score.folder: score for score in reversed(list(scores))}
+    for folder, place in pipeline.stages.items():
+        training = trainings.get((place.branch, place.seed))
+        if folder not in first or (training and not is_made_from(results[folder], training)):  # an earlier checkpoint's
+            continue
+        columns = first[folder].list_columns(place.stage)
+        if columns:
+            study.folders.append(folder)
+        for column, value in columns.items():
+            study.scores.setdefault(column, {}).setdefault(place.branch, {})[place.seed] = value
+    if "kNN top-1" in study.scores:
+        study.scores.pop(_PRETRAINING_KNN, None)
+    kinds = [*_PROBES, RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
+    for column in sorted(study.scores, key=lambda column: [*(kind in column for kind in kinds), True].index(True)):
+        study.scores[column] = study.scores.pop(column)
+    return study
+
+
+def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
+    """Build a row per branch and a column per score (``columns``, or all of them)."""
+    columns = list(columns) or list(study.scores)
+    names = dict.fromkeys(name for column in columns for name in study.scores[column])
+    rows = [[name, *(_format_cell(study, column, name) for column in columns)] for name in names]
+    if len(study.seeds) == 1:
+        text = f"Seed {study.seeds[0]} alone, so without an interval"
+    else:
+        text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
+    if study.baseline:
+        text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
+    counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
+    text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
+    return Table(study.name, [text], ["", *columns], rows)
+
+
+def _format_cell(study: Study, column: str, name: str) -> str:
+    branches = study.scores[column]
+    if name not in branches:
+        return "-"
+    digits = count_decimals(branches)
+    text = format_mean(list(branches[name].values()), digits)
+    if len(branches[name]) < len(study.seeds):
+        text += f" [n {len(branches[name])}]"
+    change = compare_means(branches[name], branches.get(study.baseline, {}))
+    if name != study.baseline and change:
+        text += f" ({change.text(digits)})"
+    return text

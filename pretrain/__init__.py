@@ -45,13 +45,13 @@ def pretrain(config_file: str | Path | None = None, overrides: Mapping[str, Any]
 
     interface.check_path(config_file, "config_file", is_optional=True)
     key_values = interface.list_words(overrides or {})
-    from .common.run.state import Job
+    from .common.run.state import RunContext
     from .train import main  # imports torch; a mistake should not wait for that
 
-    job = Job()
-    with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
+    context = RunContext()
+    with context.stop.handle_signals(), interface.take_turn(context.stop), interface.set_torch_modes():
         try:
-            return main(load_config(config_file, key_values), job=job)
+            return main(load_config(config_file, key_values), context=context)
         except interrupt.Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows no more than the exception
             raise

@@ -12,18 +12,18 @@ from . import preflight
 from .common.command_line import Parser, run_command_line
 from .common.config import overrides
 from .common.run import wandb
-from .common.run.state import Job
+from .common.run.state import RunContext
 from .config import load_config, output_dir
 from .keys import describe_keys
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    job = Job()
-    with job.stop.handle_signals():
-        _run(argv, job)
+    context = RunContext()
+    with context.stop.handle_signals():
+        _run(argv, context)
 
 
-def _run(argv: Sequence[str] | None, job: Job) -> None:
+def _run(argv: Sequence[str] | None, context: RunContext) -> None:
     parser = Parser("python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="set SOLVER.CHANGE_RECIPE True")
@@ -41,7 +41,7 @@ def _run(argv: Sequence[str] | None, job: Job) -> None:
         preflight.check_divisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that
 
-    train.main(cfg, job=job)
+    train.main(cfg, context=context)
 
 
 if __name__ == "__main__":

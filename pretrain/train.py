@@ -25,7 +25,7 @@ from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import describe_skipped_steps
 from .common.run.stage import open_run
-from .common.run.state import Job, read_record
+from .common.run.state import RunContext, read_record
 from .common.weights import checkpoint
 from .common.weights.file import compute_tensor_digest
 from .config import output_dir
@@ -71,20 +71,21 @@ class PretrainRun:
         return bool(period) and 0 < step < self.total_steps and step % period == 0
 
 
-def main(cfg: CfgNode, *, job: Job | None = None) -> dict[str, Any]:
+def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
     """Pretrain according to ``cfg`` and return the content of results.json.
 
     A folder that contains checkpoints of the same config is resumed; a complete run is returned unchanged.
 
     Args:
-        job: what this process was started for, with the request to stop it.
+        context: what this process was started with, such as the request to stop it.
 
     Raises:
         UserError: bad input, non-finite loss, full disk, a run folder in use, or created by another stage.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     folder = output_dir(cfg)
-    with open_run("pretrain", folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
+    context = context or RunContext()
+    with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
         on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from unittest import mock
 
 from pretrain.common.interrupt import StopRequest
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tools import launch
 from tools.launcher.execution.rank_main import run_stage
 from tools.launcher.graphs import checks
@@ -23,9 +23,9 @@ def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
     stop = StopRequest()
     with stop.handle_signals():
         for node in plan.missing.values():
-            run_stage(node.spec, Job(stop))
+            run_stage(node.spec, RunContext(stop))
     if graph.report:
-        graph.report.run(Job())
+        graph.report.run(RunContext())
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pretrain.common.interrupt import Stopped, StopRequest
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.common.run.workers import SignalSafeDataLoader
 
 
@@ -27,9 +27,9 @@ class _LateRequest(StopRequest):
         return super().__getattribute__(name)
 
 
-def stop_after(steps: int, reason: str = "SIGTERM") -> Job:
+def stop_after(steps: int, reason: str = "SIGTERM") -> RunContext:
     """Return a job that is asked to stop while step ``steps`` (from 1) of a pretraining runs."""
-    return Job(_LateRequest(steps, reason))
+    return RunContext(_LateRequest(steps, reason))
 
 
 def stop_in_step(patch: pytest.MonkeyPatch, number: int) -> StopRequest:

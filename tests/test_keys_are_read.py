@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain import train
 from pretrain.common.config.yaml_io import flatten
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.config import default_config
 from pretrain.config import load_config as load_pretraining
 from pretrain.probe import embedding, knn, linear
@@ -85,7 +85,7 @@ def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str
         keys = ["SOLVER.LR_SCHEDULER_NAME", schedule, *words.split()]
         command = [*tiny_coco.command(tmp_path / schedule, name, "torchvision"), *keys]
         run = train_net.prepare(train_net.parse(command))
-        api.run_rank(dataclasses.replace(run, cfg=config.scale_to_world(record_reads(run.cfg), 1)), Job())
+        api.run_rank(dataclasses.replace(run, cfg=config.scale_to_world(record_reads(run.cfg), 1)), RunContext())
     # Checks of the config read keys with a single possible value; test_own_modules.py uses a mapper.
     honored = {row.name for row in KEYS.values() if not row.torchvision}
     assert honored - {"MODEL.RESNETS.RES2_OUT_CHANNELS"} - reads == set()

@@ -21,7 +21,7 @@ from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 
 from . import preflight
 from .coco.checks.classes import CLASSES
@@ -87,11 +87,11 @@ def fine_tune(
     """
     interface.check_path(config_file, "config_file")
     words = interface.list_words(overrides or {})
-    job = Job()
-    with job.stop.handle_signals(), interface.take_turn(job.stop), interface.set_torch_modes():
+    context = RunContext()
+    with context.stop.handle_signals(), interface.take_turn(context.stop), interface.set_torch_modes():
         try:
             run = prepare(load_config(config_file, words), engine, resume=resume, eval_only=eval_only)
-            return run_rank(run, job, _check_inputs(run))
+            return run_rank(run, context, _check_inputs(run))
         except Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows only the exception
             raise
@@ -151,7 +151,7 @@ def prepare(
     return Run(cfg, name, resume, eval_only, visualize)
 
 
-def start(run: Run, job: Job, num_processes: int = 1) -> None:
+def start(run: Run, context: RunContext, num_processes: int = 1) -> None:
     """Check the run's folder, data and weights; run it in this process or, if it is to be several, in new ones.
 
     If the environment has WORLD_SIZE, this process is one rank and starts no others.
@@ -162,25 +162,25 @@ def start(run: Run, job: Job, num_processes: int = 1) -> None:
     """
     data_sets = _check_inputs(run)
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
-        _run_ranks(run, job, num_processes)
+        _run_ranks(run, context, num_processes)
     else:
-        run_rank(run, job, data_sets)
+        run_rank(run, context, data_sets)
 
 
-def _run_ranks(run: Run, job: Job, count: int) -> None:
+def _run_ranks(run: Run, context: RunContext, count: int) -> None:
     """Run ``count`` processes to their end; each reads the run from a file in a new log folder of the run folder."""
     from pretrain.common.ranks.parent import name_log_folder, run_ranks
 
     folder = _find_output_dir(run.cfg) if run.eval_only else run.cfg.OUTPUT_DIR
     logs = name_log_folder(folder)
     write_json(logs / "run.json", {**vars(run), "cfg": dump(run.cfg)})
-    run_ranks("transfer.api:run_recorded", [str(logs / "run.json")], count, folder, logs, job.stop)
+    run_ranks("transfer.api:run_recorded", [str(logs / "run.json")], count, folder, logs, context.stop)
 
 
-def run_recorded(job: Job, file: str) -> None:
+def run_recorded(context: RunContext, file: str) -> None:
     """Run one rank of the run in ``file``."""
     record = read_json(file)
-    run_rank(Run(**{**record, "cfg": from_yaml_text(record["cfg"])}), job)
+    run_rank(Run(**{**record, "cfg": from_yaml_text(record["cfg"])}), context)
 
 
 def _check_inputs(run: Run) -> DataSets | None:
@@ -219,11 +219,11 @@ def _try_once(engine: str, config: str, eval_only: bool) -> None:
     trial.try_config(train.load_engine(engine), from_yaml_text(config), eval_only=eval_only)
 
 
-def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str, Any]:
+def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -> dict[str, Any]:
     """Run one rank; rank 0 writes results.json, and every rank returns its content.
 
     Args:
-        job: what this process was started for, with the request to stop it.
+        context: what this process was started with, such as the request to stop it.
         data_sets: those of the run, if this process has located them.
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank, rank
@@ -241,13 +241,13 @@ def run_rank(run: Run, job: Job, data_sets: DataSets | None = None) -> dict[str,
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
         name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
-        with stage(name, output_dir, job, check, less_memory):
+        with stage(name, output_dir, context, check, less_memory):
             setup_logging(output_dir, rank())
             names = preflight.data_names(cfg, run.eval_only)
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
             with extensions.mark_errors():
-                results = train.run(run, device, data_sets, job.stop)
+                results = train.run(run, device, data_sets, context.stop)
             on_first_rank(check_expected_results, cfg, results["metrics"])
             return results
 

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from transfer import api
 from transfer.config import load_config
 from transfer.keys import describe_keys
@@ -74,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a mistake in the arguments, the config, the data or the weights.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    job = Job()
-    with job.stop.handle_signals():
+    context = RunContext()
+    with context.stop.handle_signals():
         args = parse(argv)
         with extensions.using(args.extensions):
             run = prepare(args)
-            api.start(run, job, args.num_gpus)
+            api.start(run, context, args.num_gpus)
     if "RANK" not in os.environ and not run.eval_only:  # of several ranks, each would print it
         print(f"next: python tools/launch.py report {shlex.quote(run.cfg.OUTPUT_DIR)}")
 

@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
 from ..common.errors import UserError, count_noun, figure_text
-from ..common.run.state import Job
+from ..common.run.state import RunContext
 from .features import extract, load_frozen
 from .protocol import build_protocol
 from .stage import open_probe
@@ -19,14 +19,14 @@ _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cann
 _EQUAL = 1e-6  # differences of unit features up to here are rounding errors of float32
 
 
-def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
+def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> dict[str, Any]:
     """Write embedding.png and embedding.csv (x, y, label) to OUTPUT_DIR for a run folder, checkpoint or ``random``.
 
     Features are L2-normalized, as for kNN; at most 5,000 images, evenly spaced. Returns the content of results.json.
     """
     from sklearn.manifold import TSNE  # slow to import
 
-    with open_probe(cfg, "embedding", job) as run:
+    with open_probe(cfg, "embedding", context) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         run.start()

@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from ..common.distributed import AgreedStop, check_agreement, gather, gather_objects, is_main, on_every_rank, world_size
 from ..common.errors import count_noun
 from ..common.run.stage import translate_torch_errors
-from ..common.run.state import Job
+from ..common.run.state import RunContext
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
 from .features import Features, extract, load_frozen
@@ -28,9 +28,9 @@ _MAX_CHUNK = 1024  # validation images at once
 _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 
-def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
+def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> dict[str, Any]:
     """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
-    with open_probe(cfg, "knn", job, _LESS_MEMORY) as run:
+    with open_probe(cfg, "knn", context, _LESS_MEMORY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         _warn_if_all_vote(cfg, data)

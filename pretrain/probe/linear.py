@@ -18,7 +18,7 @@ from ..common.distributed import on_first_rank
 from ..common.errors import count_noun
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
-from ..common.run.state import Job, read_record
+from ..common.run.state import RunContext, read_record
 from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
@@ -43,7 +43,7 @@ _LESS_MEMORY = "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE"
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 
 
-def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any]:
+def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> dict[str, Any]:
     """Train LINEAR.* heads on frozen features of the labeled images; return the content of results.json.
 
     With LINEAR.LRS several heads learn in parallel from one pass over the data, one per learning rate; one that
@@ -57,7 +57,7 @@ def main(cfg: CfgNode, weights: str, *, job: Job | None = None) -> dict[str, Any
     Raises:
         interrupt.Stopped: a stop was requested; a checkpoint of the current step is written.
     """
-    with open_probe(cfg, "linear", job, _LESS_MEMORY) as run:
+    with open_probe(cfg, "linear", context, _LESS_MEMORY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
         results, saved = on_first_rank(_load_earlier, run.folder, settings)

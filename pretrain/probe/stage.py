@@ -16,7 +16,7 @@ from ..common.distributed import AgreedStop, check_agreement, on_every_rank, on_
 from ..common.files import atomic_write, remove, write_json
 from ..common.run.folder import write_environment
 from ..common.run.stage import open_run
-from ..common.run.state import Job
+from ..common.run.state import RunContext
 from .data import ProbeData, load_probe_data
 from .protocol import build_protocol
 
@@ -71,12 +71,14 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def open_probe(cfg: CfgNode, name: str, job: Job | None, less_memory: str = "") -> Iterator[ProbeRun]:
-    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``) for ``job`` (default: one that nothing stops).
+def open_probe(cfg: CfgNode, name: str, context: RunContext | None, less_memory: str = "") -> Iterator[ProbeRun]:
+    """Open the run of a probe in OUTPUT_DIR (default ``runs/<name>``).
 
     Args:
+        context: default: that of a run that nothing stops.
         less_memory: see `translate_torch_errors`.
     """
+    context = context or RunContext()
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
-    with open_run(name, folder, job or Job(), cfg.DEVICE, cfg.FLOAT32_PRECISION, less_memory) as (device, stop):
+    with open_run(name, folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, less_memory) as (device, stop):
         yield ProbeRun(name, cfg, folder, device, stop)

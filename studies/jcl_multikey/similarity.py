@@ -29,7 +29,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import check_file, read_json, write_json
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -83,7 +83,12 @@ def load_run_config(run: str, overrides: Sequence[str]) -> CfgNode:
 
 
 def measure(
-    cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32, *, job: Job | None = None
+    cfg: CfgNode,
+    runs: Mapping[str, str],
+    images: int = 32768,
+    augmentations: int = 32,
+    *,
+    context: RunContext | None = None,
 ) -> dict[str, Any]:
     """Write similarity and variance of every run's features, as histograms in one figure and numbers in CSV.
 
@@ -98,7 +103,7 @@ def measure(
     """
     if augmentations < 2:
         raise UserError(f"the variance needs at least 2 augmentations per image, not {augmentations} (JCL uses 32)")
-    with open_probe(cfg, "similarity", job) as run:
+    with open_probe(cfg, "similarity", context) as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.probe import knn, linear
@@ -57,7 +57,7 @@ def share_gpu(patch: pytest.MonkeyPatch, backend: str) -> None:
     patch.setattr(dist, "init_process_group", join_by_backend)
 
 
-def pretrain(images: Path, output: Path, *more: str, job: Job | None = None) -> dict[str, Any]:
+def pretrain(images: Path, output: Path, *more: str, context: RunContext | None = None) -> dict[str, Any]:
     keys = (
         "METHOD.NAME jcl METHOD.NUM_KEYS 2 MODEL.ARCH resnet18 MODEL.HEAD_HIDDEN_DIMS [64] MODEL.EMBEDDING_DIM 32 "
         "SOLVER.IMS_PER_BATCH 16 SOLVER.EPOCHS 2 SOLVER.LOG_PERIOD 1 VIEWS.IMAGE_SIZE 32 PROBE.KNN_K 5 "
@@ -65,7 +65,7 @@ def pretrain(images: Path, output: Path, *more: str, job: Job | None = None) -> 
     )
     queue = [] if {"simclr", "tcl", "supcon"} & {*more} else ["MODEL.QUEUE_SIZE", "48"]
     words = [*keys.split(), *queue, "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
-    return train.main(load_config(None, words), job=job)
+    return train.main(load_config(None, words), context=context)
 
 
 def losses(folder: Path) -> list[float]:
@@ -77,7 +77,7 @@ def stop_and_resume(images: Path, folder: Path, *more: str) -> None:
     words = ("SOLVER.AMP", "fp16", "SOLVER.CHECKPOINT_PERIOD", "1000", *more)
     pretrain(images, folder / "whole", *words)
     with pytest.raises(interrupt.Stopped):  # two ranks agree one step later
-        pretrain(images, folder / "cut", *words, job=stop_after(4 - distributed.world_size()))
+        pretrain(images, folder / "cut", *words, context=stop_after(4 - distributed.world_size()))
     latest = checkpoint.load_newest(folder / "cut")
     assert latest is not None and latest[1]["scaler"]
     pretrain(images, folder / "cut", *words)

@@ -10,7 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.common import interrupt
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
@@ -33,8 +33,8 @@ def overrides(images: Path, output: Path, *more: str, method: str = "jcl") -> li
     return [*words.split(), "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
 
 
-def run(images: Path, output: Path, *more: str, job: Job | None = None) -> dict:
-    return main(load_config(None, overrides(images, output, *more)), job=job)
+def run(images: Path, output: Path, *more: str, context: RunContext | None = None) -> dict:
+    return main(load_config(None, overrides(images, output, *more)), context=context)
 
 
 def stopped(call: Callable[[], object], reason: str = "") -> str:

@@ -10,7 +10,7 @@ import torch
 from pretrain import schedule, train
 from pretrain.common.device import autocast
 from pretrain.common.files import sha256
-from pretrain.common.run.state import Job, update_state
+from pretrain.common.run.state import RunContext, update_state
 from pretrain.config import load_config
 from pretrain.model import objectives
 from pretrain.optim import set_learning_rate
@@ -78,7 +78,7 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, na
 
 @pytest.mark.core
 def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path):
-    stopped(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", job=stop_after(5)), "SIGTERM")
+    stopped(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", context=stop_after(5)), "SIGTERM")
     path, saved = load_newest(tmp_path / "run")
     assert 0 < saved["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
@@ -156,7 +156,7 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
     done = [0]
-    job = Job()
+    context = RunContext()
     real_step = train.training_step
 
     def training_step(state, batch, step):
@@ -164,14 +164,14 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
         hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
         done[0] += 1
         if done[0] >= 2:
-            job.stop.make("preempted")
+            context.stop.make("preempted")
         return real_step(state, batch, step)
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(objectives, "autocast", lambda amp, device_type: autocast("none", device_type))
     monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
     monkeypatch.setattr(train, "training_step", training_step)
-    stopped(lambda: run(images, tmp_path, *words, job=job))
+    stopped(lambda: run(images, tmp_path, *words, context=context))
     assert run(images, tmp_path, *words)["skipped_steps"] == 2
     assert [line["loss_scale"] for line in lines(tmp_path, "loss")] == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
     assert "fp16: 2 of 4 steps were skipped" in (tmp_path / "log.txt").read_text()

@@ -15,7 +15,7 @@ from pretrain import train
 from pretrain.common import distributed
 from pretrain.common import images as image_files
 from pretrain.common.distributed import gather_objects
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
@@ -40,11 +40,11 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     run(images, output.with_name("whole"), *words)
 
     with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and waits for rank 0, which writes slowly
-        job = Job()
+        context = RunContext()
         if not distributed.is_main():
-            job.stop.make("preempted")
+            context.stop.make("preempted")
         patch.setattr(checkpoint, "save", lambda *args: time.sleep(1) or real_save(*args))
-        stopped(lambda: run(images, run_folder, *words, job=job))
+        stopped(lambda: run(images, run_folder, *words, context=context))
         names = [path.name for path in checkpoint.list_checkpoints(output)]
         assert names == ["checkpoint_00000002.pth"]  # before any rank leaves
 
@@ -189,16 +189,16 @@ GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR"
 def _until(images: Path, output: Path, last: int) -> None:
     """Resume the run and stop one of its ranks after step ``last``."""
     real = TrainingMonitor.step
-    job = Job()
+    context = RunContext()
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
         if distributed.rank() == 1 and number >= last - 1:  # the others stop with it, one step later
-            job.stop.make("enough")
+            context.stop.make("enough")
         real(self, loss, number, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingMonitor, "step", step)
-        stopped(lambda: run(images, output, *GROUPS, job=job))
+        stopped(lambda: run(images, output, *GROUPS, context=context))
 
 
 def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: Path):

@@ -45,8 +45,8 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
     for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:
             # The evaluation after iteration 1, then the last one.
-            job = stop_in(patch, place, 1 if len(files) < 2 else 2)
-            options = {"job": job, **keys, "OUTPUT_DIR": str(cut)}
+            context = stop_in(patch, place, 1 if len(files) < 2 else 2)
+            options = {"context": context, **keys, "OUTPUT_DIR": str(cut)}
             stopped(lambda flags=flags, options=options: work(tmp_path, engine, *flags, **options), "SIGTERM")
         if not files:  # as a run leaves it that was killed before its next checkpoint
             with open(cut / "metrics.json", "a") as metrics:

@@ -13,7 +13,7 @@ import yaml
 
 import transfer
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import Job, update_state
+from pretrain.common.run.state import RunContext, update_state
 from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.transfer import tiny_coco
@@ -38,28 +38,28 @@ def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
     return tiny_coco.command(folder, tiny_coco.write(folder / "data"), engine, *flags, **keys)
 
 
-def work(folder: Path, engine: str, *flags: str, job: Any = None, **keys: Any) -> dict[str, Any]:
-    return tiny_coco.fine_tune(words(folder, engine, *flags, **keys), job)
+def work(folder: Path, engine: str, *flags: str, context: Any = None, **keys: Any) -> dict[str, Any]:
+    return tiny_coco.fine_tune(words(folder, engine, *flags, **keys), context)
 
 
 PRECISE_BN = "transfer.training.batch_norm.update_bn_stats"  # the functions that last long, where they are looked up
 EVALUATION = "transfer.engine.log_progress"
 
 
-def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> Job:
-    """Return a job to which SIGTERM comes at the beginning of a call of a function, counted from 1."""
-    job = Job()
+def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> RunContext:
+    """Return the context of a run to which SIGTERM comes at the beginning of a call of a function, counted from 1."""
+    context = RunContext()
     module, name = place.rsplit(".", 1)
     original = getattr(importlib.import_module(module), name)
     calls = iter(range(1, 99))
 
     def request_and_call(*args: Any, **keys: Any) -> Any:
         if next(calls) == call:
-            job.stop.make("SIGTERM")
+            context.stop.make("SIGTERM")
         return original(*args, **keys)
 
     patch.setattr(place, request_and_call)
-    return job
+    return context
 
 
 def test_a_mistake_in_the_config_ends_the_run_before_it_starts(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path, convert
     assert again["schedule"] == trained["schedule"]  # the training's, whatever the command says
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
     with monkeypatch.context() as patch:
-        job = stop_in(patch, EVALUATION, 1)
-        assert stopped(lambda: go("--eval-only", job=job, **final), "SIGTERM") == "run the same command again"
+        context = stop_in(patch, EVALUATION, 1)
+        assert stopped(lambda: go("--eval-only", context=context, **final), "SIGTERM") == "run the same command again"
     for flags in (("--resume",), ("--resume", "--eval-only")):
         refused(lambda flags=flags: go(*flags, **more | {"MODEL__WEIGHTS": other}), first, other, "--resume")
     refused(lambda: go("--resume", **more | {"SOLVER__MAX_ITER": 1}), "SOLVER.MAX_ITER", 1, 2)

@@ -19,7 +19,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common.distributed import data_parallel, gather_objects
 from pretrain.common.interrupt import StopRequest
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -191,7 +191,7 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     annotations.write_text(good)
     own_disk = tiny_coco.command(Path(), "coco:annotations.json:.", "torchvision")  # rank 1 does not see the copy
     run = train_net.prepare(train_net.parse(own_disk))
-    refused(lambda: api.start(run, Job()), "annotations that are read", "differs between ranks")
+    refused(lambda: api.start(run, RunContext()), "annotations that are read", "differs between ranks")
     if rank == 1:
         annotations.unlink()
     refused(lambda: tiny_coco.fine_tune(words), "rank 1 of 2", "annotations.json", "do all machines see")

@@ -10,7 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.resnets import resnet_state
 from transfer import api, preflight, train_net
 from transfer.coco import data
@@ -108,9 +108,9 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> l
     return ["--config-file", BASE, "--engine", engine, *flags, *run_words(folder / "out", name, keys)]
 
 
-def fine_tune(argv: list[str], job: Job | None = None) -> dict[str, Any]:
+def fine_tune(argv: list[str], context: RunContext | None = None) -> dict[str, Any]:
     """Run a command line of train_net in this process; return the content of results.json."""
-    return api.run_rank(train_net.prepare(train_net.parse(argv)), job or Job())
+    return api.run_rank(train_net.prepare(train_net.parse(argv)), context or RunContext())
 
 
 def train(folder: Path, name: str, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from pretrain.common.config.yaml_io import flatten, load_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, describe_text, read_start
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import Job, find_working_folder, read_record, read_state
+from pretrain.common.run.state import RunContext, find_working_folder, read_record, read_state
 from pretrain.common.weights import provenance
 
 from . import MOVED, SUMMARIES
@@ -116,7 +116,7 @@ class Stage:
         """Load the stage that a user started by its command; it may print what was chosen."""
         return cls.load(options, overrides)
 
-    def run(self, job: Job) -> Any:
+    def run(self, context: RunContext) -> Any:
         """Do the work in this process, which may be one of several ranks."""
         raise NotImplementedError
 

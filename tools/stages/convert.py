@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pretrain.common.files import check_name
-from pretrain.common.run.state import Job, read_record
+from pretrain.common.run.state import RunContext, read_record
 
 from .base import Stage, register
 from .options import option
@@ -48,7 +48,7 @@ class Convert(Stage):
         run_folder = str(Path(folder or f"{output}.run").absolute())
         return cls(run_folder, replace(options, source=source, output=output), inputs={source: ""})
 
-    def run(self, job: Job) -> None:
+    def run(self, context: RunContext) -> None:
         run(self.options)
 
     @property

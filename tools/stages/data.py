@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 
 from .base import Stage, register
 from .options import option
@@ -32,7 +32,7 @@ class Data(Stage):
         *words, output = options.words
         return cls(str(Path(folder).absolute()), cls.Options((*words, "--output", output)))
 
-    def run(self, job: Job) -> None:
+    def run(self, context: RunContext) -> None:
         from tools import make_data
 
         make_data.main(self.options.words)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 
 from .base import register
 from .probe import Probe
@@ -13,7 +13,7 @@ class Embedding(Probe):
     name = "embedding"
     feature_map = "embedding.csv"
 
-    def run(self, job: Job) -> dict[str, Any]:
+    def run(self, context: RunContext) -> dict[str, Any]:
         from pretrain.probe import embedding
 
-        return embedding.main(self.cfg, self.options.weights, job=job)
+        return embedding.main(self.cfg, self.options.weights, context=context)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 
 from .base import register
 from .probe import Probe
@@ -13,7 +13,7 @@ class Knn(Probe):
     name = "knn"
     probe = "kNN"
 
-    def run(self, job: Job) -> dict[str, Any]:
+    def run(self, context: RunContext) -> dict[str, Any]:
         from pretrain.probe import knn
 
-        return knn.main(self.cfg, self.options.weights, job=job)
+        return knn.main(self.cfg, self.options.weights, context=context)

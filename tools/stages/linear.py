@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.probe.data import data_names
 
 from .base import register
@@ -32,10 +32,10 @@ class Linear(Probe):
         gpu_minutes = _GPU_MINUTES_PER_EPOCH * self.cfg.LINEAR.EPOCHS
         return max(self.most_minutes, math.ceil(gpu_minutes / gpus))
 
-    def run(self, job: Job) -> dict[str, Any]:
+    def run(self, context: RunContext) -> dict[str, Any]:
         from pretrain.probe import linear
 
-        return linear.main(self.cfg, self.options.weights, job=job)
+        return linear.main(self.cfg, self.options.weights, context=context)
 
     def check(self, world_size: int, *, starts_later: bool) -> None:
         from pretrain import preflight  # imports OpenCV, which --help does not need

@@ -14,7 +14,7 @@ from pretrain import config as pretraining
 from pretrain.common.config.keys import Effect
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.files import check_file
-from pretrain.common.run.state import Job, read_record
+from pretrain.common.run.state import RunContext, read_record
 
 from . import recipes
 from .base import Stage, register
@@ -67,10 +67,10 @@ class Pretrain(Stage):
         print(" ".join(["recipe:", *words]), file=sys.stderr)
         return cls.load(options, overrides)
 
-    def run(self, job: Job) -> dict[str, Any]:
+    def run(self, context: RunContext) -> dict[str, Any]:
         from pretrain import train
 
-        return train.main(self.cfg, job=job)
+        return train.main(self.cfg, context=context)
 
     @property
     def arguments(self) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 
 from .base import Stage, register
 from .options import option
@@ -41,7 +41,7 @@ class Report(Stage):
         files = tuple(str(folder / name) for name in ("report.md", "report.html"))
         return cls(str(folder / "report"), cls.Options((str(folder),), files))
 
-    def run(self, job: Job) -> None:
+    def run(self, context: RunContext) -> None:
         from tools import report
 
         report.run(self.options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pretrain.common.config.keys import Key, Keys
 from pretrain.common.errors import UserError
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from transfer import api, keys, preflight, run_folder
 from transfer import config as fine_tuning
 
@@ -77,8 +77,8 @@ class Transfer(Stage):
         """Return the run folder for an OUTPUT_DIR."""
         return output
 
-    def run(self, job: Job) -> None:
-        api.start(self._prepare(), job)
+    def run(self, context: RunContext) -> None:
+        api.start(self._prepare(), context)
 
     def _prepare(self, world_size: int | None = None) -> api.Run:
         options = {"eval_only": self.options.eval_only, "visualize": self.options.visualize}

@@ -36,7 +36,7 @@ class Ranks:
     """The running ranks of a run.
 
     Args:
-        entry: ``package.module:function``, which every rank calls with its `Job` and ``words``.
+        entry: ``package.module:function``, which every rank calls with its `RunContext` and ``words``.
         folder: the run folder.
         logs: a new folder for the output; its name is that of the submission (`name_log_folder`).
         variables: of the ranks' environment, besides those of this process.

@@ -2,7 +2,7 @@
 
     python -m pretrain.common.ranks.rank MODULE:FUNCTION RUN_FOLDER SUBMISSION WORDS...
 
-The function is called with the job and the words. RANK, WORLD_SIZE and the like are in the environment.
+The function is called with a `RunContext` and the words. RANK, WORLD_SIZE and the like are in the environment.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..interrupt import Stopped, StopRequest
 from ..output import warn
-from ..run.state import Job, write_failure
+from ..run.state import RunContext, write_failure
 
 STOP_REASON = "Ctrl-C or SIGTERM"  # a parent sends SIGTERM for both, and knows which it was
 STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     module, name = entry.split(":")
     try:
         with record_error(folder, submission):
-            getattr(importlib.import_module(module), name)(Job(stop, submission), *words)
+            getattr(importlib.import_module(module), name)(RunContext(stop, submission), *words)
     except Stopped:
         sys.exit(STOPPED)
 

@@ -22,7 +22,7 @@ from ..interrupt import Stopped
 from ..logs import setup_logging
 from .folder import check_stage_of
 from .lease import claim
-from .state import Job, record_state, write_failure
+from .state import RunContext, record_state, write_failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def open_run(
-    name: str, folder: Path, job: Job, device_name: str, float32_precision: str, less_memory: str = ""
+    name: str, folder: Path, context: RunContext, device_name: str, float32_precision: str, less_memory: str = ""
 ) -> Iterator[tuple[torch.device, AgreedStop]]:
     """Join the process group and own a run folder until the block ends (see `stage`).
 
@@ -39,27 +39,27 @@ def open_run(
         less_memory: see `translate_torch_errors`.
 
     Yields:
-        This rank's device, and the ranks' agreement on a stop of ``job``.
+        This rank's device, and the ranks' agreement on a stop of ``context``.
     """
     with (
         process_group(distributed.init_process_group, device_name) as device,
-        stage(name, folder, job, less_memory=less_memory),
+        stage(name, folder, context, less_memory=less_memory),
     ):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
         log.info(describe(device))
-        yield device, AgreedStop(job.stop, device)
+        yield device, AgreedStop(context.stop, device)
 
 
 @contextlib.contextmanager
 def stage(
-    name: str, output_dir: Path, job: Job, check: Callable[[], None] | None = None, less_memory: str = ""
+    name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None = None, less_memory: str = ""
 ) -> Iterator[None]:
     """Claim the run folder on rank 0 until the block ends, and record the stage's state.
 
     Args:
         name: the stage.
-        job: what this process was started for.
+        context: what this process was started with.
         check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
         less_memory: see `translate_torch_errors`.
 
@@ -67,25 +67,25 @@ def stage(
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
-        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, job, check))
+        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, context, check))
         try:
             with translate_torch_errors(less_memory), _translate_exit():
                 yield
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
-                    write_failure(output_dir, rank(), error, job.name)
+                    write_failure(output_dir, rank(), error, context.submission)
             raise
 
 
 @contextlib.contextmanager
-def _hold_folder(name: str, output_dir: Path, job: Job, check: Callable[[], None] | None) -> Iterator[None]:
+def _hold_folder(name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None) -> Iterator[None]:
     """Claim a run folder for a stage and record the stage's state there until the block ends."""
     with claim(output_dir, f"the {name} stage"):
         check_stage_of(output_dir, name)
         if check:
             check()
-        with record_state(output_dir, name, job):
+        with record_state(output_dir, name, context):
             yield
 
 

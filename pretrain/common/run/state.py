@@ -21,17 +21,17 @@ from ..interrupt import Stopped, StopRequest
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a process was started for; its entry point makes it and passes it down.
+class RunContext:
+    """What a process of a run is told when it is started; its entry point makes it and passes it down.
 
     Attributes:
         stop: the request to stop it.
-        name: name of the submission; empty without the launcher. Unlike SLURM's job ids, names are never reused.
+        submission: its name; empty without the launcher. Unlike SLURM's job ids, names are never reused.
         work: what the stage computes, as entries of state.json.
     """
 
     stop: StopRequest = field(default_factory=StopRequest)
-    name: str = ""
+    submission: str = ""
     work: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,8 +66,8 @@ def find_working_folder() -> str:
 
 
 @contextlib.contextmanager
-def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
-    """Record that a stage of ``job`` is running until the block ends, and how it ended.
+def record_state(folder: str | Path, stage: str, context: RunContext) -> Iterator[None]:
+    """Record that a stage is running until the block ends, and how it ended.
 
     Raises:
         UserError: the state cannot be written. An error of the block is never replaced by this one.
@@ -76,9 +76,11 @@ def record_state(folder: str | Path, stage: str, job: Job) -> Iterator[None]:
     start = {"stage": stage, "state": "running", "host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
     start["cwd"] = find_working_folder()
     now = time.time()
-    write_json(Path(folder) / "state.json", {**start, "started": now, "updated": now, "job": job.name, **job.work})
+    start |= {"started": now, "updated": now, "job": context.submission, **context.work}
+    write_json(Path(folder) / "state.json", start)
     for path in Path(folder).glob("failed.*.json"):
-        if not job.name or read_record(path).get("job") != job.name:  # another rank of this job may be faster
+        is_of_this_job = context.submission and read_record(path).get("job") == context.submission
+        if not is_of_this_job:  # of this one, another rank may be faster
             remove(path)
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fvcore.common.config import CfgNode
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.config import load_config
 from pretrain.probe import features
 
@@ -21,22 +21,22 @@ def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
 
 def stop_in_batch(
     monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pool_features"
-) -> tuple[list[int], Job]:
-    """Return a list with an entry per batch of features of 4 images, and a job that is asked to stop in that batch.
+) -> tuple[list[int], RunContext]:
+    """Return a list with an entry per batch of features of 4 images, and the context of a run that is stopped in one.
 
     Args:
         owner: whose function ``name`` is called once per batch.
     """
     seen: list[int] = []
-    job = Job()
+    context = RunContext()
     real = getattr(owner, name)
 
     def counted(*args: Any) -> Any:
         seen.append(1)
         if len(seen) == number:
-            job.stop.make("asked")
+            context.stop.make("asked")
         return real(*args)
 
     monkeypatch.setattr(features, "_BATCH", 4)
     monkeypatch.setattr(owner, name, counted)
-    return seen, job
+    return seen, context

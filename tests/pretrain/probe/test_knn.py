@@ -117,8 +117,8 @@ def whole(images, tmp_path_factory):
 @pytest.mark.parametrize(("batch", "step"), [(2, 3), (18, 3), (30, 6)])
 def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch, step):
     with monkeypatch.context() as patch:
-        seen, job = stop_in_batch(patch, batch)
-        stopped(lambda: train.main(_config(images, tmp_path / "run"), job=job), "asked")
+        seen, context = stop_in_batch(patch, batch)
+        stopped(lambda: train.main(_config(images, tmp_path / "run"), context=context), "asked")
     assert len(seen) == batch and load_newest(tmp_path / "run")[1]["step"] == step
     train.main(_config(images, tmp_path / "run"))
     assert_same_end(whole, tmp_path / "run")
@@ -129,9 +129,9 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
 def _one_rank_is_asked(images, output) -> None:
     cfg = _config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}")
     with pytest.MonkeyPatch.context() as patch:
-        seen, job = stop_in_batch(patch, (-1, 2)[distributed.rank()])
+        seen, context = stop_in_batch(patch, (-1, 2)[distributed.rank()])
         reason = ("a signal to another process of this run", "asked")[distributed.rank()]
-        stopped(lambda: knn.main(cfg, "random", job=job), reason)
+        stopped(lambda: knn.main(cfg, "random", context=context), reason)
         assert len(seen) == 3  # of six per rank; all know one batch later
     results = knn.main(_config(images, output), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain.common import distributed, interrupt
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from pretrain.probe import features, linear
 from pretrain.probe.data import load_probe_data
 from tests.errors import refused
@@ -99,10 +99,10 @@ def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(i
         linear.main(cfg, "random")
     while not (tmp_path / "stopped/results.json").is_file():
         with monkeypatch.context() as patch:
-            job = Job()
-            _after_steps(patch, 4, lambda job=job: job.stop.make("asked"))
+            context = RunContext()
+            _after_steps(patch, 4, lambda context=context: context.stop.make("asked"))
             try:
-                linear.main(cfg, "random", job=job)
+                linear.main(cfg, "random", context=context)
             except interrupt.Stopped as stop:
                 assert str(stop) == "asked" and "contains the checkpoint of step" in stop.remedy
         reached.append(load_newest(tmp_path / "stopped")[1]["step"])
@@ -149,9 +149,9 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
     shutil.copytree(images, data)
     cfg = probe_config(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        job = Job()
-        _after_steps(patch, 1, lambda: job.stop.make("asked"))
-        stopped(lambda: linear.main(cfg, "random", job=job))
+        context = RunContext()
+        _after_steps(patch, 1, lambda: context.stop.make("asked"))
+        stopped(lambda: linear.main(cfg, "random", context=context))
     (data / "train/class0/000.png").unlink()
     refused(lambda: linear.main(cfg, "random"), "train_images 48 -> 47")
 
@@ -160,15 +160,17 @@ def _rank_by_rank(images, root) -> None:
     """Run on two ranks; rank 1 has another OUTPUT_DIR, as if its disk were not shared."""
     rank_folder = root / f"rank{distributed.rank()}"
 
-    def run(folder, job=None):
-        return linear.main(probe_config(images, folder), "random", job=job)
+    def run(folder, context=None):
+        return linear.main(probe_config(images, folder), "random", context=context)
 
     whole = run(root / "whole")
-    job = Job()
+    context = RunContext()
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
-            _after_steps(patch, 4, lambda: job.stop.make("asked"))
-        stopped(lambda: run(rank_folder, job), ("a signal to another process of this run", "asked")[distributed.rank()])
+            _after_steps(patch, 4, lambda: context.stop.make("asked"))
+        stopped(
+            lambda: run(rank_folder, context), ("a signal to another process of this run", "asked")[distributed.rank()]
+        )
     for _ in ("resumed", "complete"):
         assert run(rank_folder)["per_learning_rate"] == whole["per_learning_rate"]
     rank_folder.mkdir(exist_ok=True)

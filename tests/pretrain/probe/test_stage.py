@@ -22,8 +22,8 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(im
     update_state(tmp_path, stage="embedding")
     for path in products:
         path.write_text(json.dumps({"stage": "embedding"}))
-    seen, job = stop_in_batch(monkeypatch, 2, features, "pool_features")
-    stopped(lambda: embedding.main(probe_config(images, tmp_path), "random", job=job), "asked")
+    seen, context = stop_in_batch(monkeypatch, 2, features, "pool_features")
+    stopped(lambda: embedding.main(probe_config(images, tmp_path), "random", context=context), "asked")
     assert len(seen) == 2 and not any(path.exists() for path in products)
     embedding.main(probe_config(images, tmp_path), "random")
     assert json.loads((tmp_path / "results.json").read_text())["protocol"]["image_size"] == 16

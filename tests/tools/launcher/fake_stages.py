@@ -10,7 +10,7 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, write_json
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tools.stages.base import Stage, register
 
 
@@ -26,9 +26,9 @@ class Fake(Stage):
         function: str = "count"
         arguments: tuple[Any, ...] = (1,)
 
-    def run(self, job: Job) -> Any:
+    def run(self, context: RunContext) -> Any:
         function: Callable[..., Any] = globals()[self.options.function]
-        options = {"job": job} if function is count else {}
+        options = {"context": context} if function is count else {}
         return function(self.folder, *self.options.arguments, **options)
 
 
@@ -62,7 +62,7 @@ class FakeTraining(Fake):
 
 
 def count(
-    folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False, *, job: Job
+    folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False, *, context: RunContext
 ) -> dict[str, Any]:
     """Count to ``steps``; the count is its checkpoint. With ``deaf``, it never checks for a request to stop."""
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,8 @@ def count(
             log.write(f"{step}\n")
             log.flush()
             atomic_write(place, str(step + 1))
-            if job.stop.reason and step + 1 < steps and not deaf:
-                raise Stopped(f"{job.stop.reason}: counted to {step + 1}")
+            if context.stop.reason and step + 1 < steps and not deaf:
+                raise Stopped(f"{context.stop.reason}: counted to {step + 1}")
     results = {"stage": "fake", "metrics": {"count": steps}, "extra": extra, "ranks": _ranks()}
     results["port"] = os.environ.get("MASTER_PORT", "")
     if os.environ.get("RANK", "0") == "0":

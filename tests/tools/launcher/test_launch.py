@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.tools.launcher.helpers import ROOT
 from tools import launch
@@ -58,7 +58,7 @@ def test_a_conversion_has_the_options_of_its_script():
     options = Convert.Options("run", "a.pth", encoder="key", pixel_mean=(1.0, 2.0, 3.0))
     stage = Convert.load(options)
     assert stage.arguments[2] == {"encoder": "key", "pixel_mean": (1.0, 2.0, 3.0)}
-    refused(lambda: stage.run(Job()), "no run folder or checkpoint at")
+    refused(lambda: stage.run(RunContext()), "no run folder or checkpoint at")
 
 
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]

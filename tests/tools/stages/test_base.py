@@ -9,7 +9,7 @@ import torch
 
 from pretrain import keys
 from pretrain.common.config.keys import Effect, Key
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS, TINY, build_pretrain, build_probe, build_transfer, complete
 from tools.launcher.graphs import pipeline
@@ -71,7 +71,7 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     queued = build_stage(json.loads(json.dumps(spec.to_json())))
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
-    queued.run(Job())
+    queued.run(RunContext())
     assert received == [api.Run(expected, "torchvision", resume=True)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from pretrain.common.files import write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.folder import write_environment
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.tools.reporting.runs import column, render
 from tools import launch
@@ -45,7 +45,7 @@ class Count(Stage):
     def arguments(self) -> list[Any]:
         return [self.name, self.options.steps]
 
-    def run(self, job: Job) -> None:
+    def run(self, context: RunContext) -> None:
         write_environment(self.folder)
         log = Path(self.folder, "steps.txt")
         first = len(log.read_text().split()) if log.exists() else 0

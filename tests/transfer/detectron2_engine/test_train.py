@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import saved
 from transfer.api import start
@@ -73,7 +73,7 @@ def test_two_processes(tmp_path: Path, weights: Path, name: str) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="contains an earlier run"):  # raised by a rank, and again by its parent
-        start(prepare(parse(words)), Job(), 2)
+        start(prepare(parse(words)), RunContext(), 2)
 
 
 def test_augmentation_at_test_time_is_added(tmp_path, monkeypatch, tiny_resnet18, name):

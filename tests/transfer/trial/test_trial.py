@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pretrain.common.config import extensions
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import MAPPERS, api, train_net
@@ -131,7 +131,7 @@ def test_the_losses_are_those_of_a_run_without_a_trial(engine: str, tmp_path: Pa
     for start in (api.run_rank, api.start):
         name = tiny_coco.write(tmp_path / start.__name__ / "data")
         command = tiny_coco.command(tmp_path / start.__name__, name, engine)
-        start(train_net.prepare(train_net.parse(command)), Job())
+        start(train_net.prepare(train_net.parse(command)), RunContext())
         losses_of[start] = losses(tmp_path / start.__name__)
     assert losses_of[api.run_rank] == losses_of[api.start] != []
 

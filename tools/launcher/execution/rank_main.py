@@ -35,7 +35,7 @@ from pretrain.common.ranks.rank import (
     record_failure,
 )
 from pretrain.common.run.folder import count_usable_cores
-from pretrain.common.run.state import Job, is_state_of, record_state, update_state
+from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage, build_stage
 
 from . import slurm
@@ -46,18 +46,18 @@ _REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
 _WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
 
 
-def run_stage(spec: Stage, job: Job) -> None:
+def run_stage(spec: Stage, context: RunContext) -> None:
     """Run a stage in this process; rank 0 records its state."""
-    job = replace(job, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
+    context = replace(context, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
     spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
-    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, job):
-        spec.run(job)
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, context):
+        spec.run(context)
 
 
-def run_local_rank(job: Job, file: str) -> None:
+def run_local_rank(context: RunContext, file: str) -> None:
     """Run a rank of the stage in ``file``, which the launcher has started on this machine."""
-    run_stage(build_stage(read_json(file)), job)
+    run_stage(build_stage(read_json(file)), context)
 
 
 def run_slurm_rank(logs: Path) -> None:
@@ -97,7 +97,7 @@ class SlurmJob:
         handler = PreemptionHandler(env, self.spec.folder, name, self.patience_s, self.spec.root)
         try:
             with record_error(self.spec.folder, name):
-                run_stage(self.spec, Job(handler.stop, name))
+                run_stage(self.spec, RunContext(handler.stop, name))
         except Stopped as stopped:
             handler.requeue_or_exit(str(stopped))
         finally:

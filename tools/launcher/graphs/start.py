@@ -15,7 +15,7 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.output import survive_lost_output, warn
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import Job
+from pretrain.common.run.state import RunContext
 from tools.stages.base import Stage
 
 from ..execution import slurm
@@ -72,7 +72,7 @@ def _run_graph(graph: Graph, options: Options, plan: Plan) -> int:
         try:
             status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
             if graph.report:
-                graph.report.run(Job())
+                graph.report.run(RunContext())
             return status
         except interrupt.Stopped as stop:
             print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
@@ -91,7 +91,7 @@ def _submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
     if not plan.missing and plan.queued.keys() <= {REPORT}:
         write_graph(graph, options)
         if graph.report:
-            graph.report.run(Job())
+            graph.report.run(RunContext())
         return 0
     Submission(graph, options, plan).run()
     print(describe_cost(plan))

@@ -8,34 +8,34 @@ from pathlib import Path
 from pretrain.common.errors import UserError
 from pretrain.common.files import json_text
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import Job, record_state
+from pretrain.common.run.state import RunContext, record_state
 
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "SLURM_JOB_ID")
 
 
-def work(job: Job, folder: str) -> None:
+def work(context: RunContext, folder: str) -> None:
     """Print a line, and write this rank's environment."""
-    print(f"rank {os.environ['RANK']} of {job.name}")
+    print(f"rank {os.environ['RANK']} of {context.submission}")
     values = {name: os.environ.get(name) for name in _NAMES}
     Path(folder, f"rank.{os.environ['RANK']}").write_text(json_text(values))
     if os.environ["RANK"] == "0":
-        with record_state(folder, "knn", job):
+        with record_state(folder, "knn", context):
             pass
 
 
-def wait_for_stop(job: Job, folder: str) -> None:
+def wait_for_stop(context: RunContext, folder: str) -> None:
     """Wait for a request to stop; rank 0 records how to continue."""
     Path(folder, f"rank.{os.environ['RANK']}").touch()
-    while not job.stop.reason:
+    while not context.stop.reason:
         time.sleep(0.02)
-    stop = Stopped(job.stop.reason, "add --resume")
+    stop = Stopped(context.stop.reason, "add --resume")
     if os.environ["RANK"] != "0":
         raise stop
-    with record_state(folder, "knn", job):
+    with record_state(folder, "knn", context):
         raise stop
 
 
-def fail(_job: Job, folder: str, how: str) -> None:
+def fail(_context: RunContext, folder: str, how: str) -> None:
     """Fail on rank 1; rank 0 would wait for an hour."""
     if os.environ["RANK"] == "1":
         if how == "hangs":  # at its exit, as nccl may

@@ -12,7 +12,7 @@ from pretrain.common import files
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run import state
-from pretrain.common.run.state import Job, read_state, record_state, write_failure
+from pretrain.common.run.state import RunContext, read_state, record_state, write_failure
 from tests.errors import refused
 
 
@@ -26,9 +26,9 @@ from tests.errors import refused
     ],
 )
 def test_a_stage_records_that_it_runs_and_how_it_ended(tmp_path, error, end):
-    job = Job(name="s", work={"fingerprint": "f"})
+    context = RunContext(submission="s", work={"fingerprint": "f"})
     try:
-        with record_state(tmp_path, "knn", job):
+        with record_state(tmp_path, "knn", context):
             running = read_state(tmp_path)
             if error:
                 raise error
@@ -38,21 +38,21 @@ def test_a_stage_records_that_it_runs_and_how_it_ended(tmp_path, error, end):
     assert running.items() >= {**start, "state": "running", "fingerprint": "f"}.items()
     ended = read_state(tmp_path)
     assert ended.items() >= {**start, **end}.items() and ended["started"] <= ended["ended"] <= ended["updated"]
-    with record_state(tmp_path, "knn", job):
+    with record_state(tmp_path, "knn", context):
         assert not {"reason", "ended"} & read_state(tmp_path).keys()
 
 
 def test_a_full_disk_hides_no_error(tmp_path, monkeypatch) -> None:
     full_disk = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    with pytest.raises(RuntimeError, match="a bug"), record_state(tmp_path, "knn", Job()):
+    with pytest.raises(RuntimeError, match="a bug"), record_state(tmp_path, "knn", RunContext()):
         monkeypatch.setattr(files.os, "fsync", full_disk)
         raise RuntimeError("a bug")
     assert read_state(tmp_path)["state"] == "running"
-    refused(lambda: record_state(tmp_path, "knn", Job()).__enter__(), "state.json", "No space left")
+    refused(lambda: record_state(tmp_path, "knn", RunContext()).__enter__(), "state.json", "No space left")
     monkeypatch.undo()
 
     def complete() -> None:
-        with record_state(tmp_path, "knn", Job()):
+        with record_state(tmp_path, "knn", RunContext()):
             monkeypatch.setattr(files.os, "fsync", full_disk)
 
     refused(complete, "state.json", "No space left")  # a stage is not complete before this is recorded
@@ -63,9 +63,9 @@ def test_a_start_removes_the_failures_of_earlier_ones(tmp_path) -> None:
     """Another rank of the same job may fail before rank 0 starts the stage."""
     write_failure(tmp_path, 0, UserError("of an earlier start"), "")
     write_failure(tmp_path, 1, UserError("of this job"), "s")
-    with record_state(tmp_path, "knn", Job(name="s")):
+    with record_state(tmp_path, "knn", RunContext(submission="s")):
         assert [path.name for path in tmp_path.glob("failed.*")] == ["failed.1.json"]
-    with record_state(tmp_path, "knn", Job()):
+    with record_state(tmp_path, "knn", RunContext()):
         assert list(tmp_path.glob("failed.*")) == []
 
 

@@ -13,7 +13,7 @@ from submitit.core.utils import UncompletedJobError
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.state import Job, read_outcome, record_state
+from pretrain.common.run.state import RunContext, read_outcome, record_state
 from tools.launcher.execution import rank_main
 
 
@@ -68,7 +68,7 @@ def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monke
     monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)
-    with pytest.raises(Stopped), record_state(tmp_path, "knn", Job(name="s")):
+    with pytest.raises(Stopped), record_state(tmp_path, "knn", RunContext(submission="s")):
         raise Stopped("counted to 3")
     handler = rank_main.PreemptionHandler(env, str(tmp_path), "s", 100.0)
     os.kill(os.getpid(), received)

@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.common.files import write_json
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import Job, update_state
+from pretrain.common.run.state import RunContext, update_state
 from tests.errors import refused
 from tests.tools.launcher import helpers
 from tests.tools.launcher.fake_stages import Fake, FakeTraining
@@ -151,12 +151,12 @@ def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_pat
     for earlier in (None, chain(tmp_path, "other").nodes[0].spec):
         if earlier:
             complete(earlier)
-        refused(lambda: run_stage(child, Job()), "builds on a, which is not complete", tmp_path / "a")
+        refused(lambda: run_stage(child, RunContext()), "builds on a, which is not complete", tmp_path / "a")
         for options in (HERE, SLURM):
             refused(lambda: start_graph(build_single(child), options), "builds on a, which is not complete")  # noqa: B023
     assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
     complete(chain(tmp_path).nodes[0].spec)
-    run_stage(child, Job())
+    run_stage(child, RunContext())
     assert child.is_complete()
 
 

@@ -186,6 +186,7 @@ lint: setup
 
 docs: setup
 	@$(BIN)/python -m docs.recipes
+	@$(BIN)/python -m docs.costs
 	@$(BIN)/python -m docs.reference
 	@$(BIN)/python -m tools.benchmarks.page
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from docs import recipes
+from docs import costs, recipes
 from pretrain.common.config.yaml_io import flatten, read_leaves
 from pretrain.config import load_config
 from tools.reporting import paper_tables
@@ -99,6 +99,11 @@ def test_every_config_file_that_is_named_exists() -> None:
     named = {name for path in texts for name in re.findall(r"configs/[\w/.-]+\.(?:yaml|csv)", path.read_text())}
     assert len(named) > 50
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_the_page_of_costs_is_current() -> None:
+    """If this fails after a recipe or the model of cost has changed, run `make docs`."""
+    assert (ROOT / "docs" / "costs.md").read_text() == costs.markdown()
 
 
 def test_the_table_of_recipes_is_current_and_whole() -> None:

@@ -16,6 +16,11 @@ def list_visible_gpus() -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
 
 
+def name_visible_gpu() -> str:
+    """Return the name of the first visible GPU, or nothing where torch cannot tell; torch is not imported here."""
+    return read_output([sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"]).strip()
+
+
 def read_output(command: list[str]) -> str:
     """Return what a program prints, or nothing if it is not installed, fails or does not answer in time."""
     try:

@@ -43,6 +43,19 @@ def show(word: str) -> None:
     if len(matching) == 1:
         for name in ("hardware", "time", "published"):
             print(f"    {name}: {getattr(matching[0], name) or '-'}")
+        for line in describe_costs(matching[0].path):
+            print(f"    {line}")
+
+
+def describe_costs(path: Path) -> list[str]:
+    """Describe what a recipe is expected to cost on each type of GPU; nothing for one that trains nothing by itself."""
+    from tools.estimates.model import COMPUTED
+    from tools.estimates.published import SHOWN
+    from tools.estimates.recipes import estimate_recipe  # imports the configs of both stages
+
+    estimates = [estimate_recipe(path, gpu, count) for gpu, count in SHOWN]
+    lines = [f"  {estimate.describe()}" for estimate in estimates if estimate]
+    return [f"expected in half precision ({COMPUTED}):", *lines] if lines else []
 
 
 def _parse(path: Path, header: str) -> Recipe:

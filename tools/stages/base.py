@@ -36,6 +36,8 @@ from . import MOVED, SUMMARIES
 from .options import from_json
 
 if TYPE_CHECKING:
+    from tools.estimates.model import Estimate
+    from tools.estimates.published import Gpu
     from tools.reporting.files import Run
     from tools.reporting.paper_tables import Candidate
     from tools.reporting.runs import Score
@@ -168,6 +170,10 @@ class Stage:
 
     def check_counts(self) -> None:
         """Raise UserError if the data, which exist on this machine, do not suffice."""
+
+    def estimate(self, gpu: Gpu, count: int) -> Estimate | None:
+        """Estimate what the stage costs on ``count`` GPUs of a type; return None if nobody knows."""
+        return None
 
     @property
     def weights_address(self) -> str:

@@ -1,11 +1,18 @@
 """Evaluation of a fine-tuned detector."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transfer import run_folder
 
 from .base import register
 from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from tools.estimates.model import Estimate
+    from tools.estimates.published import Gpu
 
 
 @register
@@ -20,3 +27,6 @@ class Evaluation(Transfer):
 
     def name_next_command(self, folder: str) -> str:
         return ""
+
+    def estimate(self, gpu: Gpu, count: int) -> Estimate | None:
+        return None  # minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pretrain import config as pretraining
 from pretrain.common.config.keys import Effect
 from pretrain.common.config.yaml_io import dump
+from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
 from pretrain.common.run.state import RunContext, read_record
 
@@ -21,8 +23,12 @@ from .base import Stage, register
 from .options import option
 
 if TYPE_CHECKING:
+    from tools.estimates.model import Estimate
+    from tools.estimates.published import Gpu
     from tools.reporting.files import Run
     from tools.reporting.runs import Score
+
+_LARGE_TAR = 20_000  # images, which are not counted for an estimate
 
 
 @register
@@ -97,6 +103,17 @@ class Pretrain(Stage):
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_batch_size(self.cfg, "SOLVER.IMS_PER_BATCH", self.cfg.DATA.TRAIN)
+
+    def estimate(self, gpu: Gpu, count: int) -> Estimate | None:
+        from pretrain.data.count import count_images  # imports OpenCV, which --help does not need
+        from tools.estimates import pretraining
+        from tools.estimates.published import IMAGES
+
+        images = IMAGES.get(self.cfg.DATA.TRAIN)
+        if images is None:
+            with contextlib.suppress(UserError):  # the data do not exist on this machine
+                images = count_images(self.cfg.DATA.TRAIN, self.cfg.DATA.ROOT, _LARGE_TAR)
+        return pretraining.estimate(self.cfg, gpu, count, images)
 
     def reads_weights(self) -> bool:
         return not self.has_checkpoint()

@@ -20,6 +20,8 @@ from .base import Stage, find_stage, register
 from .options import option
 
 if TYPE_CHECKING:
+    from tools.estimates.model import Estimate
+    from tools.estimates.published import Gpu
     from tools.reporting.files import Run
     from tools.reporting.paper_tables import Candidate
     from tools.reporting.runs import Score
@@ -100,6 +102,11 @@ class Transfer(Stage):
     def weights_address(self) -> str:
         weights = self.cfg.MODEL.WEIGHTS
         return weights if "://" in weights else ""
+
+    def estimate(self, gpu: Gpu, count: int) -> Estimate | None:
+        from tools.estimates import detection
+
+        return detection.estimate(self.cfg, gpu, count)
 
     def reads_weights(self) -> bool:
         return not self.has_checkpoint()

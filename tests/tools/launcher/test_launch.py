@@ -109,6 +109,27 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [("a100:8", "8 A100: about 14 hours, 1.9 GiB"), ("b300:8", ""), ("8", "")]
+)
+def test_a_dry_run_says_the_hours_on_gpus_whose_type_is_known(capsys, gpus: str, expected: str):
+    words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--gpus", gpus, "--dry-run", "SOLVER.AMP", "bf16"]
+    assert launch.main(words) == 0
+    shown = capsys.readouterr().out
+    assert ("computed, not measured" in shown) == bool(expected)
+    assert expected in shown
+
+
+def test_a_dry_run_says_the_hours_on_the_gpus_of_this_machine(capsys, monkeypatch, images: Path):
+    """Those of a folder's images, which are counted."""
+    monkeypatch.setattr("tools.launcher.options.list_visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("tools.launcher.graphs.dry_run.list_visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("tools.launcher.graphs.dry_run.name_visible_gpu", lambda: "NVIDIA GeForce RTX 4090")
+    words = ["pretrain", "--method", "mocov2", "--cluster", "local", "--dry-run", "DATA.TRAIN", f"folder:{images}"]
+    assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "48"]) == 0
+    assert re.search(r"#   pretrain: RTX 4090: about \d+ minutes?, ", capsys.readouterr().out)
+
+
 def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images: Path):
     words = ["pretrain", "--method", "jcl", *HERE, "--dry-run", "SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
     assert launch.main([*words, f"folder:{images}"]) == 0
@@ -158,7 +179,11 @@ def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
     assert re.search("^configs/pretrain/\n(  .*\n)*  sce_R18_cifar100_200ep.yaml +SCE on CIFAR-100", text, re.MULTILINE)
     assert "mocov2_R50" not in text and "top-1" not in text
     assert launch.main(["recipes", "sce_R18_cifar100_200ep"]) == 0
-    assert "65.45 top-1" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "65.45 top-1" in text and " H100: about" in text
+    assert "8 H100" not in text  # two groups of batch norm
+    assert launch.main(["recipes", "mocov2_R50_IN1k"]) == 0
+    assert "      8 A100: about 14 hours, 1.9 GiB per GPU\n" in capsys.readouterr().out
     refused(lambda: launch.main(["recipes", "cifar1000"]), "mentions 'cifar1000'")
 
 

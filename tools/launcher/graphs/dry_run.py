@@ -1,14 +1,17 @@
 """The display of what would be started: the stages of a graph, and the scripts or processes that would run them."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
+from tools.estimates.model import COMPUTED
+from tools.estimates.published import find_gpu
 
 from ..execution import slurm
 from ..execution.local_graph import shorten_path
 from ..execution.submit import build_environment, find_code, render_script
-from ..gpus import list_visible_gpus
+from ..gpus import list_visible_gpus, name_visible_gpu
 from ..options import Options
 from .checks import Plan, check_graph
 from .graph import Graph, Node
@@ -64,6 +67,8 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
             errors += _ask_slurm(batches, plan, code)
     elif startable:
         print(_describe_processes(startable, plan, options.parallel or 1))
+    for line in describe_estimates(plan):
+        print(line)
     return 2 if errors else 0
 
 
@@ -83,6 +88,30 @@ def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
             errors += 1
         print(f"# {batch[0].key}: {answer}")
     return errors
+
+
+def describe_estimates(plan: Plan) -> list[str]:
+    """Describe what each stage that is to run is expected to cost on its GPUs, once for all that cost the same.
+
+    On SLURM, the type of the GPUs is the one in --gpus TYPE:NUMBER; here, it is that of the machine.
+    """
+    stages: dict[str, list[str]] = {}
+    for key, node in plan.missing.items():
+        resources = plan.resources[key]
+        count = resources.nodes * resources.gpus
+        if not count:
+            continue
+        gpu = find_gpu(resources.gpu_type if resources.cluster == "slurm" else _name_local_gpu())
+        estimate = gpu and node.spec.estimate(gpu, count)
+        if estimate:
+            stages.setdefault(estimate.describe(), []).append(key)
+    lines = [f"#   {', '.join(keys)}: {text}" for text, keys in stages.items()]
+    return [f"# expected ({COMPUTED}):", *lines] if lines else []
+
+
+@functools.cache
+def _name_local_gpu() -> str:
+    return name_visible_gpu()
 
 
 def _describe_processes(startable: Mapping[str, Node], plan: Plan, parallel: int) -> str:

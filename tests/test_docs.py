@@ -39,7 +39,8 @@ from transfer.config import load_config as load_detector_config
 pytestmark = pytest.mark.docs
 # What a shell runs beside our programs (studies have their own tests), and where else the command of a program is run.
 OTHERS = (
-    r"source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
+    r"git clone URL pretrain-to-transfer|cd pretrain-to-transfer"
+    r"|source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
     r"|python -m studies\.\w+\.\w+ .+"
 )
 RUN_ELSEWHERE = {

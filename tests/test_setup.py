@@ -1,6 +1,7 @@
 """`make setup` with a Python that only records how it is called: what it refuses, and what it repairs."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -92,3 +93,12 @@ def test_an_environment_whose_python_is_gone_is_created_again(project: Path):
     calls(project)
     assert make(project, "setup", "PYTHON=./python")[0] == 0
     assert any(line.endswith("-m venv --clear .venv") for line in calls(project))
+
+
+def test_help_names_every_target_in_one_of_two_groups() -> None:
+    text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    use, develop = text.split("To develop it:")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"^  make ([\w-]+)", text, re.MULTILINE)
+    assert sorted(named) == sorted({*phony.split()} - {"help", "check-python"})
+    assert "make demo-quick" in use and "make test " in develop

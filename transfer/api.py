@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import interface
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, shorten_list, suggest_name
-from pretrain.common.files import read_json, write_json
+from pretrain.common.files import read_json, remove_unfinished, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
@@ -243,6 +243,7 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
         name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
         with stage(name, output_dir, context, check, less_memory):
             setup_logging(output_dir, rank())
+            on_first_rank(_remove_unfinished, output_dir)
             names = preflight.data_names(cfg, run.eval_only)
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
@@ -250,6 +251,12 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
                 results = train.run(run, device, data_sets, context.stop)
             on_first_rank(check_expected_results, cfg, results["metrics"])
             return results
+
+
+def _remove_unfinished(output_dir: Path) -> None:
+    """Remove the temporary files that a killed run left in the folders of its run folder."""
+    for folder in (output_dir / "datasets", *output_dir.glob("inference/*")):
+        remove_unfinished(folder)
 
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:

@@ -50,7 +50,8 @@ def test_an_interrupted_stage_resumes_to_equal_files(
         stage.module, *stage.arguments(tmp_path, data), under=tmp_path, fault=Fault("signal", at, value=number)
     )
     where = f"{number.name} at call {at} of {calls}"
-    stops = [-number] if number == signal.SIGKILL else [-number, 130] + [0] * (part == of - 1)
+    is_late = part == of - 1 or 3 * at > 2 * calls  # a detector's last evaluation ends after 69% of its calls
+    stops = [-number] if number == signal.SIGKILL else [-number, 130] + [0] * is_late
     assert ended.status in stops, f"{where}: {ended.text}"
     assert "Traceback" not in ended.text, f"{where}: {ended.text}"
     step, says = newest(tmp_path)

@@ -71,7 +71,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     results = run(images, run_folder, *words)
     assert results["steps"] == STEPS and gather_objects(results) == [results] * 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_train", lambda *_: pytest.fail("complete"))
+        patch.setattr(train, "training_step", lambda *_: pytest.fail("complete"))
         assert run(images, run_folder, *words) == results
 
 

@@ -79,13 +79,12 @@ def naive_overlap(test: np.ndarray, train: np.ndarray) -> float:
     return best
 
 
-def test_overlaps_are_the_highest_correlation_of_a_strip_or_corner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlaps_are_the_highest_correlation_of_a_strip_or_corner() -> None:
     generator = torch.Generator().manual_seed(0)
     train = 20 * torch.randn(3, 1, 32, 32, generator=generator)
     test = 20 * torch.randn(2, 1, 32, 32, generator=generator)
     test[0, :, :, :16] = train[2, :, :, 16:]
-    monkeypatch.setattr(overlaps, "_IMAGES", 2)
-    correlation, position = overlaps.find_overlaps(train, test)
+    correlation, position = overlaps.find_overlaps(train, test, images=2)
     expected = np.array([[naive_overlap(a[0].numpy(), b[0].numpy()) for b in train] for a in test])
     np.testing.assert_allclose(correlation, expected.max(1), atol=1e-5)
     assert (

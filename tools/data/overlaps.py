@@ -11,7 +11,6 @@ _NEIGHBORHOOD = 7  # pixels per side: of each pixel, the mean around it is subtr
 _STRIP = (26, 14)  # pixels: at the left and the right edge of a test image and, turned, at its top and its bottom
 _CORNER = 18  # pixels per side of the windows in its four corners
 _TEXTURE = 4.0  # gray levels: windows with a smaller standard deviation, such as sky, equal too many others
-_IMAGES = 64  # training images, and test images, whose windows are compared at once
 
 Corner = tuple[int, int]  # top and left of a window
 
@@ -22,7 +21,7 @@ def shrink(pixels_NCHW: Tensor) -> Tensor:
     return gray - F.avg_pool2d(gray, _NEIGHBORHOOD, 1, _NEIGHBORHOOD // 2, count_include_pad=False)
 
 
-def find_overlaps(train_N1HW: Tensor, test_N1HW: Tensor) -> tuple[Tensor, Tensor]:
+def find_overlaps(train_N1HW: Tensor, test_N1HW: Tensor, images: int = 64) -> tuple[Tensor, Tensor]:
     """Find the training image that contains a part of each test image.
 
     Strips along the edges of a test image and its corners are searched for at all places of all training images. Two
@@ -30,22 +29,23 @@ def find_overlaps(train_N1HW: Tensor, test_N1HW: Tensor) -> tuple[Tensor, Tensor
 
     Args:
         train_N1HW, test_N1HW: what `shrink` returns.
+        images: how many training images, and test images, are compared at once.
 
     Returns:
         The highest correlation of each test image, from -1 to 1, and the position of its training image.
     """
     best_N = torch.full((len(test_N1HW),), -1.0, device=test_N1HW.device)
     nearest_N = torch.zeros(len(test_N1HW), dtype=torch.long, device=test_N1HW.device)
-    parts = train_N1HW.split(_IMAGES)
+    parts = train_N1HW.split(images)
     for number, part_n1HW in enumerate(log_progress(parts, len(parts), "search for overlapping images")):
-        correlation_N, position_N = _compare(test_N1HW, part_n1HW).max(1)
+        correlation_N, position_N = _compare(test_N1HW, part_n1HW, images).max(1)
         is_better_N = correlation_N > best_N
         best_N = torch.where(is_better_N, correlation_N, best_N)
-        nearest_N = torch.where(is_better_N, position_N + number * _IMAGES, nearest_N)
+        nearest_N = torch.where(is_better_N, position_N + number * images, nearest_N)
     return best_N, nearest_N
 
 
-def _compare(test_N1HW: Tensor, train_n1HW: Tensor) -> Tensor:
+def _compare(test_N1HW: Tensor, train_n1HW: Tensor, images: int) -> Tensor:
     """Return the highest correlation (N, n) of a window of each test image with one of each training image."""
     best_Nn = torch.full((len(test_N1HW), len(train_n1HW)), -1.0, device=test_N1HW.device)
     long, short = _STRIP
@@ -59,11 +59,11 @@ def _compare(test_N1HW: Tensor, train_n1HW: Tensor) -> Tensor:
     ):
         everywhere = [(y, x) for y in range(_SIDE - height + 1) for x in range(_SIDE - width + 1)]
         train_LF = _cut(train_n1HW, height, width, everywhere).flatten(0, 1)
-        for first in range(0, len(test_N1HW), _IMAGES):
-            windows_LF = _cut(test_N1HW[first : first + _IMAGES], height, width, corners).flatten(0, 1)
+        for first in range(0, len(test_N1HW), images):
+            windows_LF = _cut(test_N1HW[first : first + images], height, width, corners).flatten(0, 1)
             correlations = (windows_LF @ train_LF.T).unflatten(0, (-1, len(corners))).amax(1)
             highest = correlations.unflatten(1, (-1, len(everywhere))).amax(2)
-            best_Nn[first : first + _IMAGES] = torch.maximum(best_Nn[first : first + _IMAGES], highest)
+            best_Nn[first : first + images] = torch.maximum(best_Nn[first : first + images], highest)
     return best_Nn
 
 

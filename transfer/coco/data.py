@@ -37,7 +37,6 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
     "person_keypoints_val2017.json": 10_020_657,
 }
 DIGESTS = "datasets/digests.json"  # in OUTPUT_DIR: what `digest_files` returns for each set, or the set's name
-_LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 log = logging.getLogger(__name__)
 
 
@@ -68,17 +67,18 @@ class DataSets(Mapping[str, DataSet]):
     def __len__(self) -> int:
         return len(self.sources)
 
-    def check_small(self, recorded: Classes | None = None) -> None:
+    def check_small(self, recorded: Classes | None = None, large_bytes: int = 16 * 2**20) -> None:
         """Read and check the sets that are read in about a second, without decoding their images.
 
         Args:
             recorded: what `preflight.read_recorded_classes` returns.
+            large_bytes: size of an annotation file that takes longer.
 
         Raises:
             UserError: as `check`.
         """
         for name, source in self.sources.items():
-            if source.annotations and source.annotations.stat().st_size < _LARGE_BYTES and not _is_released(source):
+            if source.annotations and source.annotations.stat().st_size < large_bytes and not _is_released(source):
                 self._opened[name] = self._open_file(source, decode=False)
         self._check_classes(dict(recorded or {}))
 

@@ -14,8 +14,6 @@ from ..folders.images import load_classes
 from ..image_data import ImageData
 from ..sources import Array, Files
 
-_TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
-_TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 LAYOUTS = {  # below the root; each starts with the folder that the archive unpacks to
     "cifar10": "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}",
     "cifar100": "cifar-100-python/{train,test,meta}",
@@ -23,17 +21,20 @@ LAYOUTS = {  # below the root; each starts with the folder that the archive unpa
     "stl10": "stl10_binary/{train_X.bin,train_y.bin,test_X.bin,test_y.bin,unlabeled_X.bin,class_names.txt}",
     "tiny_imagenet": "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/{images/*.JPEG,val_annotations.txt}}",
 }
-_PACKAGES = {
-    "fashion_mnist": ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"))
-}  # Debian's, Ubuntu's
+ADDRESSES = {  # of archives that torchvision does not know: address and MD5
+    "tiny_imagenet": ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+}
+PACKAGES = {  # Debian's, Ubuntu's
+    "fashion_mnist": ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist")),
+}
 _DAMAGED = (RuntimeError, OSError, ValueError, EOFError, AssertionError, TypeError, LookupError, zlib.error)
 
 
 def find_folder(name: str, root: Path) -> Path:
     """Return the folder of a data set: in ``root``, or where the system's package has it if ``root`` does not."""
     folder = root / LAYOUTS[name].partition("/")[0]
-    if name in _PACKAGES and not folder.is_dir():
-        package_folder = _PACKAGES[name][1]
+    if name in PACKAGES and not folder.is_dir():
+        package_folder = PACKAGES[name][1]
         return package_folder if package_folder.is_dir() else folder
     return folder
 
@@ -55,8 +56,8 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
         raise
     except _DAMAGED as error:
         remedy = "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
-        if name in _PACKAGES:
-            remedy += f", or install Debian's package {_PACKAGES[name][0]}"
+        if name in PACKAGES:
+            remedy += f", or install Debian's package {PACKAGES[name][0]}"
         if folder.exists():
             remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
             remedy += f" ({one_line(error)})"
@@ -71,8 +72,9 @@ def _fetch(name: str, folder: Path) -> None:
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        if name == "tiny_imagenet":
-            tv.utils.download_and_extract_archive(_TINY_URL, temporary, md5=_TINY_MD5)
+        if name in ADDRESSES:
+            address, md5 = ADDRESSES[name]
+            tv.utils.download_and_extract_archive(address, temporary, md5=md5)
         elif name == "stl10":
             tv.STL10(temporary, split="test", download=True)
         else:

@@ -47,7 +47,7 @@ def test_fashion_mnist(tmp_path: Path, suffix: str):
 
 def test_a_data_set_is_read_where_a_package_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path / "share/fashion-mnist"
-    monkeypatch.setattr(archives, "_PACKAGES", {"fashion_mnist": ("dataset-fashion-mnist", package)})
+    monkeypatch.setitem(archives.PACKAGES, "fashion_mnist", ("dataset-fashion-mnist", package))
     root = tmp_path / "root"
     refused(lambda: check_exists("fashion_mnist", root), "FashionMNIST/raw", "dataset-fashion-mnist")
     packaged = write_fashion_mnist(package, ".gz")
@@ -125,7 +125,7 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
     root = tmp_path / "root"
     write_tiny(folder)
     url, md5 = packed(folder, "zip")
-    monkeypatch.setattr(archives, "_TINY_URL", url)
+    monkeypatch.setitem(archives.ADDRESSES, "tiny_imagenet", (url, "0" * 32))
 
     def fetch(split: str) -> int:
         return len(load("tiny_imagenet", split, root, download=True))
@@ -135,28 +135,32 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     refused(lambda: fetch("train"), "tiny_imagenet", "the download failed", "corrupted")  # another checksum
-    monkeypatch.setattr(archives, "_TINY_MD5", md5)
+    monkeypatch.setitem(archives.ADDRESSES, "tiny_imagenet", (url, md5))
     with monkeypatch.context() as patch:
         patch.setattr(zipfile.ZipFile, "extractall", interrupted)
         refused(lambda: fetch("train"), "tiny_imagenet", "the download failed", "No space left on device")
     lock = ".tiny-imagenet-200.lock"
     assert os.listdir(root) == [lock]
     assert fetch("train") == 3 and sorted(os.listdir(root)) == [lock, "tiny-imagenet-200"]
-    monkeypatch.setattr(archives, "_TINY_URL", "file:///nowhere")  # existing files are not downloaded again
+    monkeypatch.setitem(
+        archives.ADDRESSES, "tiny_imagenet", ("file:///nowhere", md5)
+    )  # existing files are not downloaded again
     assert fetch("val") == 2
     (root / "tiny-imagenet-200/wnids.txt").unlink()
     refused(lambda: fetch("val"), root / "tiny-imagenet-200", "incomplete or damaged", "DATA.DOWNLOAD")
 
 
 def test_one_process_downloads_while_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    downloads: list[Path] = []
+    downloads: list[str] = []
 
-    def fetch(_name: str, folder: Path) -> None:
-        downloads.append(folder)
+    def fetch(address: str, to: str) -> None:
+        downloads.append(address)
         time.sleep(0.3)  # both threads would be here without the lock
-        write_tiny(folder)
+        shutil.copy(address.removeprefix("file://"), to)
 
-    monkeypatch.setattr(archives, "_fetch", fetch)
+    write_tiny(tmp_path / "packed/tiny-imagenet-200")
+    monkeypatch.setitem(archives.ADDRESSES, "tiny_imagenet", packed(tmp_path / "packed/tiny-imagenet-200", "zip"))
+    monkeypatch.setattr(tv.utils, "_urlretrieve", fetch)
     with ThreadPoolExecutor(2) as pool:
         sizes = pool.map(lambda split: len(load("tiny_imagenet", split, tmp_path, download=True)), ("train", "val"))
         assert list(sizes) == [3, 2] and len(downloads) == 1

@@ -32,15 +32,13 @@ def read_copy(cfg: CfgNode, name: str) -> dict[str, Any]:
     return read_annotations(names.find_checked_copy(name, cfg.OUTPUT_DIR))
 
 
-def test_bad_records_end_the_run_or_are_skipped(tmp_path, monkeypatch, caplog):
+def test_bad_records_end_the_run_or_are_skipped(tmp_path, caplog):
     caplog.set_level("INFO")
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
     cfg = tiny_coco.config(tmp_path / "out", name, **KEYPOINTS)
     refused_twice(cfg, [name], "annotation 1 of image 1", ":skip_bad")
-    with monkeypatch.context() as patch:
-        patch.setattr(data, "_LARGE_BYTES", 1000)
-        data.DataSets(cfg, [name]).check_small()  # too slow to read here
+    data.DataSets(cfg, [name]).check_small(large_bytes=1000)  # too slow to read here
     skipping = f"{name}:skip_bad"
     out = tmp_path / "with:colon"
     tiny_coco.check_data_sets(tiny_coco.config(out, skipping, **KEYPOINTS), [skipping])

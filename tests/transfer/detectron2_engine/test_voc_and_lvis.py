@@ -57,7 +57,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     write_voc(tmp_path / "datasets")
     tiny_coco.write_backbone(tmp_path, "resnet50")
     keys: dict[str, Any] = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
-    keys |= {"MODEL__RPN__POST_NMS_TOPK_TEST": 30, "MODEL__ROI_HEADS__BATCH_SIZE_PER_IMAGE": 32}  # through res5 each
+    keys |= {"MODEL__RPN__POST_NMS_TOPK_TEST": 6, "MODEL__ROI_HEADS__BATCH_SIZE_PER_IMAGE": 8}  # through res5 each
     keys |= {"INPUT__MIN_SIZE_TRAIN": [64], "INPUT__MIN_SIZE_TEST": 64}
     evaluation = {**keys, "MODEL__WEIGHTS": "out/model_final.pth", "OUTPUT_DIR": "eval"}
     keys |= {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}

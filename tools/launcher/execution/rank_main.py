@@ -41,9 +41,23 @@ from tools.stages.base import Stage, build_stage
 from . import slurm
 from .records import format_resume_command
 
-_WAIT_FOR_SIGNAL_S = 10.0  # for all ranks of a job to have the signal
-_REQUEUE_AGAIN_S = 20.0  # before a failed requeue is repeated
-_WAIT_FOR_END_S = 120.0  # for SLURM to end the other ranks after rank 0's requeue
+
+@dataclass(frozen=True)
+class RequeueWaits:
+    """How long a job that ends waits, in seconds.
+
+    Attributes:
+        signal_s: for all ranks of a job to have the signal.
+        again_s: before a failed requeue is repeated.
+        end_s: for SLURM to end the other ranks after rank 0's requeue.
+    """
+
+    signal_s: float = 10.0
+    again_s: float = 20.0
+    end_s: float = 120.0
+
+
+_WAITS = RequeueWaits()
 
 
 def run_stage(spec: Stage, context: RunContext) -> None:
@@ -114,13 +128,16 @@ class PreemptionHandler:
     Args:
         name: name of the submission.
         root: the folder to resume (default: ``folder``).
+        waits: how long it waits before and after a requeue.
 
     Attributes:
         stop: the request to stop the job's stage.
         signals: names of the signals that this process has received.
     """
 
-    def __init__(self, env: Any, folder: str, name: str, patience_s: float, root: str = "") -> None:
+    def __init__(
+        self, env: Any, folder: str, name: str, patience_s: float, root: str = "", waits: RequeueWaits = _WAITS
+    ) -> None:
         self.stop = StopRequest()
         self.signals: set[str] = set()
         self._env = env
@@ -128,6 +145,7 @@ class PreemptionHandler:
         self._name = name
         self._patience_s = patience_s
         self._root = root or folder
+        self._waits = waits
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
         self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
@@ -139,13 +157,13 @@ class PreemptionHandler:
     def requeue_or_exit(self, reason: str) -> NoReturn:
         """End this process after a checkpoint; an exit without a result cannot be mistaken for a complete stage."""
         self.cancel_timer()
-        deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
+        deadline = time.monotonic() + self._waits.signal_s
         while not self.signals and time.monotonic() < deadline:  # the request came from another rank
             time.sleep(0.1)
         if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
             sys.exit(STOPPED)
         self.requeue(reason)
-        time.sleep(_WAIT_FOR_END_S)  # to exit now would end the step, and with it rank 0 before its requeue
+        time.sleep(self._waits.end_s)  # to exit now would end the step, and with it rank 0 before its requeue
         sys.exit(0)
 
     def cancel_timer(self) -> None:
@@ -170,7 +188,7 @@ class PreemptionHandler:
             # restarts, or no failure at all: SLURM was first to requeue.
             if isinstance(error, OSError) or not _has_ended(self._env):
                 warn(f"warning: {one_line(error)}; requeuing the job once more")
-                time.sleep(_REQUEUE_AGAIN_S)
+                time.sleep(self._waits.again_s)
                 try:
                     slurm.requeue(self._env.job_id)
                 except UserError as refusal:

@@ -234,10 +234,10 @@ def requeue(job_id: str) -> None:
     _ask(["scontrol", "requeue", job_id])
 
 
-def cancel_job(job_id: str, cluster: str = "", now: bool = False) -> None:
+def cancel_job(job_id: str, cluster: str = "", now: bool = False, timeout_s: float = _TIMEOUT_S) -> None:
     """Cancel a job, with ``now`` without time for a checkpoint; UserError if scancel fails, is missing or is silent."""
     try:
-        _ask(["scancel", *(["--signal=KILL"] if now else []), job_id], cluster)
+        _ask(["scancel", *(["--signal=KILL"] if now else []), job_id], cluster, timeout=timeout_s)
     except UserError as error:
         raise UserError(f"scancel {job_id} failed: {error}; try again") from error
 

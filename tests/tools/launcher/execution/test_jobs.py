@@ -90,10 +90,9 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(programs: C
         ("exit 3", "exit status 3"),
     ],
 )
-def test_why_slurm_did_not_obey_is_named(programs: Callable, monkeypatch: pytest.MonkeyPatch, scancel: str, why: str):
+def test_why_slurm_did_not_obey_is_named(programs: Callable, scancel: str, why: str):
     programs("/usr/bin:/bin", scancel=scancel)
-    monkeypatch.setattr(slurm, "_TIMEOUT_S", 0.5)
-    refused(lambda: slurm.cancel_job("77"), "scancel 77 failed", why, "try again")
+    refused(lambda: slurm.cancel_job("77", timeout_s=0.5), "scancel 77 failed", why, "try again")
 
 
 def refuse_if_running(folder: Path) -> None:

@@ -30,8 +30,7 @@ class Environment:
 
 
 @pytest.fixture(autouse=True)
-def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(rank_main, "_WAIT_FOR_END_S", 0)
+def own_handlers() -> Iterator[None]:
     numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -57,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monkeypatch: pytest.MonkeyPatch, case: str):
+def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, case: str):
     def requeue(_number: int, _frame: Any) -> None:
         env.requeues.append("submitit")
         if error:
@@ -65,12 +64,13 @@ def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, monke
 
     received, scontrol, error, requeues, state = CASES[case]
     programs("/usr/bin:/bin", scontrol=scontrol)
-    monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)
     with pytest.raises(Stopped), record_state(tmp_path, "knn", RunContext(submission="s")):
         raise Stopped("counted to 3")
-    handler = rank_main.PreemptionHandler(env, str(tmp_path), "s", 100.0)
+    handler = rank_main.PreemptionHandler(
+        env, str(tmp_path), "s", 100.0, waits=rank_main.RequeueWaits(again_s=0, end_s=0)
+    )
     os.kill(os.getpid(), received)
     has_failed = " " in state
     with pytest.raises(UserError if has_failed else SystemExit, match=state if has_failed else None) as end:

@@ -62,6 +62,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_preempted_pretraining_ends_bit_equal(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

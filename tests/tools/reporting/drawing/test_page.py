@@ -98,6 +98,7 @@ def test_what_is_in_run_folders_is_text(source: str):
         assert any(place in text for text in words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], width: int):
     """No error and no request to a network may occur in a window of this width."""

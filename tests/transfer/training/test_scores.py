@@ -130,7 +130,7 @@ def test_a_stopped_run_ends_at_the_same_iteration_with_the_same_weights(tmp_path
     while done < whole["iteration"]:
         done += 2
         with monkeypatch.context() as patch:
-            options = {"job": stop_in(patch, EVALUATION, 2 if done > 2 else 1), **keys}
+            options = {"context": stop_in(patch, EVALUATION, 2 if done > 2 else 1), **keys}
             stopped(lambda options=options: work(tmp_path, "torchvision", "--resume", **options), "SIGTERM")
         assert (tmp_path / f"out/model_{done - 1:07d}.pth").is_file()
     cut = work(tmp_path, "torchvision", "--resume", **keys)

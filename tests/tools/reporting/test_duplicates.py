@@ -12,6 +12,7 @@ from PIL import Image
 from tests.tools.reporting.runs import column, detector, render, write
 from tests.transfer import tiny_coco
 from tools import make_data, report
+from tools.reporting.runs import DetectorScore
 from transfer.coco import data, results
 from transfer.coco.names import locate_data_set
 
@@ -61,6 +62,7 @@ def test_scores_without_duplicates_are_those_of_a_test_set_without_them(tmp_path
     rest = {**content, "images": content["images"][:3]}
     rest["annotations"] = [record for record in content["annotations"] if record["image_id"] <= 3]
     (score,) = report.gather([tmp_path / "moved"]).scores
+    assert isinstance(score, DetectorScore)
     predictions = json.loads((score.folder / score.predictions).read_text())
     expected = results.evaluate(rest, [record for record in predictions if record["image_id"] <= 3], ["bbox"])
     assert score.clean and score.clean.metrics == {f"bbox/{name}": value for name, value in expected["bbox"].items()}

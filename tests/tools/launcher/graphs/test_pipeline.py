@@ -9,7 +9,7 @@ import yaml
 
 from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS, HERE
-from tests.tools.reporting.runs import write
+from tests.tools.reporting.runs import DIGITS, pretrain
 from tools import report
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.graph import Graph, write_graph
@@ -110,7 +110,7 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
     Path("s.yaml").write_text(plan)
     graph = pipeline.load_pipeline("s.yaml", "out")
     for place, node in enumerate(graph.nodes[:done]):
-        write(Path(node.spec.folder), {"stage": "pretrain", "metrics": {"knn_top1": 10.0 + place}})
+        pretrain(Path(node.spec.folder), *DIGITS, knn=10.0 + place)
     write_graph(graph, HERE)
     Path("out").rename("moved")
     content = report.gather([Path("moved")], "report.md")

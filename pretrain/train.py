@@ -201,12 +201,23 @@ def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path:
     if checkpoint_path is None:
         for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint
             remove(path)
-        views = view_grid.draw(loader.data, loader.augmentations[:_MAX_COLUMNS], loader.size, _ROWS, cfg.SEED)
-        view_grid.write(folder / "views.png", views)
+        _draw_views(folder / "views.png", cfg, loader)
     elif checkpoint_path.name == checkpoint.FINAL:
         # The run had ended at a smaller MAX_STEPS; later checkpoints must sort after this one.
         checkpoint_path.replace(checkpoint.path_of_step(folder, step))
     write_environment(folder)
+
+
+def _draw_views(file: Path, cfg: CfgNode, loader: Loader) -> None:
+    """Draw views of some images, titled as the query and its keys or, where every view is both, numbered."""
+    augmentations = loader.augmentations[:_MAX_COLUMNS]
+    numbers = range(1, len(augmentations) + 1)
+    if METHODS[cfg.METHOD.NAME].kind == "queue":
+        titles = ["query", *(f"key {n}" for n in numbers)][: len(augmentations)]
+    else:
+        titles = [f"view {n}" for n in numbers]
+    columns = dict(zip(titles, augmentations, strict=True))
+    view_grid.write(file, view_grid.draw(loader.data, columns, loader.size, _ROWS, cfg.SEED))
 
 
 def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:

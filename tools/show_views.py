@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pretrain.data import datasets, view_grid  # imports torch
 
     data = datasets.load(args.data, "train", args.root)
-    augmentations = [AUGMENTATIONS[args.augmentation]] * args.views
-    view_grid.write(args.output, view_grid.draw(data, augmentations, args.size, args.images, seed=0))
+    columns = {f"view {n}": AUGMENTATIONS[args.augmentation] for n in range(1, args.views + 1)}
+    view_grid.write(args.output, view_grid.draw(data, columns, args.size, args.images, seed=0))
     print(f"{args.output}: {args.augmentation}, {count_noun(args.views, 'view')} of {count_noun(args.images, 'image')}")
 
 

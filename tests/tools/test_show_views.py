@@ -19,10 +19,17 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2"]
     show_views.main([*words, "--output", str(out)])
     picture: Any = cv2.imread(str(out), cv2.IMREAD_COLOR_RGB)
-    assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
+    height, width = 16, 34 + 4  # of the titles: "view 1" is wider than a view
+    assert picture.shape == (height + 3 * 36, 3 * width, 3)
+    assert (picture[height + 32 : height + 36] == 255).all()
+    assert (picture[height:, 32:width] == 255).all()
+    for column in range(3):
+        assert picture[:height, column * width : (column + 1) * width].min() < 100  # it has a title
     data = datasets.load(f"folder:{folder}", "train")
-    np.testing.assert_array_equal(picture[36:68, :32], views.make_center_view(data.read(2), 32, 32))
+    middle = picture[height + 36 : height + 68]
+    np.testing.assert_array_equal(middle[:, :32], views.make_center_view(data.read(2), 32, 32))
     loader = Loader(data, [augmentations.AUGMENTATIONS["moco_v2"]] * 2, 32, batch_size=5, seed=0, num_workers=0)
     _, batch = next(loader.batches(0, 1))
     row = int(torch.nonzero(batch.index_n == 2)[0, 0])
-    np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VnCHW[1, row].permute(1, 2, 0).numpy())
+    second = batch.views_VnCHW[1, row].permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(middle[:, 2 * width : 2 * width + 32], second)

@@ -143,6 +143,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
         run.state.step = steps_done
         run.monitor.step(loss, step, lr, batch.index_n)
         run.progress.advance()
+        if step == first_step:
+            distributed.shorten_timeout()
 
         is_last = steps_done == run.total_steps
         if steps_done % solver.LOG_PERIOD == 0 or is_last:

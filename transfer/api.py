@@ -233,7 +233,7 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
     from .coco.results import check_expected_results
     from .distributed import join
 
-    with process_group(join, run.cfg.MODEL.DEVICE) as device:
+    with process_group(run.cfg.OUTPUT_DIR, join, run.cfg.MODEL.DEVICE) as device:
         on_every_rank(extensions.load)
         if run.eval_only:
             run = replace(run, cfg=on_first_rank(_resolve_evaluation, run.cfg, run.resume))

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common import distributed
-from pretrain.common.distributed import AgreedStop
+from pretrain.common.distributed import AgreedStop, on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import StopRequest
 
@@ -160,9 +160,8 @@ class Engine(ABC):
         return [result for rank_results in gathered or () for result in rank_results]
 
     def evaluate(self, model: nn.Module) -> dict[str, Metrics]:
-        """Return the metrics of each set of DATASETS.TEST on rank 0, {} on other ranks."""
-        metrics = {name: self.evaluate_set(model, name) for name in self.cfg.DATASETS.TEST}
-        return metrics if distributed.is_main() else {}
+        """Return the metrics of each set of DATASETS.TEST."""
+        return {name: self.evaluate_set(model, name) for name in self.cfg.DATASETS.TEST}
 
     def complete_evaluation(
         self, model: nn.Module, metrics: Mapping[str, Metrics], visualize: int
@@ -173,15 +172,12 @@ class Engine(ABC):
             metrics: what `evaluate` has returned for this model.
             visualize: number of images per set on which to draw the predictions.
         """
-        if visualize and distributed.is_main():
-            for name in metrics:
-                draw_saved(self.cfg, self.data_sets[name], visualize)
+        for name in metrics if visualize else ():
+            on_first_rank(draw_saved, self.cfg, self.data_sets[name], visualize)
         return dict(metrics)
 
     def evaluate_set(self, model: nn.Module, name: str, *, keep: bool = True) -> Metrics:
-        """Return the metrics of one set on rank 0, {} on other ranks; ``keep`` writes the predictions."""
+        """Return the metrics of one set, which rank 0 computes; ``keep`` writes the predictions."""
         records, category_ids = self.load_test_set(name)
         detections = self.run_on_test_set(model, records, partial(self.detect, model, category_ids=category_ids))
-        if not distributed.is_main():
-            return {}
-        return score(self.cfg, self.data_sets[name], detections, keep=keep)
+        return on_first_rank(score, self.cfg, self.data_sets[name], detections, keep=keep)

@@ -133,6 +133,8 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
             remove(output_dir / "results.json")  # stale: the run is being extended
         while not trainer.is_over:
             run_step(trainer, model, batches, trainer.done)
+            if trainer.done == trainer.start_iter:
+                distributed.shorten_timeout()
             trainer.advance()
             reason = stop.poll()
             trainer.save_if_due(reason)

@@ -16,6 +16,7 @@ from pretrain.common import distributed
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, remove
+from pretrain.common.ranks.meeting import meet
 from pretrain.common.run.metrics import MetricsWriter
 from pretrain.common.run.progress import Progress, take_memory_peaks
 from pretrain.common.run.skipped_steps import SkippedSteps
@@ -112,9 +113,11 @@ class Trainer:
 
     def call_hooks(self, name: str) -> None:
         """Call this method of the hooks that have it, on every rank."""
-        for hook in self.hooks.values():
-            if hasattr(hook, name):
-                getattr(hook, name)()
+        methods = [getattr(hook, name) for hook in self.hooks.values() if hasattr(hook, name)]
+        for method in methods:
+            method()
+        if methods and self.world_size > 1:
+            meet()  # a hook may work long on one rank alone
 
     def write_images(self) -> None:
         """Write the model's figures of training (VIS_PERIOD) for TensorBoard."""

@@ -17,14 +17,17 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import extensions
 from .device import AsyncHostCopy, can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
 from .interrupt import Stopped, StopRequest
+from .ranks.meeting import meet
 
-TIMEOUT_S = 1800.0  # for one collective: rank 0 may evaluate, download or write while the others wait
+TIMEOUT_S = 1800.0  # for one collective up to the end of the first step, before which a rank may compile
+STEP_TIMEOUT_S = 300.0  # for one collective afterwards; longer waits are meetings
 STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that got no signal
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +73,13 @@ def _rendezvous(timeout_s: float) -> dict[str, Any]:
         problem = f"the processes of this run cannot connect to each other at {address} ({first_line(error)})"
         remedy = "export a MASTER_ADDR that all machines reach and a free MASTER_PORT (SLURM: in the site file's setup)"
         raise UserError(f"{problem}; {remedy}") from error
+
+
+def shorten_timeout() -> None:
+    """Let collectives time out after STEP_TIMEOUT_S from now on; every loop calls it after its first step."""
+    if world_size() > 1:
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # torch 2.14 and earlier
+        set_timeout(datetime.timedelta(seconds=STEP_TIMEOUT_S))
 
 
 def rank() -> int:
@@ -181,8 +191,7 @@ def on_first_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     """Call ``function`` on rank 0, or in a single process, and return its result on every rank.
 
     Rank 0 alone reads what ranks must agree on, such as whether a run is complete: each rank may see another state of
-    a shared file system, or another disk. With nccl, the other ranks wait in a call of CUDA: Python runs their signal
-    handlers only afterwards, so it is rank 0 that must not take long.
+    a shared file system, or another disk. It may take as long as it needs: the others wait in a meeting.
 
     Raises:
         UserError: ``function`` raised it on rank 0, or failed there with another error.
@@ -195,8 +204,10 @@ def on_first_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
             message[0] = function(*args, **kwargs)
         except Exception as error:
             message[1] = str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}"
+            meet()
             dist.broadcast_object_list(message)
             raise
+    meet()
     dist.broadcast_object_list(message)
     if message[1]:
         raise UserError(message[1])
@@ -204,9 +215,10 @@ def on_first_rank(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return every rank's ``value`` (of a type that pickles), in rank order."""
+    """Return every rank's ``value`` (of a type that pickles), in rank order; ranks may come at very different times."""
     if world_size() == 1:
         return [value]
+    meet()
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values

@@ -122,6 +122,8 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
             epoch = step // steps_per_epoch
             factor = heads.set_learning_rates(epoch)
             losses_H += heads.step(*batch_source.features(batch))
+            if step == first_step:
+                distributed.shorten_timeout()
             step += 1
             progress.advance()
             stop_reason = run.stop.poll()

@@ -35,6 +35,7 @@ def prepare(backend: str = "") -> None:
     """
     patch = pytest.MonkeyPatch()
     patch.setattr(distributed, "TIMEOUT_S", 60.0)
+    patch.setattr(distributed, "STEP_TIMEOUT_S", 60.0)
     if backend:
         share_gpu(patch, backend)
     if DEVICE == "sim":

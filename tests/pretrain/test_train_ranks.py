@@ -125,7 +125,7 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
     set_rank(rank, 2, port)
-    distributed.TIMEOUT_S = 8.0
+    distributed.TIMEOUT_S = distributed.STEP_TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
         distributed.compute_code_digest = lambda: "00000000"
     if fault == "another disk" and rank == 0:

@@ -23,7 +23,7 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.distributed import AgreedStop, is_main
+from pretrain.common.distributed import AgreedStop, on_first_rank
 
 from ..coco.records import DataSet
 from ..coco.results import Detection, Metrics, format_table
@@ -142,8 +142,7 @@ class Detectron2Engine(Engine):
         for name in augmented_sets:
             log.info(f"{name}: with test-time augmentation")
             augmented = self.evaluate_set(self.build_augmented(model), name, keep=False)
-            if is_main():
-                completed[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
+            completed[name] |= {f"{task}_TTA": row for task, row in augmented.items()}
         return completed
 
     def evaluate_set(self, model: Any, name: str, *, keep: bool = True) -> Metrics:
@@ -154,10 +153,8 @@ class Detectron2Engine(Engine):
         evaluator = build_evaluator(name)
         evaluator.reset()
         self.run_on_test_set(model, load_test_records(data_set), partial(_process, evaluator, model))
-        tasks: Any = evaluator.evaluate()
-        if not is_main():
-            return {}
-        metrics = {task: {name: _to_metric(value) for name, value in row.items()} for task, row in tasks.items()}
+        tasks: Any = evaluator.evaluate()  # rank 0 scores
+        metrics = on_first_rank(lambda: {task: _to_metrics(row) for task, row in tasks.items()})
         log.info(f"{name}\n{format_table(metrics)}")
         return metrics
 
@@ -203,9 +200,9 @@ def _process(evaluator: DatasetEvaluator, model: Any, batch: list[ModelInput]) -
     return []
 
 
-def _to_metric(value: float) -> float | None:
-    """Return a metric; None for LVIS's negative value for a kind of category that the data set does not have."""
-    return float(value) if isfinite(value) and value >= 0 else None
+def _to_metrics(row: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics; None for LVIS's negative value for a kind of category that the data set does not have."""
+    return {name: float(value) if isfinite(value) and value >= 0 else None for name, value in row.items()}
 
 
 def _set_rate(scheduler: Any, iteration: int) -> float:

@@ -72,14 +72,14 @@ def keep_best(trainer: Trainer, results: Mapping[str, Metrics]) -> None:
     """Add an evaluation's score of TEST.BEST, if this is set, and keep the model if it is the best so far.
 
     Args:
-        results: the evaluation's metrics by data set, on rank 0.
+        results: the evaluation's metrics by data set.
     """
     cfg = trainer.cfg
     if not cfg.TEST.BEST or not cfg.DATASETS.TEST:
         return
     data = cfg.DATASETS.TEST[0]
     task, _, name = cfg.TEST.BEST.partition("/")
-    value = on_first_rank(lambda: results[data].get(task, {}).get(name))
+    value = results[data].get(task, {}).get(name)
     if value is None:
         log.info(f"TEST.BEST {cfg.TEST.BEST} is missing from this evaluation")
     trainer.scores.add(cfg.TEST.BEST, data, trainer.done, value)

@@ -1,1 +1,2 @@
-"""The processes of a run on one machine: `parent` starts and watches them, `rank` is what each of them runs."""
+"""The processes of a run: `parent` starts and watches those of one machine, `rank` is what each runs, in a `meeting`
+they wait for one another."""

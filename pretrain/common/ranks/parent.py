@@ -2,7 +2,7 @@
 
 The launcher and `transfer/train_net.py --num-gpus` are such parents. A rank writes its output to two files, and its
 error to failed.RANK.json of the run folder. When a rank fails or is killed, the others are killed: they would wait for
-it in a collective for half an hour.
+it in a collective for minutes.
 """
 
 import contextlib

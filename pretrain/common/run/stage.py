@@ -20,6 +20,7 @@ from ..distributed import AgreedStop, on_first_rank, rank
 from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
 from ..logs import setup_logging
+from ..ranks.meeting import heartbeat
 from .folder import check_stage_of
 from .lease import claim
 from .state import RunContext, record_state, write_failure
@@ -42,7 +43,7 @@ def open_run(
         This rank's device, and the ranks' agreement on a stop of ``context``.
     """
     with (
-        process_group(distributed.init_process_group, device_name) as device,
+        process_group(folder, distributed.init_process_group, device_name) as device,
         stage(name, folder, context, less_memory=less_memory),
     ):
         setup_logging(folder, distributed.rank())
@@ -120,19 +121,25 @@ def _translate_exit() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def process_group(join: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
     """Call ``join``, yield its result, and leave the process group that it joined, if any, when the block ends.
 
-    All ranks leave together unless there was an error; a group that the caller had joined before is not left.
+    All ranks leave together unless there was an error; a group that the caller had joined before is not left. If a
+    collective times out, nccl writes each rank's last collectives into ``folder`` (`_record_collectives`).
 
     The exit of the first rank would end the others, which may be about to write. After an error the group is left only
     at exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
     """
     if dist.is_initialized():
-        yield join(*args, **kwargs)
+        result = join(*args, **kwargs)
+        with heartbeat():
+            yield result
         return
+    _record_collectives(Path(folder))
     try:
-        yield join(*args, **kwargs)
+        result = join(*args, **kwargs)
+        with heartbeat():
+            yield result
     except Stopped:  # all ranks have agreed on it
         leave()
         raise
@@ -140,6 +147,15 @@ def process_group(join: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> It
         atexit.register(_abandon, 2 if isinstance(error, UserError) else 1)
         raise
     leave()
+
+
+def _record_collectives(folder: Path) -> None:
+    """Switch on torch's flight recorder, whose files torchfrtrace reads, unless the user has set it up."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the name before torch 2.9, which is still read
+            os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
 
 
 def leave() -> None:

@@ -26,19 +26,19 @@ def _refuse() -> None:
 
 
 def _fail(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken"), process_group(init_process_group, "cpu"):
+    with pytest.raises(RuntimeError, match="broken"), process_group("run", init_process_group, "cpu"):
         raise RuntimeError("broken")
     assert dist.is_initialized()  # until exit; otherwise, the other rank would fail before this one has reported why
 
     with pytest.raises(UserError, match="used already"), stage("test", folder, RunContext(), check=_refuse):
         pytest.fail("entered")
-    with process_group(init_process_group, "cpu"), stage("test", folder, RunContext()):
+    with process_group("run", init_process_group, "cpu"), stage("test", folder, RunContext()):
         pass
     assert dist.is_initialized()  # it was not joined there
 
 
 def _stop(folder: Path) -> None:
-    with pytest.raises(Stopped), process_group(init_process_group, "cpu"):
+    with pytest.raises(Stopped), process_group("run", init_process_group, "cpu"):
         dist.barrier()
         if dist.get_rank() == 0:  # it is still writing when the other rank is ready to leave
             time.sleep(0.5)
@@ -53,7 +53,7 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
-    with process_group(init_process_group, "cpu") as device, stage("test", tmp_path, RunContext()):
+    with process_group("run", init_process_group, "cpu") as device, stage("test", tmp_path, RunContext()):
         assert device == torch.device("cpu") and read_state(tmp_path)["state"] == "running"
         with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, RunContext()):
             pytest.fail("entered")
@@ -80,7 +80,7 @@ dist.get_backend = lambda: "nccl"
 dist.destroy_process_group = dist.distributed_c10d._abort_process_group = lambda: time.sleep(3600)
 
 def main(_):
-    with process_group(dist.init_process_group, "gloo", store=dist.HashStore(), rank=0, world_size=1):
+    with process_group("run", dist.init_process_group, "gloo", store=dist.HashStore(), rank=0, world_size=1):
         print("the last line", end="")
         raise {error}("broken")
 

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pretrain.common import interrupt
+from pretrain.common import distributed, interrupt
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.run import socket_folder
 from pretrain.common.run.workers import LoaderPatience, SignalSafeDataLoader
@@ -82,6 +82,16 @@ def test_a_large_batch_may_take_longer():
     """A batch of thousands of photographs takes minutes, although its worker does not hang: 3,000 take 3 s here."""
     batches = load(Images(2, 1.5), batch=3000, warn_after_s=0.3, end_after_s=0.6)
     assert len(next(batches)) == 3000
+
+
+def test_of_several_ranks_one_without_a_batch_says_so_before_the_others_time_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "STEP_TIMEOUT_S", 1.5)
+    refused(
+        lambda: list(load(Images(7, 600), patience=LoaderPatience(warn_after_s=0.5, end_after_s=600))),
+        "image7.png",
+        "run again",
+    )
 
 
 def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixture):

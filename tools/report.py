@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
@@ -22,15 +23,21 @@ from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
 from tools.reporting import cost, duplicates, paper_tables
-from tools.reporting.document import Report, render_json, render_markdown
+from tools.reporting.document import Report, render_json, render_markdown, render_section
 from tools.reporting.drawing.figures import draw_figures, draw_maps
 from tools.reporting.drawing.page import render_page
 from tools.reporting.files import find_runs, shorten_names
 from tools.reporting.runs import BackboneScore, DetectorScore, read_scores
+from tools.reporting.seeds import branches
+from tools.reporting.seeds.headline import build_headline
+from tools.reporting.seeds.power import build_power_table
 from tools.reporting.seeds.study import build_study, build_table
+from tools.reporting.seeds.verdicts import build_verdict_table, compare_branches
 from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
 from tools.stages.options import add_arguments, read_arguments
 from tools.stages.report import Report as ReportStage
+
+_DIFFERENCE = 2.0  # between branches, in points of AP or accuracy, that further seeds should show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,18 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: ReportStage.Options) -> int:
     """Print the report of the runs in some folders, write it to the output files, and return 0."""
+    if options.power < 0:
+        raise UserError(f"--power is {options.power:g}; name the difference that the seeds should show, such as 2")
     for file in options.output:
         check_writable(file)
     pages = [file for file in options.output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in options.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
         main_file = (texts or [Path(temporary, "report.md")])[0] if options.output else ""
-        report = gather(options.folders, main_file)
+        report = gather(options.folders, main_file, options.power or _DIFFERENCE)
         text = render_markdown(report)
-        print(render_json(report) if options.json else text, end="")
+        print(_select_answer(report, options) or (render_json(report) if options.json else text), end="")
         for file in options.output:
             with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
-                atomic_write(file, render_page(report) if file in pages else text)
+                atomic_write(file, render_page(report, Path(file)) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
     for line in [*figures, *(f"report: {file}" for file in options.output)]:
         print(escape_control(line), file=sys.stderr if options.json else sys.stdout)
@@ -61,11 +70,24 @@ def run(options: ReportStage.Options) -> int:
     return 0
 
 
-def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
+def _select_answer(report: Report, options: ReportStage.Options) -> str:
+    """Return the tables that --verdicts and --power ask for, as Markdown; empty without them.
+
+    Raises:
+        UserError: no pipeline of the report has seeds.
+    """
+    tables = [*(report.verdicts if options.verdicts else ()), *(report.powers if options.power else ())]
+    if not tables and (options.verdicts or options.power):
+        raise UserError(f"no pipeline with SEEDS and scores in {', '.join(options.folders)}; add SEEDS to its file")
+    return escape_control("\n".join(map(render_section, tables)))
+
+
+def gather(folders: Sequence[str | Path], output: str | Path = "", difference: float = _DIFFERENCE) -> Report:
     """Collect the content of a report of the runs in ``folders``.
 
     Args:
         output: file of the report; figures are drawn next to it. If empty, none are drawn.
+        difference: difference between branches that further seeds should show.
 
     Raises:
         UserError: a folder does not exist, or there is nothing to report in any of them.
@@ -74,23 +96,47 @@ def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
     scores = duplicates.add_clean_scores(read_scores(collection), collection)
     if not (collection.runs or collection.unreadable or collection.incomplete):
         raise UserError(escape_control(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
+    absolute = [Path(os.path.abspath(folder)) for folder in folders]
     backbones = [score for score in scores if isinstance(score, BackboneScore)]
     detections = [score for score in scores if isinstance(score, DetectorScore)]
-    rows = build_rows(backbones, [Path(os.path.abspath(folder)) for folder in folders])
+    rows = build_rows(backbones, absolute)
     names = shorten_names([*(row.folder for row in rows), *(score.folder for score in detections)])
-    studies = [build_study(pipeline, collection, scores) for pipeline in collection.pipelines if pipeline.seeds]
-    studies = [study for study in studies if study.scores]
+    studies = [build_study(pipeline, collection, scores) for pipeline in collection.pipelines]
+    seeded = [study for study in studies if study.seeds and study.scores]
+    verdicts = [build_verdict_table(study) for study in seeded]
+    plans = zip(studies, collection.pipelines, strict=True)
+    powers = [build_power_table(study, collection.runs, plan, difference) for study, plan in plans if study in seeded]
+    differences = [branches.build_table(pipeline, collection, scores) for pipeline in collection.pipelines]
     tables = [
-        *map(build_table, studies),
+        *map(build_table, seeded),
+        *(table for table in verdicts if table.rows),
+        *filter(None, differences),
         *build_probe_tables(rows, names),
         *build_detection_tables(detections, names),
         *paper_tables.build_tables(scores),
+        *powers,
         *cost.build_tables(collection.runs),
     ]
-    if not output:
-        return Report(tables, [], collection, scores)
-    maps = draw_maps(collection, scores, Path(output))
-    return Report(tables, draw_figures(collection, studies, detections, Path(output)), collection, scores, maps)
+    report = Report(
+        tables,
+        collection,
+        scores,
+        title=", ".join(pipeline.folder.name for pipeline in collection.pipelines) or _name_folders(absolute),
+        headline=build_headline(studies, detections),
+        comparisons=[asdict(comparison) for study in studies for comparison in compare_branches(study)],
+        verdicts=verdicts,
+        powers=powers,
+    )
+    if output:
+        report.feature_maps = draw_maps(collection, scores, Path(output))
+        report.figures = draw_figures(collection, seeded, detections, Path(output))
+    return report
+
+
+def _name_folders(folders: Sequence[Path]) -> str:
+    """Return the names of the first folders of a report."""
+    names = [folder.name for folder in folders]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 if __name__ == "__main__":

@@ -52,11 +52,6 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path:
     refused(lambda: record.main([str(tmp_path)]), tmp_path, "SEEDS")
 
 
-def test_holms_correction():
-    assert record.holm([0.04, 0.01, None, 0.03]) == 0.01  # 0.01 <= 0.05/3, then 0.03 > 0.05/2
-    assert record.holm([0.02, 0.03]) == 0.03 and record.holm([0.03, 0.04]) < 0 and record.holm([]) < 0
-
-
 @pytest.mark.parametrize("words", ["table2: mask AP", "table2: jcl - mocov9"])
 def test_a_marker_without_its_scores_is_refused(words: str):
     refused(lambda: record.up_to_date(f"<!-- {words} -->\n<!-- end -->", 0.05), re.split(": | - ", words)[-1])

@@ -9,7 +9,6 @@ branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->``
 bold are those that Holm's correction over all differences of all pages leaves at 5%.
 """
 
-import itertools
 import os
 import re
 import sys
@@ -25,7 +24,14 @@ from tools import ROOT
 from tools.benchmarks.machine import read_processor
 from tools.reporting.document import Table, render_table
 from tools.reporting.drawing.figures import draw_scores
-from tools.reporting.seeds.statistics import Difference, compare_means, compute_interval, count_decimals
+from tools.reporting.seeds.statistics import (
+    LEVEL,
+    Difference,
+    compare_means,
+    compute_interval,
+    correct_by_holm,
+    count_decimals,
+)
 from tools.reporting.seeds.study import Study, build_table, read_study
 
 _STUDIES = ROOT / "studies"
@@ -93,7 +99,9 @@ def record(study: Study, earlier: Mapping[str, Any]) -> dict[str, Any]:
 def largest_p(pages: Iterable[str]) -> float:
     """Return the largest p-value that one correction for all differences on all pages leaves significant."""
     marked = [match for page in pages for match in _MARKED.finditer(page)]
-    return holm(change.p for match in marked for change in _section(match[2], match[3])[1])
+    p_values = [change.p for match in marked for change in _section(match[2], match[3])[1]]
+    corrected = zip(p_values, correct_by_holm(p_values), strict=True)
+    return max((p for p, after in corrected if p is not None and after is not None and after <= LEVEL), default=-1.0)
 
 
 def up_to_date(page: str, limit: float) -> str:
@@ -107,14 +115,7 @@ def up_to_date(page: str, limit: float) -> str:
 
 def _write_section(match: re.Match[str], limit: float) -> str:
     table = _section(match[2], match[3], limit)[0]
-    return f"{match[1]}{' '.join(table.notes)}\n\n{render_table(table)}\n{match[4]}"
-
-
-def holm(p_values: Iterable[float | None], level: float = 0.05) -> float:
-    """Return the largest of ``p_values`` that Holm's correction leaves significant, or -1 if there is none."""
-    p = sorted(value for value in p_values if value is not None)
-    left = itertools.takewhile(lambda place: p[place] <= level / (len(p) - place), range(len(p)))
-    return max((p[place] for place in left), default=-1.0)
+    return f"{match[1]}{' '.join(table.settings)}\n\n{render_table(table)}\n{match[4]}"
 
 
 def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[Difference]]:
@@ -165,7 +166,7 @@ def difference_table(
     unit = "region" if study.name in _PAIRED else "seed"
     test = f"Student's t of the differences of a {'backbone' if unit == 'seed' else unit}" if paired else "Welch"
     note = f"Mean difference ± 95% interval ({test}) over {unit}s {', '.join(study.seeds)}. Bold: significant."
-    return Table(study.name, [note], cells[0], cells[1:]), all_changes
+    return Table(study.name, [], cells[0], cells[1:], [note]), all_changes
 
 
 def load(name: str) -> Study:

@@ -3,19 +3,19 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from pretrain.common.run.metrics import read_metrics
 
 from .document import Table
 from .files import Run, read_environment, shorten_names
-from .seeds.statistics import format_mean
 
 _NOTES = [
     "images/s: median of the lines of metrics.json. Hours: training steps and their wait for data, each step once; no "
     "probes, evaluations, checkpoints or time between a stop and its resume. MiB: peak GPU memory that torch "
-    "allocated in the first process, whose devices are the machine. Seeds (n): mean ± 95% interval, and the peak MiB."
+    "allocated in the first process, whose devices are the machine. Several seeds (n): mean, and in parentheses the "
+    "smallest and the largest value."
 ]
 
 
@@ -35,9 +35,24 @@ def build_tables(runs: Sequence[Run]) -> Iterable[Table]:
         speeds, hours, mib = zip(*costs, strict=True)
         peak = f"{max(mib):.0f}" if max(mib) else "-"
         label = f"{name} [n {len(costs)}]" if len(costs) > 1 else name
-        rows.append([label, format_mean(speeds), format_mean(hours, 3), peak, machine])
+        rows.append([label, _format_range(speeds, 1), _format_range(hours, 3), peak, machine])
     if rows:
-        yield Table("Cost", _NOTES, ["run", "images/s", "hours", "MiB", "machine"], rows)
+        folders = {names[run.folder]: run.folder for run in runs}
+        yield Table("Cost", [], ["run", "images/s", "hours", "MiB", "machine"], rows, _NOTES, folders)
+
+
+def _format_range(values: Sequence[float], digits: int) -> str:
+    """Return ``9.8 (5.3 to 14.3)``, or a single value; an interval of a mean is not about the next run."""
+    mean = f"{fmean(values):.{digits}f}"
+    return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else mean
+
+
+def read_hours(run: Run) -> tuple[float, int]:
+    """Return the hours that the training steps of a run took, and the number of its GPUs (0: a CPU)."""
+    cost = compute_cost(read_metrics(run.folder), run.config.get("SOLVER.IMS_PER_BATCH", 0))
+    devices = read_environment(run.folder)[-1].get("devices", "cpu")
+    is_cpu = devices == "cpu" or "cpu" in (run.config.get("DEVICE"), run.config.get("MODEL.DEVICE"))
+    return (cost[1] if cost else 0.0), (0 if is_cpu else len(devices.split(", ")))
 
 
 def compute_cost(lines: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[float, float, float] | None:

@@ -1,6 +1,6 @@
 """Content of a report, and its Markdown. The HTML page (`page`) shows the same tables and figures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ import tabulate
 
 from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
+from tools import ROOT
 
 from .files import Collection
 from .runs import DetectorScore, Score
 
+GUIDE = ROOT / "docs" / "read_a_report.md"
 tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
 
@@ -25,12 +27,16 @@ class Table:
         notes: sentences above the table.
         head: names of the columns; the first column names the row.
         rows: cells as text; ``-`` means that there is no value.
+        settings: sentences below the table: how the values were measured. The page folds them.
+        folders: run folders that the page links, by the text of a row's first cell.
     """
 
     title: str
     notes: Sequence[str]
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    settings: Sequence[str] = ()
+    folders: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,31 +59,52 @@ def render_figure(figure: Figure) -> str:
 class Report:
     """Tables and figures that Markdown and page show, and the runs and scores that they were made from.
 
-    The report begins with ``feature_maps`` and ends with ``figures``.
+    The report begins with ``headline`` and ``feature_maps``, and ends with ``figures``.
+
+    Attributes:
+        title: names of the pipelines, or of the folders.
+        headline: sentences that say what the scores show; empty if nothing is compared.
+        comparisons: the comparisons of branches, as they are in JSON.
+        verdicts: the tables of verdicts, one per pipeline with SEEDS.
+        powers: the tables of how many seeds are needed.
     """
 
     tables: list[Table]
-    figures: list[Figure]
     collection: Collection
     scores: list[Score]
+    figures: list[Figure] = field(default_factory=list)
     feature_maps: list[Figure] = field(default_factory=list)
+    title: str = "Results"
+    headline: Sequence[str] = ()
+    comparisons: Sequence[Mapping[str, Any]] = ()
+    verdicts: Sequence[Table] = ()
+    powers: Sequence[Table] = ()
 
     @property
     def lists(self) -> dict[str, list[str]]:
         """Map headings to lines: files that could not be read or are not used, and incomplete runs."""
         lists = {"Unreadable files": self.collection.unreadable, "Incomplete runs": self.collection.incomplete}
+        lists["Figures that are not drawn"] = self.collection.not_drawn
         lists["Tables of duplicates that are not used"] = self.collection.unused
         return {title: lines for title, lines in lists.items() if lines}
 
 
 def render_markdown(report: Report) -> str:
     """Return the report as Markdown."""
-    blocks = ["# Results\n", *map(render_figure, report.feature_maps)]
-    for table in report.tables:
-        blocks.append(f"## {_join_lines(table.title)}\n\n{_render_bullets(table.notes)}\n{render_table(table)}\n")
+    blocks = [f"# {_join_lines(report.title)}\n", *([_render_bullets(report.headline)] if report.headline else [])]
+    blocks.append(f"How to read this report: {GUIDE}\n")
+    blocks += map(render_figure, report.feature_maps)
+    blocks += map(render_section, report.tables)
     blocks += map(render_figure, report.figures)
     blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
     return escape_control("\n".join(blocks))
+
+
+def render_section(table: Table) -> str:
+    """Return a table with its heading, notes and settings."""
+    notes = f"{_render_bullets(table.notes)}\n" if table.notes else ""
+    settings = f"\n{_render_bullets(table.settings)}" if table.settings else ""
+    return f"## {_join_lines(table.title)}\n\n{notes}{render_table(table)}\n{settings}"
 
 
 def render_json(report: Report) -> str:
@@ -85,7 +112,8 @@ def render_json(report: Report) -> str:
     scores = [{**asdict(score), **_list_missing(score), "folder": str(score.folder)} for score in report.scores]
     lists = {"unreadable": report.collection.unreadable, "incomplete": report.collection.incomplete}
     lists["unused"] = report.collection.unused
-    return json_text({"scores": scores, **lists}, indent=2) + "\n"
+    statements = {"headline": list(report.headline), "comparisons": list(report.comparisons)}
+    return json_text({"scores": scores, **lists, **statements}, indent=2) + "\n"
 
 
 def _list_missing(score: Score) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Collection:
 
     Attributes:
         duplicates: tables of test images that are nearly training images; ``unused`` has a line for each that is about
-            no run.
+            no run, ``not_drawn`` one for each figure that would be empty.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -65,6 +65,7 @@ class Collection:
     incomplete: list[str] = field(default_factory=list)
     duplicates: list[Path] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    not_drawn: list[str] = field(default_factory=list)
 
 
 def find_runs(folders: Sequence[Path]) -> Collection:

@@ -35,6 +35,11 @@ class Origin:
     config: Mapping[str, Any] = field(default_factory=dict)
     altered: str = ""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether nothing was pretrained."""
+        return self.method == "random"
+
 
 def read_origin(provenance: Provenance) -> Origin:
     """Return the origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""

@@ -189,7 +189,7 @@ def _build_table(name: str, engine: str, group: Sequence[tuple[Verdict, Score]])
     ]
     if engine not in ("", "detectron2"):
         notes.append(f"The paper used Detectron2; these runs used {engine}.")
-    return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, rows)
+    return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", [], head, rows, notes)
 
 
 def _average_checkpoints(scores: Iterable[Score], metric: str) -> list[float]:

@@ -27,4 +27,4 @@ def build_table(report: Report) -> Table:
         commit = environment.get("git", "")[:12]
         lines = (environment.get("started"), host, environment.get("devices"), environment.get("torch"), commit)
         rows.append([names[run.folder], str(run.results.get("stage")), *(cell or "-" for cell in (source, *lines))])
-    return Table("Provenance", [], _HEAD, rows)
+    return Table("Provenance", [], _HEAD, rows, folders={names[run.folder]: run.folder for run in runs})

@@ -1,6 +1,6 @@
 """Tables of a report: all scores of a table were measured on the same data, those of a column with one protocol."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,8 +68,9 @@ def build_probe_tables(rows: Sequence[BackboneRow], names: dict[Path, str]) -> I
         head = list(_ORIGIN_COLUMNS)
         lines = [_describe_origin(row, names) for row in unscored]
         note = "Their data have no labels or no val split; set DATA.PROBE_TRAIN and DATA.VAL to other data."
-        notes = [note, *_add_rankme(head, lines, unscored)]
-        yield _build_table("Pretraining without accuracy", notes, head, lines)
+        settings = _add_rankme(head, lines, unscored)
+        folders = {names[row.folder]: row.folder for row in unscored}
+        yield _build_table("Pretraining without accuracy", [note], head, lines, settings, folders)
 
 
 def _add_rankme(head: list[str], lines: Sequence[list[str]], rows: Sequence[BackboneRow]) -> list[str]:
@@ -91,7 +92,7 @@ def _describe_origin(row: BackboneRow, names: dict[Path, str]) -> list[str]:
 def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path, str]) -> Table:
     """Build a row per backbone and a column per protocol and metric; headings name the settings that differ."""
     head = list(_ORIGIN_COLUMNS)
-    notes: list[str] = []
+    settings: list[str] = []
     lines = [_describe_origin(row, names) for row in rows]
     shown = {score.kind: find_kind(score.stage).metrics for row in rows for score in row.scores}
     for kind, metrics in sorted(shown.items()):
@@ -99,7 +100,7 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
         different = list_differences(protocols)
         if protocols:
             common = [name for name in protocols[0] if name not in different]
-            notes.append(f"{kind}: {describe(protocols[0], common)}.")
+            settings.append(f"{kind}: {describe(protocols[0], common)}.")
         for protocol in protocols:
             detail = f" ({describe(protocol, different)})" if different else ""
             for metric in metrics:
@@ -107,10 +108,11 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
                 for line, row in zip(lines, rows, strict=True):
                     scores = [score for score in row.scores if (score.kind, score.protocol) == (kind, protocol)]
                     line.append(_format_values([score.metrics.get(metric) for score in scores]))
-    notes += _add_rankme(head, lines, rows)
+    settings += _add_rankme(head, lines, rows)
     verdicts = [(names[row.folder], find_published(score)) for row in rows for score in row.scores]
     title = f"Accuracy on the validation images of {test}, in percent"
-    return _build_table(title, [*notes, *_explain_refusals(verdicts)], head, lines)
+    folders = {names[row.folder]: row.folder for row in rows}
+    return _build_table(title, [], head, lines, [*settings, *_explain_refusals(verdicts)], folders)
 
 
 def build_detection_tables(runs: Sequence[DetectorScore], names: dict[Path, str]) -> Iterable[Table]:
@@ -144,14 +146,15 @@ def _build_detection_table(runs: Sequence[DetectorScore], detail: str, names: di
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
-    notes += [f"Weights: {'; '.join(weights)}."] if weights else []
+    settings = [f"Weights: {'; '.join(weights)}."] if weights else []
     ended = [f"{names[run.folder]} {run.ended_early}" for run in runs if run.ended_early]
     notes += [f"Ended early: {'; '.join(ended)}."] if ended else []
     notes += _explain_ceilings(runs, tasks)
     notes += dict.fromkeys(_describe_clean(run.clean) for run in runs if run.clean)
     notes += dict.fromkeys(f"{remark}." for run in runs for remark in run.remarks)
-    notes += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
-    return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
+    settings += _explain_refusals([(names[run.folder], find_published(run)) for run in runs])
+    folders = {line[0]: run.folder for line, run in zip(lines, runs, strict=True)}
+    return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines, settings, folders)
 
 
 def _explain_ceilings(runs: Sequence[DetectorScore], tasks: Sequence[str]) -> list[str]:
@@ -190,7 +193,14 @@ def _drop_duplicates(protocols: Iterable[Protocol]) -> list[Protocol]:
     return distinct
 
 
-def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+def _build_table(
+    title: str,
+    notes: Sequence[str],
+    head: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    settings: Sequence[str],
+    folders: Mapping[str, Path],
+) -> Table:
     """Build a table; values that all pretraining runs have in common become a note instead of a column."""
     dropped: dict[int, set[str]] = {}
     for index, name in enumerate(head):
@@ -201,7 +211,7 @@ def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: S
     if common:
         notes = [f"Every pretraining run: {', '.join(common)}.", *notes]
     cells = [[cell for index, cell in enumerate(line) if index not in dropped] for line in (head, *lines)]
-    return Table(title, notes, cells[0], cells[1:])
+    return Table(title, notes, cells[0], cells[1:], settings, folders)
 
 
 def _format_values(values: Sequence[float | None]) -> str:

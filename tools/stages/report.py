@@ -32,6 +32,13 @@ class Report(Stage):
             action="append",
             metavar="FILE",
         )
+        verdicts: bool = option("print only which branches differ, with Holm's correction", False)
+        power: float = option(
+            "print only how many seeds would show a difference of POINTS (a whole report asks for 2)",
+            0.0,
+            type=float,
+            metavar="POINTS",
+        )
         json: bool = option("print the scores as JSON, with their protocols and origins", False)
 
     @classmethod

@@ -53,4 +53,4 @@ def test_seeds_on_equal_machines_share_a_row(tmp_path: Path):
     pretrain(tmp_path / "jcl_seed=3/pretrain", *DIGITS)
     log(tmp_path / "jcl_seed=3/pretrain", pretraining(10.0), GPU.replace("H200", "H100"))
     text = render([tmp_path]).split("## Cost")[1]
-    assert cells(text, "jcl/pretrain [n 2]")[1] == "100.0 ± 127.1" and "| 10.0 |" in " ".join(text.split())
+    assert cells(text, "jcl/pretrain [n 2]")[1] == "100.0 (90.0 to 110.0)" and "| 10.0 |" in " ".join(text.split())

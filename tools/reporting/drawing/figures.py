@@ -41,7 +41,8 @@ def draw_figures(
     for number, study in enumerate(studies, 1):
         file = _name_file(output, "scores", number)
         draw_scores(study).savefig(file, dpi=150)
-        notes = ["One point per seed; mean of each branch and its 95% interval (Student's t)."]
+        dotted = f" Dotted: the mean of {study.baseline}, the baseline." if study.baseline else ""
+        notes = [f"Gray: one point per seed. Blue: mean of each branch and its 95% interval (Student's t).{dotted}"]
         figures.append(Figure(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
     for (folder, detector, test), branches in _group_scores(collection, scores).items():
         if len(branches) < 2:
@@ -50,9 +51,14 @@ def draw_figures(
         earlier = sum(figure.title == f"Predictions of {title}" for figure in figures)  # on other test sets
         try:
             file = _name_file(output, title.replace("/", "_"), earlier + 1)
-            figures.append(_draw_predictions(file, title, test, branches))
+            figure = _draw_predictions(file, title, test, branches)
         except UserError as error:
             collection.unreadable.append(f"the predictions of {title} are not drawn: {error}")
+            continue
+        if figure:
+            figures.append(figure)
+        else:
+            collection.not_drawn.append(f"Predictions of {title}: no detector predicts anything on these images.")
     return figures
 
 
@@ -165,8 +171,8 @@ def select_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, A
     return [i for i in sorted(content["images"], key=itemgetter("id")) if i["id"] in annotated][:count]
 
 
-def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, DetectorScore]) -> Figure:
-    """Draw the ground truth and the predictions of each branch.
+def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, DetectorScore]) -> Figure | None:
+    """Draw the ground truth and the predictions of each branch; return None if there are none on these images.
 
     Raises:
         UserError: the test set or predictions cannot be read, or the figure cannot be written.
@@ -179,11 +185,18 @@ def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, 
     if not images:
         raise UserError(f"no image of {test} has an object")
     columns = {branch: read_json(score.folder / score.predictions, list) for branch, score in branches.items()}
+    ids = {image["id"] for image in images}
+    numbers = {branch: sum(one["image_id"] in ids for one in records) for branch, records in columns.items()}
+    silent = [branch for branch, number in numbers.items() if not number]
+    if len(silent) == len(columns):
+        return None
     visualize.draw_comparison(content, images, data_set.source.images, columns, file)
     note = (
         f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
-        f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."
+        f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and the best one of an image where none has it."
     )
+    if silent:
+        note += f" Empty, because nothing is predicted: {', '.join(silent)}."
     return Figure(f"Predictions of {title}", [note], f"predictions of {title}", file)
 
 
@@ -205,6 +218,7 @@ def draw_scores(study: Study) -> Any:
         panel.set_title(score, fontsize=9)
         panel.tick_params(labelsize=8)
         panel.grid(axis="x", alpha=0.3)
+        panel.margins(x=0.08, y=0.15)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     return figure

@@ -1,35 +1,58 @@
 """The report as one HTML page that needs no other file and no network: tables, curves, figures and provenance."""
 
 import base64
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pretrain.common.errors import escape_control
 
 from .. import provenance
-from ..document import Figure, Report, Table
+from ..document import GUIDE, Figure, Report, Table
+from ..files import shorten_names
 from . import curves
 
 _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
 
-def render_page(report: Report) -> str:
-    """Return the page; markup in names and errors of run folders is escaped."""
+def render_page(report: Report, file: Path) -> str:
+    """Return the page, whose links are relative to its ``file``; markup in what run folders contain is escaped."""
     layout: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **layout)
     tables = [*report.tables, provenance.build_table(report)]
     text = environment.get_template("page.html.jinja").render(
-        tables=[(table, _find_numeric_columns(table)) for table in tables],
+        tables=[(table, _find_numeric_columns(table), _link_folders(table, file)) for table in tables],
         curves={title: _encode_uri("image/svg+xml", svg.encode()) for title, svg in curves.draw_curves(report).items()},
         feature_maps=_embed_figures(report.feature_maps),
         figures=_embed_figures(report.figures),
         lists=report.lists,
+        title=report.title,
+        headline=report.headline,
+        guide=_make_link(GUIDE, file),
+        views=[(name, _make_link(path, file)) for name, path in _find_views(report)],
     )
     return escape_control(text)
+
+
+def _link_folders(table: Table, page: Path) -> dict[str, str]:
+    return {name: _make_link(folder, page) for name, folder in table.folders.items()}
+
+
+def _make_link(path: Path, page: Path) -> str:
+    return quote(os.path.relpath(path, page.parent), errors="surrogateescape")
+
+
+def _find_views(report: Report) -> list[tuple[str, Path]]:
+    """Return the pictures of the views that pretraining runs were trained on, with the names of the runs."""
+    pictures = [run.folder / "views.png" for run in report.collection.runs]
+    pictures = [picture for picture in pictures if picture.is_file()]
+    names = shorten_names([picture.parent for picture in pictures])
+    return [(names[picture.parent], picture) for picture in pictures]
 
 
 def _find_numeric_columns(table: Table) -> list[bool]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
+LEVEL = 0.05  # of every test
 BySeed = Mapping[str, float]  # seed -> score
 
 
@@ -83,3 +84,14 @@ def count_decimals(branches: Mapping[str, BySeed]) -> int:
     """Return the decimals of a score: one for percentages and AP; four significant digits for values below 1."""
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
+
+
+def correct_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values after Holm's correction for their number; None stands for a comparison without one."""
+    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(order):
+        largest = max(largest, min(1.0, p * (len(order) - rank)))
+        corrected[place] = largest
+    return corrected

@@ -17,13 +17,14 @@ _PRETRAINING_KNN = "kNN top-1 after pretraining"
 
 @dataclass(frozen=True)
 class Study:
-    """Scores of a pipeline with SEEDS, or of a sweep.
+    """Scores of a pipeline or sweep; without SEEDS, its seeds are empty and each branch has one score, of seed "".
 
     Attributes:
         baseline: the branch that others are compared with; empty if there is none.
         seeds: all seeds that the file lists, complete or not.
         scores: name of the score -> branch -> seed -> value.
         folders: run folders with a score.
+        random: the branch of random weights, if there is exactly one.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Study:
     seeds: Sequence[str]
     scores: dict[str, dict[str, dict[str, float]]]
     folders: list[Path] = field(default_factory=list)
+    random: str = ""
+
+    @property
+    def reference(self) -> str:
+        """The branch that verdicts compare others with; empty if there is none."""
+        return self.baseline or self.random
 
 
 def read_study(folder: Path) -> Study | None:
@@ -43,14 +50,17 @@ def read_study(folder: Path) -> Study | None:
 
 def build_study(pipeline: Pipeline, collection: Collection, scores: Iterable[Score]) -> Study:
     """Arrange the available scores of a pipeline by branch and seed; of several test sets, the first one counts."""
-    study = Study(pipeline.folder.name, pipeline.baseline, pipeline.seeds, {})
+    scores = list(scores)
+    random = {pipeline.stages[s.folder].branch for s in scores if s.folder in pipeline.stages and s.origin.is_random}
+    name = random.pop() if len(random) == 1 else ""
+    study = Study(pipeline.folder.name, pipeline.baseline, pipeline.seeds, {}, random=name)
     results = {run.folder: run.results for run in collection.runs}
     trainings = {
         (place.branch, place.seed): folder
         for folder, place in pipeline.stages.items()
         if find_owner(folder).trains_backbone
     }
-    first = {score.folder: score for score in reversed(list(scores))}
+    first = {score.folder: score for score in reversed(scores)}
     for folder, place in pipeline.stages.items():
         training = trainings.get((place.branch, place.seed))
         if folder not in first or (training and not is_made_from(results[folder], training)):  # an earlier checkpoint's
@@ -81,7 +91,7 @@ def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
         text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
-    return Table(study.name, [text], ["", *columns], rows)
+    return Table(study.name, [], ["", *columns], rows, [text])
 
 
 def _format_cell(study: Study, column: str, name: str) -> str:

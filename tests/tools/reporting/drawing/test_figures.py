@@ -79,6 +79,15 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
     assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]
 
 
+def test_predictions_that_do_not_exist_are_not_drawn(folder: Path):
+    (shown,) = report.gather([folder], folder / "report.md").figures
+    assert "Empty, because nothing is predicted: random, jcl." in shown.notes[0]
+    (folder / "tcl/mask/predictions.json").write_text("[]")
+    text = render_markdown(report.gather([folder], folder / "report.md"))
+    assert "- Predictions of mask: no detector predicts anything on these images.\n" in text
+    assert "![predictions" not in text and "Unreadable" not in text
+
+
 def test_the_legend_of_feature_maps_has_the_classes_of_every_branch():
     figure = figures._draw_panels({"a": {"cat": [(0, 1)]}, "b": {"_dog": [(2, 3)]}}, {"a": None, "b": 50.0})
     assert [text.get_text().strip() for text in figure.legends[0].texts] == ["_dog", "cat"]
@@ -98,7 +107,7 @@ def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):
     assert figure.file == plan / "report_features.png" and figure.file.stat().st_size > 1000
     text = render_markdown(shown)
     assert text.index("report_features.png") < text.index("| run")
-    page = render_page(shown)
+    page = render_page(shown, plan / "report.html")
     assert page.index("features of random, tcl, jcl") < page.index("<table>")
     (plan / "jcl/embedding/embedding.csv").unlink()
     shown = report.gather([plan], plan / "report.html")

@@ -36,7 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         results = detector("DATASETS.TEST", str((test,)), weights=origin)
         results["metrics"]["bbox"]["AP"] = ap
         write(run / "mask", results | {"predictions": {test: "predictions.json"}})
-        (run / "mask/predictions.json").write_text("[]")
+        shapes = {"image_id": 1, "category_id": 1, "bbox": [2, 2, 20, 20], "score": 0.9}
+        (run / "mask/predictions.json").write_text(json.dumps([shapes] if branch == "jcl" else []))
         log(run / "mask", ({"iteration": i, "total_loss": 3.0} for i in range(5)), machine)
     write(root / "runs" / ATTACK, detector(weights={"source": ATTACK, "method": f"</script>{ATTACK}", "epoch": "'\">"}))
     log(root / "runs" / ATTACK, ({"iteration": i, "total_loss": 3.0} for i in range(5)))
@@ -112,6 +113,8 @@ def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], 
         widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
         assert len(widths) > 2 and all(widths)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        outside = "[...document.images].filter(image => image.getBoundingClientRect().right > window.innerWidth).length"
+        assert page.evaluate(outside) == 0
         assert page.evaluate("window.hacked === undefined")
         ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
         links = page.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")

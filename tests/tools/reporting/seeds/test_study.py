@@ -36,8 +36,8 @@ def test_a_table_has_means_and_welchs_differences_with_the_digits_that_they_need
     small = {f"kNN / {scale}": {"jcl": {seed: ap / scale for seed, ap in by_seed.items()}} for scale in (100, 100_000)}
     text = render_table(build_table(replace(study, scores=small)))
     assert f"{sum(jcl) / 300:.4f} ± " in text and f"{sum(jcl) / 3e5:.7f} ± " in text
-    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
-    assert "(n)" not in shown.notes[0]
+    assert shown.settings[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
+    assert "(n)" not in shown.settings[0]
 
 
 def test_scores_of_an_intermediate_checkpoint_are_omitted(tmp_path: Path):

@@ -1,0 +1,74 @@
+"""The first sentences of a report: which branch is ahead of what, by how much, and what the scores cannot show."""
+
+from collections.abc import Iterable, Sequence
+
+from pretrain.common.errors import count_noun
+
+from ..runs import RANKME, DetectorScore
+from .statistics import count_decimals
+from .study import Study
+from .verdicts import Comparison, compare_branches
+
+FLOOR = 1.0  # AP below which a detector has hardly found an object
+_MOST_SENTENCES = 6  # of a study
+
+
+def build_headline(studies: Sequence[Study], detections: Iterable[DetectorScore]) -> list[str]:
+    """Return the sentences; they are empty for runs that nothing is compared with."""
+    lines = [line for study in studies for line in _describe_study(study, len(studies) > 1)]
+    scored = [score for score in detections if _list_ap(score)]
+    low = [score for score in scored if max(_list_ap(score)) < FLOOR]
+    if low:
+        number = "Every detector" if len(low) == len(scored) else f"{len(low)} of {count_noun(len(scored), 'detector')}"
+        verb = "has" if len(low) == len(scored) or len(low) == 1 else "have"
+        lines.insert(0, f"{number} {verb} an AP below {FLOOR:g}: trained too briefly to mean anything.")
+    return lines
+
+
+def _list_ap(score: DetectorScore) -> list[float]:
+    return [value for name, value in score.metrics.items() if name.endswith("/AP") and value is not None]
+
+
+def is_at_floor(study: Study, score: str) -> bool:
+    """Return whether a score is an AP that is hardly above 0 in every branch and seed."""
+    values = [value for seeds in study.scores[score].values() for value in seeds.values()]
+    return score.endswith(" AP") and max(values) < FLOOR
+
+
+def _describe_study(study: Study, is_named: bool) -> list[str]:
+    """Return a sentence per score, those of detectors first."""
+    comparisons: dict[str, list[Comparison]] = {}
+    for comparison in compare_branches(study):
+        if comparison.score != RANKME and not is_at_floor(study, comparison.score):
+            comparisons.setdefault(comparison.score, []).append(comparison)
+    prefix = f"{study.name}, " if is_named else ""
+    scores = sorted(comparisons, key=lambda score: not score.endswith(" AP"))
+    lines = [prefix + _describe_score(study, score, comparisons[score]) for score in scores]
+    if len(lines) > _MOST_SENTENCES:
+        others = count_noun(len(lines) - _MOST_SENTENCES, "more score")
+        lines[_MOST_SENTENCES:] = [f"{prefix}{others}: see the tables."]
+    return lines
+
+
+def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison]) -> str:
+    """Describe the best branch against the reference, or without one against the next best."""
+    best = _choose_best(study, comparisons)
+    digits = count_decimals(study.scores[score])
+    change = best.difference.text(digits)
+    if best.verdict == "unknown":
+        warning = "too few seeds to tell a difference from noise"
+        return f"{score}: {best.branch} against {best.reference}: {change} ({best.size}; {warning})."
+    if best.verdict == "within noise":
+        return f"{score}: {best.branch} against {best.reference}: {change}, within noise ({best.size})."
+    if best.verdict == "behind":
+        return f"{score}: no branch is ahead of {best.reference}; {best.branch} is behind: {change} ({best.size})."
+    ahead = [one.branch for one in comparisons if one.verdict == "ahead" and one.reference == best.reference]
+    others = ", ".join(name for name in ahead if name != best.branch)
+    also = f"; also ahead: {others}" if others else ""
+    return f"{score}: {best.branch} is ahead of {best.reference} by {change.lstrip('+')} ({best.size}){also}."
+
+
+def _choose_best(study: Study, comparisons: Sequence[Comparison]) -> Comparison:
+    if study.reference in study.scores[comparisons[0].score]:
+        return max(comparisons, key=lambda one: one.difference.mean)
+    return min(comparisons, key=lambda one: one.difference.mean)  # the best branch against the next

@@ -193,7 +193,7 @@ docs: setup
 	@$(BIN)/python -m docs.recipes
 	@$(BIN)/python -m docs.costs
 	@$(BIN)/python -m docs.reference
-	@$(BIN)/python -m tools.benchmarks.page
+	@$(BIN)/python -m benchmarks.page
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)
 
 studies: setup

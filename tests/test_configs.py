@@ -94,6 +94,7 @@ def test_every_config_file_that_is_named_exists() -> None:
         *(ROOT / "docs").glob("*.md"),
         *CONFIGS.rglob("*.*"),
         *(ROOT / "tools").rglob("*.py"),
+        *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "transfer").rglob("*.py"),
     ]
     named = {name for path in texts for name in re.findall(r"configs/[\w/.-]+\.(?:yaml|csv)", path.read_text())}

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = [
-    path.relative_to(ROOT) for folder in ("pretrain", "transfer", "tools") for path in (ROOT / folder).rglob("*.py")
+    path.relative_to(ROOT)
+    for folder in ("pretrain", "transfer", "tools", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
 ]
 MODULES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 

@@ -62,7 +62,7 @@ def distributions(requirements: list[str]) -> set[str]:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     """A package that is installed only because another one requires it may be missing tomorrow."""
-    our_packages = {"pretrain", "transfer", "tools"}
+    our_packages = {"pretrain", "transfer", "tools", "benchmarks"}
     names = {name for folder in our_packages for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
     names -= {*sys.stdlib_module_names, *our_packages, "detectron2"}  # installed by make detectron2
     extras = PROJECT["project"]["optional-dependencies"]

@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     """Run a benchmark, which prints its numbers, and return them with the environment."""
-    from tools.benchmarks.machine import describe_environment  # imports torch
+    from benchmarks.machine import describe_environment  # imports torch
 
     print(f"\n# {args.benchmark}", flush=True)
-    numbers = importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
+    numbers = importlib.import_module(f"benchmarks.{args.benchmark}").run(args)
     return {**describe_environment(), **numbers}
 
 

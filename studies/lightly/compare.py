@@ -21,11 +21,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.machine import describe_environment
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 from tools import ROOT
-from tools.benchmarks.machine import describe_environment
 from tools.reporting.seeds.statistics import format_mean
 
 # Only the measured processes import torch, because a process inherits the peak memory of its parent.

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import read_processor
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
 from tools import ROOT
-from tools.benchmarks.machine import read_processor
 from tools.reporting.document import Table, render_table
 from tools.reporting.drawing.figures import draw_scores
 from tools.reporting.seeds.statistics import (

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.model.encoder import build_backbone
-from tools.benchmarks.detection import build_step, draw_batch
+from benchmarks..detection import build_step, draw_batch
 from tools.estimates import detection
 from tools.estimates.networks import Work, count_resnet, count_resnet_parameters
 from transfer.config import load_config

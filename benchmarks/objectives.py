@@ -13,9 +13,9 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from benchmarks.measure import measure_milliseconds, measure_peak_mib
 from pretrain.common import distributed
 from pretrain.methods import METHODS
-from tools.benchmarks.measure import measure_milliseconds, measure_peak_mib
 
 _VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks import gpu_rows
+from benchmarks.gpu_rows import CEILINGS, Measurement
+from benchmarks.machine import describe_environment, describe_gpu
 from pretrain.common.errors import UserError, first_line
 from pretrain.common.files import read_json, write_json
-from tools.benchmarks import gpu_rows
-from tools.benchmarks.gpu_rows import CEILINGS, Measurement
-from tools.benchmarks.machine import describe_environment, describe_gpu
 
 _HEAD = ["", "images/s", "ms/step", "peak MiB", "syncs/step", "conv / peak", "conv / product", "moved / copy", "views"]
 _UNKNOWN_COMMIT = "the commit is unknown, so that docs/benchmarks.md cannot show these numbers"

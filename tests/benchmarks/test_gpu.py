@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from benchmarks import gpu, gpu_measurements, gpu_rows, page
+from benchmarks.gpu_rows import Measurement
+from benchmarks.measure import count_calls, count_synchronizations, count_work, find_peak
 from tests import simulated_device, tiny
 from tests.errors import refused
 from tools import benchmark
-from tools.benchmarks import gpu, gpu_measurements, gpu_rows, page
-from tools.benchmarks.gpu_rows import Measurement
-from tools.benchmarks.measure import count_calls, count_synchronizations, count_work, find_peak
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="make gpu runs the benchmark itself")
 

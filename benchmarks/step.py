@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from benchmarks.measure import measure_milliseconds
+from benchmarks.objectives import naive_jcl
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -23,8 +25,6 @@ from pretrain.model.encoder import build_network
 from pretrain.state import build_train_state
 from pretrain.steps import training_step
 from tools import ROOT
-from tools.benchmarks.measure import measure_milliseconds
-from tools.benchmarks.objectives import naive_jcl
 
 _DEVICE = torch.device("cpu")
 

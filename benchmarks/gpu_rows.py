@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from benchmarks import detection
+from benchmarks import gpu_measurements as measurements
+from benchmarks.gpu_measurements import Form
 from pretrain.common.run.folder import count_usable_cores
-from tools.benchmarks import detection
-from tools.benchmarks import gpu_measurements as measurements
-from tools.benchmarks.gpu_measurements import Form
 
 CEILINGS = "ceilings"
 _RECIPES = {"JCL": "jcl_R50_IN1k_200ep", "MoCo v2": "mocov2_R50_IN1k_200ep"}

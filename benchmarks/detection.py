@@ -14,8 +14,8 @@ from fvcore.common.config import CfgNode
 from tabulate import tabulate
 from torch import nn
 
+from benchmarks.measure import measure_peak_mib, time_rounds
 from pretrain.common import distributed
-from tools.benchmarks.measure import measure_peak_mib, time_rounds
 from transfer.config import load_config
 from transfer.engine import Engine
 from transfer.preflight import check_supported, choose_engine

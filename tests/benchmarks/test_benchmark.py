@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import objectives, reading, views
+from benchmarks.measure import measure_peak_mib, time_rounds
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
-from tools.benchmarks import objectives, reading, views
-from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
 def numbers(*words: str) -> Any:
@@ -66,7 +66,7 @@ def test_both_loops_step():
 @pytest.mark.detectron2
 def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Every engine trains; the reported ratio is the median of the rounds' ratios."""
-    from tools.benchmarks import detection
+    from benchmarks import detection
 
     cfg = tiny_coco.config(folder, "unused", MODEL__MASK_ON=True)
     for engine in detection.ENGINES:

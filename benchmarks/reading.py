@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from tabulate import tabulate
 
+from benchmarks.views import encode_photo
 from pretrain.common.errors import UserError
 from pretrain.common.files import make_folder
 from pretrain.common.images import decode
@@ -24,7 +25,6 @@ from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.image_data import ImageData
 from pretrain.data.loader import VIEW, make_random_stream
 from pretrain.data.views import choose_reduction, make_views
-from tools.benchmarks.views import encode_photo
 
 _CACHES = ("cold", "warm")
 _FILES = {"folder": "images", "tar": "images.tar"}

@@ -16,11 +16,11 @@ from sklearn.datasets import load_sample_image
 from tabulate import tabulate
 from torchvision import transforms
 
+from benchmarks.measure import measure_milliseconds
 from pretrain.common.images import decode
 from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import VIEW, make_random_stream
 from pretrain.data.views import make_views
-from tools.benchmarks.measure import measure_milliseconds
 
 _PIL = "PIL (torchvision's transforms, Pillow's blur)"
 

@@ -1,13 +1,13 @@
-"""Write the section of docs/benchmarks.md that shows measurements on GPUs: python -m tools.benchmarks.page."""
+"""Write the section of docs/benchmarks.md that shows measurements on GPUs: python -m benchmarks.page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu import build_tables, is_commit
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from tools import ROOT
-from tools.benchmarks.gpu import build_tables, is_commit
 
 PAGE = ROOT / "docs/benchmarks.md"
 _START, _END = "<!-- `make docs` writes this section -->", "<!-- end -->"

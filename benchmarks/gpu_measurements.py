@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 import transfer.config
+from benchmarks import detection, objectives
+from benchmarks.measure import count_synchronizations, count_work, find_peak
+from benchmarks.reading import write_images
+from benchmarks.views import encode_photo
 from pretrain.common import distributed
 from pretrain.common.device import set_float32_precision
 from pretrain.config import load_config
@@ -25,10 +29,6 @@ from pretrain.model import objectives as pretraining
 from pretrain.state import TrainState, build_train_state
 from pretrain.steps import training_step
 from tools import ROOT
-from tools.benchmarks import detection, objectives
-from tools.benchmarks.measure import count_synchronizations, count_work, find_peak
-from tools.benchmarks.reading import write_images
-from tools.benchmarks.views import encode_photo
 
 _WARM_UP = 3  # steps: cuDNN selects its kernels, the optimizer allocates its momentum
 _COUNTED = 2  # steps under the profiler

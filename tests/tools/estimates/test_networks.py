@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.detection import build_step, draw_batch
 from pretrain.model.encoder import build_backbone
-from benchmarks..detection import build_step, draw_batch
 from tools.estimates import detection
 from tools.estimates.networks import Work, count_resnet, count_resnet_parameters
 from transfer.config import load_config

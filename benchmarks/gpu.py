@@ -83,9 +83,9 @@ def call_in_process(function: Callable[[], dict[str, Any]], limit_s: float) -> d
     context = multiprocessing.get_context("fork")  # imports take seconds
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(function, sender))
-    process.start()
-    sender.close()
     try:
+        process.start()  # an interrupt may come before the next line
+        sender.close()
         if not receiver.poll(limit_s):
             return {"failed": f"it did not end within the {limit_s:.0f} s that were left"}
         result = receiver.recv()
@@ -95,8 +95,9 @@ def call_in_process(function: Callable[[], dict[str, Any]], limit_s: float) -> d
         process.join()
         return {"failed": f"its process ended with status {process.exitcode}"}
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
 
 
 def _send_result(function: Callable[[], dict[str, Any]], sender: Connection) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.cuda import nccl
 
-from pretrain.common.run.folder import read_git_state
+from pretrain.common.run.folder import CODE, read_git_state
 from tools.launcher.gpus import read_output
 
 
@@ -25,7 +25,7 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "threads_per_process": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "git": read_git_state(),
+        "git": read_git_state((*CODE, "benchmarks")),
         **{name: metadata.version(name) for name in names},
     }
 

@@ -10,7 +10,7 @@ from tools import ROOT
 
 from .published import Gpu, find_gpu
 
-# Of the rows of benchmarks//gpu_rows.py: what their names begin with, and how they name a precision.
+# Of the rows of benchmarks/gpu_rows.py: what their names begin with, and how they name a precision.
 _METHODS = {"jcl": "JCL", "mocov2": "MoCo v2"}
 _FORMS = {"half": "bf16, channels_last", "tf32": "TF32", "float32": "float32"}
 

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,8 @@ def _find_version(name: str) -> str:
         return "not installed"
 
 
-def read_git_state() -> str:
-    """Return the commit of the running code, and whether the code was edited since.
+def read_git_state(folders: Sequence[str] = CODE) -> str:
+    """Return the commit of the running code, and whether files in ``folders`` were edited since.
 
     A copy without .git, such as the launcher's for a queued job, has it in a file: GIT_STATE.
     """
@@ -108,7 +108,7 @@ def read_git_state() -> str:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], **options)
         if commit.returncode:
             return "not a git checkout"
-        changed = subprocess.run(["git", "status", "--porcelain", "--", *CODE], **options)
+        changed = subprocess.run(["git", "status", "--porcelain", "--", *folders], **options)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")

@@ -69,6 +69,7 @@ def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path, monkeypatch
         subprocess.run(("git", *words), cwd=tmp_path, check=True)
     (tmp_path / "tuning.yaml").touch()
     assert "with uncommitted changes" not in read_git_state()
+    assert read_git_state(("tuning.yaml",)).endswith(" with uncommitted changes")
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain/new.py").touch()
     assert read_git_state().endswith(" with uncommitted changes")

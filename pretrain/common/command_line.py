@@ -1,6 +1,7 @@
 """The frame of every command line: its parser, its log on the terminal, and how it ends."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,10 @@ from typing import Any, NoReturn
 from .errors import UserError, escape_unprintable, one_line
 from .interrupt import Stopped
 from .logs import log_to_terminal
+from .output import warn
+from .run.state import find_working_folder
+
+_OUTPUT_ERRORS = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,32 +34,63 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     _replace_closed_streams()
     escape_unprintable()
     log_to_terminal()
+    status = _run(main)
     try:
-        status = main(None)
         sys.stdout.flush()
+    except OSError as error:  # of a full disk, only now; Python would try again at its exit
+        status = status or _report_output_error(error)
+    sys.exit(status)
+
+
+def _run(main: Callable[[Sequence[str] | None], int | None]) -> int:
+    """Run ``main(None)``, print the error that ends it, and return the exit status."""
+    try:
+        return main(None) or 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):  # a user's module says why it ends
+            raise
+        return end.code or 0  # argparse's, after --help
     except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
+        warn(f"error: {one_line(error)}")
     except PermissionError as error:
         if error.filename is None:
             raise
-        print(f"error: no access to {error.filename}; ask its owner, or choose another folder", file=sys.stderr)
-        sys.exit(2)
+        warn(f"error: no access to {error.filename}; ask its owner, or choose another folder")
     except Stopped as stop:
         reason = str(stop).replace("SIGINT", "SIGINT (Ctrl-C)", 1)
-        print(f"stopped by {reason}; {stop.remedy}", file=sys.stderr)
-        sys.exit(130)
+        warn(f"stopped by {reason}; {stop.remedy}")
+        return 130
     except KeyboardInterrupt:
-        print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the pipe's reader (head, less) has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(status or 0)
+        warn("interrupted by SIGINT (Ctrl-C)")
+        return 130
+    except FileNotFoundError:
+        if find_working_folder():
+            raise
+        warn("error: the current folder has been removed; cd to one that exists, and run the command again")
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        return _report_output_error(error)
+    return 2
+
+
+def _report_output_error(error: OSError) -> int:
+    """Report that the output cannot be written, and drop the rest of it; return the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # the pipe's reader (head, less) has exited
+        return 0
+    warn(f"error: cannot write the output: {error.strerror}; free space, or send it elsewhere")
+    return 2
 
 
 def _replace_closed_streams() -> None:
-    """Give the command streams where its parent closed them (``>&-``): Python has None there, which nothing can use."""
-    for name in ("stdout", "stderr"):
+    """Give the command streams where its parent closed them (``>&-``): Python has None there, which nothing can use.
+
+    The null device takes the number of the closed stream, so that no file does that is opened later: children would
+    write into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode))  # noqa: SIM115

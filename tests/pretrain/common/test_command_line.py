@@ -2,7 +2,9 @@
 
 import io
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,32 @@ def test_closed_streams_end_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         run_command_line(main)
     assert ended.value.code == 3
+
+
+PRINTING = "from pretrain.common.command_line import run_command_line as run; run(lambda _: print('a line' * 1000))"
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", PRINTING], stdout=full, stderr=subprocess.PIPE, text=True)
+    says = "error: cannot write the output: No space left on device; free space, or send it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, says)
+
+
+def test_a_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    code = "import os; os.rmdir(os.getcwd()); from pretrain.common.command_line import run_command_line as run; "
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", f"import pretrain.common.command_line; {code} run(lambda _: os.getcwd())"]
+    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: the current folder has been removed; cd to one")
+
+
+def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    """A child would write into it."""
+    code = (
+        "import subprocess; from pretrain.common.command_line import run_command_line as run; "
+        "run(lambda _: subprocess.run(['echo', 'text'], stdin=open('file', 'w')).returncode)"
+    )
+    command = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "file").read_text() == ""

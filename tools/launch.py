@@ -30,16 +30,24 @@ from tools.stages import MOVED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    parser = _build_parser(words[:1])
-    if not words:
-        parser.print_help()
-        return 2
-    if words[0] in MOVED:
-        raise UserError(f"launch.py no longer has the command {words[0]}; run {MOVED[words[0]]}")
-    args, key_values = parser.parse_known_args(words)
-    with extensions.using(getattr(args, "extensions", [])):
-        return _run_command(args, key_values)
+    modules, words = extensions.take_options(sys.argv[1:] if argv is None else argv)
+    with extensions.using(modules):
+        if (
+            words and not words[0].startswith("-") and not _is_command(words[0])
+        ):  # a user's module may register a stage of this name
+            extensions.load()
+        parser = _build_parser(words[:1])
+        if not words:
+            parser.print_help()
+            return 2
+        if words[0] in MOVED:
+            raise UserError(f"launch.py no longer has the command {words[0]}; run {MOVED[words[0]]}")
+        return _run_command(*parser.parse_known_args(words))
+
+
+def _is_command(word: str) -> bool:
+    """Return whether the first word of a command line is a command of ours, or an option such as --help."""
+    return word.startswith("-") or any(word in group for group in list_commands().values())
 
 
 def _run_command(args: argparse.Namespace, key_values: list[str]) -> int:

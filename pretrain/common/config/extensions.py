@@ -37,6 +37,20 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--import", dest="extensions", action="append", default=[], metavar="MODULE", help=text)
 
 
+def take_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of a command line, whose parser does not exist yet, into what --import names and all others."""
+    names = []
+    others = []
+    remaining = iter(words)
+    for word in remaining:
+        name = next(remaining, "") if word == "--import" else word.removeprefix("--import=")
+        if name and name != word:
+            names.append(name)
+        else:
+            others.append(word)
+    return names, others
+
+
 @contextlib.contextmanager
 def using(names: Sequence[str]) -> Iterator[None]:
     """Let this process, and those that it starts, also import these modules or Python files until the block ends.

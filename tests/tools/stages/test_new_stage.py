@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from pretrain.common.run.folder import write_environment
 from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.tools.reporting.runs import column, render
-from tools import launch
+from tools import ROOT, launch
 from tools.reporting.files import Run
 from tools.reporting.origins import Origin
 from tools.reporting.runs import BackboneScore, Score
@@ -83,3 +86,22 @@ def test_a_new_stage(capsys: pytest.CaptureFixture[str]) -> None:
     refused(lambda: launch.main(["count", "6", *HERE]), "a different run (arguments ['count', 5] -> ['count', 6])")
     text = render([Path("counted")])
     assert column(text, "counted", "counting steps") == "5.0"
+
+
+def test_a_stage_of_a_module_is_a_command(tmp_path: Path) -> None:
+    """The module is imported before the command's options are known."""
+    code = """
+        from tools.stages.base import Stage, register
+
+        class Weigh(Stage):
+            name = "weigh"
+            has_config = False
+
+        register(Weigh, "weigh the weights")
+    """
+    (tmp_path / "weigh.py").write_text(textwrap.dedent(code))
+    command = [sys.executable, "tools/launch.py", "weigh", "--import", str(tmp_path / "weigh.py"), "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "weigh the weights" in done.stdout
+    done = subprocess.run(command[:3], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "invalid choice: 'weigh'" in done.stderr

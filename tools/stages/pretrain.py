@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pretrain.common.config.keys import Effect
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
-from pretrain.common.run.state import RunContext, read_record
+from pretrain.common.run.state import RunContext, read_record, shorten_path
 
 from . import recipes
 from .base import Stage, register
@@ -68,7 +67,7 @@ class Pretrain(Stage):
     def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:
         words = [options.config_file]
         if not options.config_file:
-            recipe = os.path.relpath(recipes.find_recipe(options.method))
+            recipe = shorten_path(recipes.find_recipe(options.method))
             words = [recipe, *recipes.find_recipe_overrides(options.method)]
         print(" ".join(["recipe:", *words]), file=sys.stderr)
         return cls.load(options, overrides)

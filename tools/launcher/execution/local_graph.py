@@ -20,7 +20,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
 from pretrain.common.ranks.rank import STOP_REASON
 from pretrain.common.run.lease import read_start_time
-from pretrain.common.run.state import read_outcome, update_state
+from pretrain.common.run.state import read_outcome, shorten_path, update_state
 from tools.stages.base import Stage
 
 from ..gpus import list_visible_gpus
@@ -214,8 +214,3 @@ def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) ->
     if outcome["failure"]:
         return f"{sender}: the stage in {folder} has failed: {outcome['failure']['error']}"
     return outcome["reason"].replace(STOP_REASON, sender)
-
-
-def shorten_path(path: str) -> str:
-    """Return a path below the working folder as a relative path."""
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

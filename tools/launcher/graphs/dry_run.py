@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.run.state import shorten_path
 from tools.estimates.model import COMPUTED
 from tools.estimates.published import find_gpu
 
 from ..execution import slurm
-from ..execution.local_graph import shorten_path
 from ..execution.submit import build_environment, find_code, render_script
 from ..gpus import list_visible_gpus, name_visible_gpu
 from ..options import Options

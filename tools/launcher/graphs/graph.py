@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
-from pretrain.common.run.state import find_working_folder, read_record
+from pretrain.common.run.state import enter_folder, find_working_folder, read_record
 from tools.stages.base import Stage, build_stage
 from tools.stages.inputs import hash_content
 
@@ -132,7 +132,7 @@ def enter_working_folder(record: Path) -> Iterator[None]:
         remedy = "make that folder again, or rerun the original command"
         raise UserError(f"{record.parents[1]} was started in {folder}, which is gone; {remedy}")
     print(f"relative names are those of {folder}, where {record.parents[1]} was started", file=sys.stderr)
-    with contextlib.chdir(folder):
+    with enter_folder(folder):
         yield
 
 

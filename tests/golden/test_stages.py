@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.stages.base import build_stage
+from tools.stages.registry import build_stage
 
 RECORDS: dict[str, Any] = json.loads((Path(__file__).parent / "stages.json").read_text())
 

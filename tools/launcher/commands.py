@@ -16,8 +16,8 @@ from . import actions
 
 def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
     """Add the options of a stage's command."""
-    from tools.stages.base import find_stage
     from tools.stages.options import add_arguments
+    from tools.stages.registry import find_stage
 
     stage = find_stage(name)
     sub.set_defaults(run=functools.partial(actions.start_stage, stage))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -19,11 +18,10 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pretrain import config as pretraining
 from pretrain import keys
-from pretrain.common.config import extensions
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys, compare
 from pretrain.common.config.yaml_io import flatten, load_yaml
 from pretrain.common.errors import UserError
@@ -32,8 +30,8 @@ from pretrain.common.run.folder import read_stage
 from pretrain.common.run.state import RunContext, find_working_folder, read_record, read_state
 from pretrain.common.weights import provenance
 
-from . import MOVED, SUMMARIES
-from .options import from_json
+from . import SUMMARIES
+from .registry import find_stage
 
 if TYPE_CHECKING:
     from tools.estimates.model import Estimate
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from tools.reporting.files import Run
     from tools.reporting.paper_tables import Candidate
     from tools.reporting.runs import Score
-
-Kind = TypeVar("Kind", bound="type[Stage]")
-STAGES: dict[str, type[Stage]] = {}  # those that are imported, by name; see `find_stage`
 
 
 @dataclass(frozen=True)
@@ -335,40 +330,6 @@ class Stage:
         if isinstance(value, dict):
             return {key: self._make_relative(item) for key, item in value.items()}
         return value
-
-
-def register(stage: Kind, summary: str = "") -> Kind:
-    """Add a kind of stage; with a ``summary``, launch.py has a command of its name."""
-    extensions.register(STAGES, stage.name, stage)
-    SUMMARIES.setdefault(stage.name, summary)
-    return stage
-
-
-def find_stage(name: str) -> type[Stage]:
-    """Return the kind of stage of this name; raise UserError if there is none."""
-    if name not in STAGES and name in SUMMARIES:
-        importlib.import_module(f"{__package__}.{name}")
-    if name not in STAGES:
-        extensions.load()  # a module of the user's may register it
-    if name not in STAGES:
-        remedy = f"run {MOVED[name]}" if name in MOVED else "rerun the original command"
-        raise UserError(f"{name!r} is not a known stage; {remedy}")
-    return STAGES[name]
-
-
-def build_stage(record: Any) -> Stage:
-    """Build the stage of a record, which this version or an earlier one wrote."""
-    try:
-        if "args" in record:
-            record = find_stage(record["stage"]).upgrade(record)
-        stage = find_stage(record["stage"])
-        values = {name: value for name, value in record.items() if name != "stage"}
-        return stage(**{**values, "options": from_json(stage.Options, record["options"])})
-    except UserError:
-        raise
-    except (TypeError, KeyError, ValueError) as error:
-        problem = "the stage record is damaged or from another version"
-        raise UserError(f"{problem} ({error}); rerun the original command") from error
 
 
 def find_kind(name: str) -> type[Stage]:

@@ -10,8 +10,9 @@ from typing import Any, Self
 from pretrain.common.files import check_name
 from pretrain.common.run.state import RunContext, read_record
 
-from .base import Stage, register
+from .base import Stage
 from .options import option
+from .registry import register
 
 _STATISTIC = "pixel {} used in pretraining, from 0 to 255, if the file does not record it"
 _RGB: Any = {"type": float, "nargs": 3, "metavar": ("R", "G", "B")}

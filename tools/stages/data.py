@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from pretrain.common.run.state import RunContext
 
-from .base import Stage, register
+from .base import Stage
 from .options import option
+from .registry import register
 
 
 @register

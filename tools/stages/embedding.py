@@ -4,8 +4,8 @@ from typing import Any
 
 from pretrain.common.run.state import RunContext
 
-from .base import register
 from .probe import Probe
+from .registry import register
 
 
 @register

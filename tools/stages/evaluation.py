@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from transfer import run_folder
 
-from .base import register
+from .registry import register
 from .transfer import Transfer
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common.run.state import RunContext
 from pretrain.probe.data import data_names
 
-from .base import register
 from .probe import Probe
+from .registry import register
 
 if TYPE_CHECKING:
     from tools.reporting.paper_tables import Candidate

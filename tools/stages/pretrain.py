@@ -18,8 +18,9 @@ from pretrain.common.files import check_file
 from pretrain.common.run.state import RunContext, read_record, shorten_path
 
 from . import recipes
-from .base import Stage, register
+from .base import Stage
 from .options import option
+from .registry import register
 
 if TYPE_CHECKING:
     from tools.estimates.model import Estimate

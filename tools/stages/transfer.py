@@ -16,8 +16,9 @@ from pretrain.common.run.state import RunContext
 from transfer import api, keys, preflight, run_folder
 from transfer import config as fine_tuning
 
-from .base import Stage, find_stage, register
+from .base import Stage
 from .options import option
+from .registry import find_stage, register
 
 if TYPE_CHECKING:
     from tools.estimates.model import Estimate

@@ -11,7 +11,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import RunContext
-from tools.stages.base import Stage, register
+from tools.stages.base import Stage
+from tools.stages.registry import register
 
 
 @register

@@ -19,9 +19,10 @@ from tools.launcher.execution.submit import copy_code, submit
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
-from tools.stages.base import Stage, find_stage
+from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.pretrain import Pretrain
+from tools.stages.registry import find_stage
 from tools.stages.transfer import Transfer
 
 ROOT = Path(__file__).parents[3]

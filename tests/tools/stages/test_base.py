@@ -16,8 +16,9 @@ from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.checks import check_may_continue
 from tools.launcher.graphs.graph import build_single
 from tools.stages import recipes
-from tools.stages.base import Stage, build_stage
+from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
+from tools.stages.registry import build_stage
 
 
 def pretraining(*more: str) -> Stage:

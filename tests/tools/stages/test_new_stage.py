@@ -22,8 +22,9 @@ from tools import ROOT, launch
 from tools.reporting.files import Run
 from tools.reporting.origins import Origin
 from tools.reporting.runs import BackboneScore, Score
-from tools.stages.base import Stage, register
+from tools.stages.base import Stage
 from tools.stages.options import option
+from tools.stages.registry import register
 
 
 class Count(Stage):
@@ -91,7 +92,8 @@ def test_a_new_stage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_stage_of_a_module_is_a_command(tmp_path: Path) -> None:
     """The module is imported before the command's options are known."""
     code = """
-        from tools.stages.base import Stage, register
+        from tools.stages.base import Stage
+        from tools.stages.registry import register
 
         class Weigh(Stage):
             name = "weigh"

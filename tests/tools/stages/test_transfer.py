@@ -3,7 +3,8 @@
 import pytest
 
 from tests.errors import refused
-from tools.stages.base import Stage, find_stage
+from tools.stages.base import Stage
+from tools.stages.registry import find_stage
 from tools.stages.transfer import Transfer
 
 WORDS = {

@@ -36,7 +36,8 @@ from pretrain.common.ranks.rank import (
 )
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
-from tools.stages.base import Stage, build_stage
+from tools.stages.base import Stage
+from tools.stages.registry import build_stage
 
 from . import slurm
 from .records import format_resume_command

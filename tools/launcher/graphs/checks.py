@@ -13,7 +13,8 @@ from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.common.run.state import find_working_folder, read_record, read_state
 from pretrain.data.names import resolve
-from tools.stages.base import Stage, build_stage
+from tools.stages.base import Stage
+from tools.stages.registry import build_stage
 from transfer.weights.locate import find_weights
 
 from ..execution import slurm

@@ -11,8 +11,9 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
 from pretrain.common.run.state import enter_folder, find_working_folder, read_record
-from tools.stages.base import Stage, build_stage
+from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
+from tools.stages.registry import build_stage
 
 from ..options import Options, from_record
 

@@ -39,11 +39,12 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError, one_line, suggest_name
 from pretrain.common.files import check_file
 from tools.stages import MOVED, SUMMARIES
-from tools.stages.base import Stage, find_stage
+from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.data import Data
 from tools.stages.pretrain import Pretrain
 from tools.stages.probe import Probe
+from tools.stages.registry import find_stage
 from tools.stages.report import Report
 from tools.stages.transfer import Transfer
 

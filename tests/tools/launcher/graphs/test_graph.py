@@ -19,7 +19,8 @@ from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Graph, Node, build_single
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import Options
-from tools.stages.base import Stage, build_stage
+from tools.stages.base import Stage
+from tools.stages.registry import build_stage
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 

@@ -1,7 +1,4 @@
-"""Losses of the objectives compared with naive forms of their equations, which compute whole rows of logits.
-
-The naive forms use the hyperparameters in `_VALUES`. Shape letters are those of pretrain/methods/ops.py.
-"""
+"""Losses of the objectives compared with their plain forms; shape letters are those of pretrain/methods/ops.py."""
 
 import argparse
 import functools
@@ -11,64 +8,24 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
+from benchmarks import naive
 from benchmarks.measure import measure_milliseconds, measure_peak_mib
 from pretrain.common import distributed
 from pretrain.methods import METHODS
 
-_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
-
-
-def _compute_logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
-    return torch.cat([(q_ND * key_ND).sum(dim=1, keepdim=True), q_ND @ queue_DK], dim=1) / _VALUES["temperature"]
-
-
-def naive_moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    logits = _compute_logits(q_ND, keys_MND[0], queue_DK)
-    return cross_entropy(logits, torch.zeros(len(q_ND), dtype=torch.long, device=q_ND.device))
-
-
-def naive_multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    return torch.stack([naive_moco(q_ND, key_ND[None], queue_DK) for key_ND in keys_MND]).mean()
-
-
-def naive_jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    mean_ND = keys_MND.mean(dim=0)
-    centered_MND = keys_MND - mean_ND
-    covariance_NDD = torch.einsum("mnd,mne->nde", centered_MND, centered_MND) / len(keys_MND)
-    logits = _compute_logits(q_ND, mean_ND, queue_DK)
-    weight = _VALUES["lambda_"] / (2 * _VALUES["temperature"] ** 2)
-    bonus = weight * torch.einsum("nd,nde,ne->n", q_ND, covariance_NDD, q_ND)
-    positive = logits[:, 0]
-    logits = torch.cat([(positive + bonus)[:, None], logits[:, 1:]], dim=1)
-    return (logits.logsumexp(dim=1) - positive).mean()
-
-
-def naive_sce(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    relations = torch.cat([q_ND.new_zeros(len(q_ND), 1), keys_MND[0] @ queue_DK], dim=1)  # the positive's logit is 0
-    target = (relations / _VALUES["key_temperature"]).softmax(dim=1) * (1 - _VALUES["lambda_"])
-    target[:, 0] += _VALUES["lambda_"]
-    return cross_entropy(_compute_logits(q_ND, keys_MND[0], queue_DK), target)
-
-
-def naive_ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
-    target = (keys_MND[0] @ queue_DK / _VALUES["key_temperature"]).softmax(dim=1)
-    return cross_entropy(q_ND @ queue_DK / _VALUES["temperature"], target)
-
-
-def naive_tcl(z_AD: Tensor, labels_A: Tensor, k1: float, k2: float) -> Tensor:
-    """Compute Eq. (6) of TCL's supplement among the anchors themselves."""
-    tau = _VALUES["temperature"]
-    similarity_AA = z_AD @ z_AD.T
-    same_AA = labels_A[:, None] == labels_A
-    positive_AA = (same_AA & ~torch.eye(len(z_AD), dtype=torch.bool, device=z_AD.device)).to(z_AD.dtype)
-    terms_AA = positive_AA * ((similarity_AA / tau).exp() + k1 * (-similarity_AA).exp())
-    d_A = (terms_AA + ~same_AA * k2 * (similarity_AA / tau).exp()).sum(dim=1, keepdim=True)
-    return (positive_AA * (d_A.log() - similarity_AA / tau)).sum(dim=1).div(positive_AA.sum(dim=1)).mean()
-
-
-NAIVE = {"mocov2": naive_moco, "multikey": naive_multikey, "jcl": naive_jcl, "sce": naive_sce, "ressl": naive_ressl}
+# Names of methods, and the hyperparameters that are passed to both forms of each.
+NAIVE = {
+    "mocov2": naive.moco,
+    "multikey": naive.multikey,
+    "jcl": naive.jcl,
+    "sce": naive.sce,
+    "ressl": naive.ressl,
+    "simclr": naive.supcon,
+    "tcl": naive.tcl,
+}
+_HYPER = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -89,17 +46,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}, A {args.anchors}"
     print(f"{sizes}, {device}")
     results: dict[str, dict[str, float | None]] = {}
-    for name in (*NAIVE, "simclr", "tcl"):
+    for name, naive_loss in NAIVE.items():
         method = METHODS[name]
-        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
-        if name in NAIVE:
+        hyper = {keyword: _HYPER[keyword] for keyword in method.hyper if keyword in _HYPER}
+        if method.kind == "queue":
             tensors = (q_ND, keys_MND if method.many_keys else keys_MND[:1], queue_DK)
-            naive = functools.partial(NAIVE[name], *tensors)
         else:
             tensors = (z_AD, z_AD, labels_A, labels_A, index_A)
-            naive = functools.partial(naive_tcl, z_AD, labels_A, hyper.get("k1", 0.0), hyper.get("k2", 1.0))
-        fast = functools.partial(_compute_loss, method.loss_function, *tensors, **hyper)
-        results[name] = _compare_forms(name, tensors[0], fast, naive, args.rounds, device)
+        fast_form = functools.partial(_compute_loss, method.loss_function, *tensors, **hyper)
+        naive_form = functools.partial(naive_loss, *tensors, **hyper)
+        results[name] = _compare_forms(name, tensors[0], fast_form, naive_form, args.rounds, device)
     head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]
     rows = [[name, *result.values()] for name, result in results.items()]
     print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f"), missingval="-"))
@@ -117,10 +73,15 @@ def _compute_gradient(compute_loss: Callable[[], Tensor], x: Tensor) -> tuple[Te
 
 
 def _compare_forms(
-    name: str, x: Tensor, fast: Callable[[], Tensor], naive: Callable[[], Tensor], rounds: int, device: torch.device
+    name: str,
+    x: Tensor,
+    fast_form: Callable[[], Tensor],
+    naive_form: Callable[[], Tensor],
+    rounds: int,
+    device: torch.device,
 ) -> dict[str, float | None]:
     """Measure both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
-    losses = {"fast": fast, "naive": naive}
+    losses = {"fast": fast_form, "naive": naive_form}
     forms = {form: functools.partial(_compute_gradient, loss, x) for form, loss in losses.items()}
     for actual, expected in zip(forms["fast"](), forms["naive"](), strict=True):
         if not torch.allclose(actual, expected, rtol=1e-4, atol=1e-6):

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from benchmarks import naive
 from benchmarks.measure import measure_milliseconds
-from benchmarks.objectives import naive_jcl
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -74,6 +74,7 @@ def _run_plain_steps(cfg: CfgNode) -> Iterator[None]:
     encoder_k = copy.deepcopy(encoder_q).requires_grad_(False)
     optimizer = torch.optim.AdamW(encoder_q.parameters(), cfg.SOLVER.BASE_LR, weight_decay=cfg.SOLVER.WEIGHT_DECAY)
     queue_DK = normalize(torch.randn(model.EMBEDDING_DIM, model.QUEUE_SIZE), dim=0)
+    hyper = {"temperature": cfg.METHOD.TEMPERATURE, "lambda_": cfg.METHOD.JCL_LAMBDA}
     pointer = 0
     while True:
         for views, _labels in loader:
@@ -82,7 +83,7 @@ def _run_plain_steps(cfg: CfgNode) -> Iterator[None]:
                     p_k.data = p_k.data * model.EMA_MOMENTUM + p_q.data * (1 - model.EMA_MOMENTUM)
                 keys_MND = torch.stack([_encode_shuffled(encoder_k, view) for view in views[1:]])
             q_ND = normalize(encoder_q(views[0]), dim=1)
-            loss = naive_jcl(q_ND, keys_MND, queue_DK)
+            loss = naive.jcl(q_ND, keys_MND, queue_DK, **hyper)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

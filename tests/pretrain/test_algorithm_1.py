@@ -1,4 +1,4 @@
-"""Algorithm 1 of JCL and of SCE: three steps are compared with a plain loop over images, written from the papers.
+"""Algorithm 1 of JCL and of SCE: three steps are compared with a plain loop, written from the papers.
 
 JCL (in MoCo's order): momentum update, keys, queries, loss, SGD, the mean keys are enqueued. SCE: keys, queries, loss,
 SGD, momentum update, the keys are enqueued. Keys of all views are shuffled together; each half of a batch has its
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import naive
 from pretrain.config import load_config
 from pretrain.data import views
 from pretrain.data.loader import Batch
@@ -32,18 +33,12 @@ SCE = {"METHOD.NAME": "sce", "METHOD.KEY_TEMPERATURE": 0.05, "METHOD.SCE_LAMBDA"
 
 
 def _jcl_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    """Compute Eq. (8) for one image: q (D,), its M keys (M, D), queue (D, K)."""
-    mean = keys.mean(0)
-    covariance = (keys - mean).T @ (keys - mean) / len(keys)
-    positive = q @ mean / TAU + JCL["METHOD.JCL_LAMBDA"] / (2 * TAU**2) * (q @ covariance @ q)
-    return torch.logsumexp(torch.cat([positive[None], q @ queue / TAU]), 0) - q @ mean / TAU
+    return naive.jcl(q, keys, queue, temperature=TAU, lambda_=JCL["METHOD.JCL_LAMBDA"])
 
 
 def _sce_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    """Compute the SCE loss of one image; half of the target is the positive, half are similarities of the key."""
-    target = 0.5 * torch.softmax(torch.cat([torch.zeros(1), keys[0] @ queue]) / SCE["METHOD.KEY_TEMPERATURE"], 0)
-    target[0] += 0.5
-    return -(target * torch.log_softmax(torch.cat([(q @ keys[0])[None], q @ queue]) / TAU, 0)).sum()
+    hyper = {"key_temperature": SCE["METHOD.KEY_TEMPERATURE"], "lambda_": SCE["METHOD.SCE_LAMBDA"]}
+    return naive.sce(q, keys, queue, temperature=TAU, mask_positive=False, **hyper)
 
 
 def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
@@ -90,7 +85,7 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
         keys = keys.view(m, N, D)
         trained = copy.deepcopy(f)
         queries = _embed(trained, x[0])
-        expected = torch.stack([loss_fn(queries[i], keys[:, i], queue) for i in range(N)]).mean()
+        expected = loss_fn(queries, keys, queue)
         gradients = torch.autograd.grad(expected, list(trained.parameters()))
         with torch.no_grad():
             for p, velocity, gradient in zip(f.parameters(), velocities, gradients, strict=True):

@@ -1,12 +1,16 @@
 """Random embeddings for the objectives' tests, and how often hypothesis draws them (the same draws every time)."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from pretrain.methods import LossOutput
 
 SEEDS = st.integers(0, 2**31 - 1)
 TEMPERATURES = st.floats(0.05, 1.0)
@@ -20,6 +24,17 @@ def drawn(examples: int = 40, **strategies):
     phases = (Phase.explicit, Phase.generate)
     fixed = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=phases)
     return lambda test: fixed(given(**strategies)(test))
+
+
+def assert_same_loss(
+    method: Callable[..., LossOutput], form: Callable[..., Tensor], case: tuple[Tensor, ...], **hyper: Any
+) -> None:
+    """Compare a method's value, and its gradient for the queries or anchors, with the naive form of its equation."""
+    loss = method(*case, **hyper).loss
+    expected = form(*case, **hyper)
+    assert math.isclose(loss.item(), expected.item(), rel_tol=1e-10, abs_tol=1e-12)
+    gradients = [torch.autograd.grad(value, case[0])[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def unit(generator: torch.Generator, *shape: int, dim: int = -1) -> Tensor:

@@ -1,22 +1,10 @@
-"""ReSSL's loss is compared with a loop over its equation."""
+"""ReSSL's loss is compared with the naive form of its equation."""
 
-import math
-
+from benchmarks import naive
 from pretrain.methods.ressl import ressl
-from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
-
-
-def oracle(case: QueueCase, tau: float, tau_m: float) -> float:
-    total = 0.0
-    for i, q in enumerate(case.q_ND.detach()):
-        p = [math.exp(float(q @ n) / tau) for n in case.queue_DK.T]
-        s = [math.exp(float(case.keys_MND[0, i] @ n) / tau_m) for n in case.queue_DK.T]
-        total -= sum(s_j / sum(s) * math.log(p_j / sum(p)) for s_j, p_j in zip(s, p, strict=True))
-    return total / len(case.q_ND)
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, assert_same_loss, drawn, queue_case
 
 
 @drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES)
 def test_loss_is_the_equation(seed: int, tau: float, tau_m: float):
-    case = queue_case(seed)
-    loss = ressl(*case, temperature=tau, key_temperature=tau_m).loss.item()
-    assert math.isclose(loss, oracle(case, tau, tau_m), rel_tol=1e-9)
+    assert_same_loss(ressl, naive.ressl, queue_case(seed), temperature=tau, key_temperature=tau_m)

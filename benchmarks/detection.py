@@ -5,6 +5,7 @@ import copy
 import functools
 import gc
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from benchmarks.measure import measure_peak_mib, time_rounds
 from pretrain.common import distributed
+from pretrain.common.device import AsyncHostCopy
 from transfer.config import load_config
 from transfer.engine import Engine
 from transfer.preflight import check_supported, choose_engine
@@ -74,7 +76,8 @@ def build_step(
         batches = [_convert_to_detectron2(batch) for batch in batches]
     precision = choose_precision(cfg, torch.device(cfg.MODEL.DEVICE))
     cycle = itertools.cycle(batches)
-    return model, functools.partial(_step, engine, model, engine.build_optimizer(model), cycle, precision)
+    unread: deque[AsyncHostCopy] = deque()
+    return model, functools.partial(_step, engine, model, engine.build_optimizer(model), cycle, precision, unread)
 
 
 def draw_batch(images: int, height: int, width: int, cfg: Any) -> list[dict[str, Any]]:
@@ -118,12 +121,16 @@ def _step(
     optimizer: torch.optim.Optimizer,
     batches: Iterator[list[dict[str, Any]]],
     precision: torch.dtype | None,
+    unread: deque[AsyncHostCopy],
 ) -> None:
+    """Train on the next batch; read the losses of the one before, as training does."""
     torch.manual_seed(0)
     optimizer.zero_grad()
     with engine.storage(0):  # that Detectron2's model logs to
         losses = accumulate_losses(model, next(batches), 1, lambda loss: loss, precision)
     values = torch.stack(list(losses.values()))
     values.sum().backward()
-    values.tolist()  # as a training loop reads them
+    unread.append(AsyncHostCopy(values.detach()))
     optimizer.step()
+    if len(unread) > 1:
+        unread.popleft().read()

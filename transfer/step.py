@@ -1,6 +1,5 @@
 """One iteration of fine-tuning: data, losses, gradients, update."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -9,16 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.common import distributed
 from pretrain.common.distributed import average_gradients
 
 from .trainer import Trainer
-from .training import checkpoints
+from .training.losses import send_losses
 from .training.samplers import ModelInput, derive_seed
 
 
 def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[ModelInput]], iteration: int) -> None:
-    """Run one iteration: data, losses, gradients, update."""
+    """Run one iteration: data, losses, gradients, update.
+
+    Raises:
+        UserError: a loss of the previous iteration was not finite.
+    """
     cfg = trainer.cfg
     scaler = trainer.scaler
     trainer.iter = trainer.storage.iter = iteration
@@ -35,21 +37,13 @@ def run_step(trainer: Trainer, ddp_model: nn.Module, batches: Iterator[list[Mode
     scaler.scale(total).backward()
     trainer.call_hooks("after_backward")
     loss_scale = scaler.scale(torch.ones_like(total, dtype=torch.float32))
-    stacked = torch.stack([value.detach().float() for value in (*losses.values(), loss_scale)])
-    *values, loss_scale = distributed.mean_(stacked).tolist()  # the losses are read only here
-    means = dict(zip(losses, values, strict=True))
-    if not all(map(math.isfinite, values)):
-        loss_values = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-        images = ", ".join(image["file_name"] for image in batch)
-        details = f" at iteration {iteration} (learning rate {rate:.3g}): {loss_values}; images: {images}"
-        raise checkpoints.build_divergence_error(details)
-    trainer.skipped.update(loss_scale, iteration)
+    sent = send_losses(losses, loss_scale, iteration, rate, [image["file_name"] for image in batch])
     if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         scaler.unscale_(trainer.optimizer)  # the optimizer's step clips
     scaler.step(trainer.optimizer)
     scaler.update()
-    seconds = {"time": time.perf_counter() - started, "data_time": seconds_waited}
-    trainer.window.append({"total_loss": sum(values), **means, **seconds})
+    trainer.read_losses()  # of the previous iteration: the device works on this one meanwhile
+    trainer.unread = sent, {"time": time.perf_counter() - started, "data_time": seconds_waited}
     trainer.call_hooks("after_step")
     trainer.write_images()
 

@@ -126,7 +126,7 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
     results: Results = {}
     model = data_parallel(trainer.model.train())
     batches = save_before_stop(_load_batches(trainer), lambda _: trainer.save(), trainer.world_size)
-    with _explain_stop(output_dir), trainer.open_logs(), trainer.surround_by_hooks():
+    with _explain_stop(trainer), trainer.open_logs(), trainer.surround_by_hooks():
         if trainer.pending or trainer.is_over:
             results = _evaluate(trainer, visualize, write)
         if trainer.rank == 0 and not trainer.is_over:
@@ -259,13 +259,16 @@ def _load_batches(trainer: Trainer) -> Iterator[list[ModelInput]]:
 
 
 @contextmanager
-def _explain_stop(output_dir: Path) -> Iterator[None]:
+def _explain_stop(trainer: Trainer) -> Iterator[None]:
     """Tell whoever stops the run in this block how to resume it, and in one line that training diverged."""
     try:
         yield
     except Stopped as stop:
-        if checkpoints.list_checkpoints(output_dir):  # none where not even the first batch arrived
+        if checkpoints.list_checkpoints(trainer.cfg.OUTPUT_DIR):  # none where not even the first batch arrived
             stop.remedy = "a checkpoint is written; run the same command with --resume"
         raise
-    except FloatingPointError as error:  # raised by Detectron2's proposal generator
-        raise checkpoints.build_divergence_error(f": {one_line(error)}") from error
+    except Exception as error:
+        trainer.read_losses()  # where one is not finite, the next iteration may fail in any way
+        if isinstance(error, FloatingPointError):  # raised by Detectron2's proposal generator
+            raise checkpoints.build_divergence_error(f": {one_line(error)}") from error
+        raise

@@ -27,6 +27,7 @@ from .engine import Engine, Storage
 from .registries import HOOKS
 from .training import checkpoints
 from .training.batch_norm import pool_batch_norm
+from .training.losses import SentLosses
 from .training.samplers import TrainingData
 from .training.scores import Scores
 
@@ -48,6 +49,7 @@ class Trainer:
         schedule: a function of the iteration that sets the learning rate and returns it.
         precision: data type of the forward pass; None for float32.
         window: the losses and times of the last LOG_PERIOD iterations.
+        unread: the losses and times of the last iteration until `read_losses`.
     """
 
     storage: Storage
@@ -70,6 +72,7 @@ class Trainer:
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=self.precision == torch.float16)
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.unread: tuple[SentLosses, dict[str, float]] | None = None
         self.writer: MetricsWriter | None = None  # only on rank 0
         self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.HOOKS}
         for hook in self.hooks.values():
@@ -130,11 +133,25 @@ class Trainer:
         if self.writer and values:
             self.writer.write(self.done - 1, values | (self.skipped.metrics() if self.scaler.is_enabled() else {}))
 
+    def read_losses(self) -> None:
+        """Add the losses of the last iteration to the window, unless this has been done.
+
+        Raises:
+            UserError: a loss was not finite on some rank, or too many steps in a row were skipped.
+        """
+        if self.unread:
+            sent, seconds = self.unread
+            self.unread = None
+            losses, loss_scale = sent.read()
+            self.skipped.update(loss_scale, sent.iteration)
+            self.window.append(losses | seconds)
+
     def summarize(self) -> dict[str, float]:
         """Return medians of the window and rates for metrics.json; log them.
 
         All ranks take part: a step waits for the rank whose data arrive last.
         """
+        self.read_losses()
         line = {key: statistics.median(step[key] for step in self.window if key in step) for key in self.window[-1]}
         peaks = take_memory_peaks()
         maxima = torch.tensor([*(step["data_time"] for step in self.window), *peaks.values()], device=self.device)
@@ -190,7 +207,11 @@ class Trainer:
         """Write a checkpoint (default: model_NNNNNNN.pth) on rank 0; the other ranks wait for it, and fail with it.
 
         Statistics that batch norm has for each rank are pooled before, so that all ranks evaluate what is saved.
+
+        Raises:
+            UserError: training has diverged, or the disk is full.
         """
+        self.read_losses()  # on every rank: no checkpoint, and no evaluation, which follows one, has diverged weights
         name = name or checkpoints.path_after(self.cfg.OUTPUT_DIR, self.done).name
         if self.world_size > 1:
             pool_batch_norm(norm for norm in get_bn_modules(self.model) if "Sync" not in type(norm).__name__)

@@ -30,6 +30,7 @@ from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved
 from tests.transfer.training import test_batch_norm as frozen_bn
 from tests.transfer.training.test_checkpoints import write
+from tests.transfer.training.test_losses import break_loss
 from transfer import api, step, train_net
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
@@ -44,6 +45,7 @@ def _all_parts(folder: Path, name: str) -> None:
     rank = dist.get_rank()
     _train(rank, folder, name)
     _resume_from_other_weights(rank, folder, name)
+    _diverge(rank, folder, name)
     _batch_norm(rank)
     _pool_statistics(rank)
     _evaluate_one_network(folder, name)
@@ -90,6 +92,15 @@ def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
     shutil.copy(folder / "whole" / "initial_weights.json", rank_folder)
     torch.save(state, rank_folder / "model_final.pth")
     refused(lambda: run(tiny_coco.config(rank_folder, name, **KEYS), resume=True), "differs between ranks")
+
+
+def _diverge(rank: int, folder: Path, name: str) -> None:
+    """Train with a loss that is not finite on one rank, which ends both in the same iteration."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            break_loss(patch, 1)
+        refused(lambda: run(tiny_coco.config(folder / "diverged", name)), "diverged at iteration 1 ", "loss_cls nan")
+    assert not [*(folder / "diverged").glob("*.pth")]
 
 
 def _batch_norm(rank: int) -> None:

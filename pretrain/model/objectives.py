@@ -23,6 +23,7 @@ from ..common.errors import UserError
 from ..common.weights.backbone import read_backbone
 from ..data import views
 from .batch_split import count_bn_groups, micro_batches
+from .compilation import compile_encoders
 from .dense import DenseFeatures, DenseLoss, DenseResNet
 from .encoder import Encoder, build_network
 from .momentum_encoder import BatchShuffle, MomentumEncoderPair
@@ -202,9 +203,7 @@ def _prepare(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
     memory_format = choose_memory_format(cfg.SOLVER.AMP, device.type)
     model.to(device).to(memory_format=cast(Any, memory_format)).train()
     if cfg.SOLVER.COMPILE:
-        for name, child in model.named_children():
-            if name.startswith("encoder"):
-                child.compile()
+        compile_encoders(model)
 
 
 def _build_encoder(network: ResNet, cfg: CfgNode, device: torch.device, bn_groups: int) -> Encoder:

@@ -43,6 +43,7 @@ def prepare(backend: str = "") -> None:
         simulated_device.become_device()
         compile_module = torch.nn.Module.compile
         patch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
+        patch.setenv("TORCH_WARM_POOL", "0")  # no processes for Triton's kernels
         tiny.use(patch)
 
 

@@ -161,6 +161,7 @@ def test_a_compiled_run_has_one_graph_per_encoder_and_the_losses_of_one_that_is_
         pytest.skip("no C++ compiler")
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend=backend))
+    monkeypatch.setenv("TORCH_WARM_POOL", "0")  # no processes for Triton's kernels
     counters.clear()
     micro_batches = ("SOLVER.ACCUMULATE", "8", "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "16")
     losses = []

@@ -20,7 +20,7 @@ from .. import distributed, interrupt
 from ..errors import UserError, count_noun, shorten_list
 from ..interrupt import StopRequest
 from ..logs import log_to_terminal
-from .folder import count_usable_cores
+from .folder import count_cores_per_process
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
 from .socket_folder import choose_socket_folder
 
@@ -73,9 +73,7 @@ def describe_bottleneck(fraction: float) -> str:
     """Say whether the loader or the computation limits a run that waits for data this ``fraction`` of the time."""
     if fraction <= 0.25:
         return "compute-bound"
-    per_task = os.environ.get("SLURM_CPUS_PER_TASK")
-    cores = int(per_task) if per_task else count_usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    limit = count_noun(max(1, cores), "core")
+    limit = count_noun(count_cores_per_process(), "core")
     return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {limit} that each process has"
 
 

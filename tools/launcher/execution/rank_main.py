@@ -34,7 +34,7 @@ from pretrain.common.ranks.rank import (
     record_error,
     record_failure,
 )
-from pretrain.common.run.folder import count_usable_cores
+from pretrain.common.run.folder import count_cores_per_process
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
@@ -107,7 +107,7 @@ class SlurmJob:
         # The setup lines of the site file may set another host name.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
         if local_size > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(count_usable_cores()))
+            os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
         name = Path(os.environ["SUBMITIT_FOLDER"]).name
         handler = PreemptionHandler(env, self.spec.folder, name, self.patience_s, self.spec.root)
         try:

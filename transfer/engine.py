@@ -83,8 +83,13 @@ class Engine(ABC):
         """Build a function of the iteration (from 0) that sets the learning rate and returns it."""
 
     @abstractmethod
-    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
-        """Load the records of DATASETS.TRAIN; return them, their repeat factors (at least 1) and their mapper."""
+    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Sequence[bool] | None, Mapper]:
+        """Load DATASETS.TRAIN.
+
+        Returns:
+            The records; their repeat factors (at least 1); with DATALOADER.ASPECT_RATIO_GROUPING, whether each image is
+            wider than high, or else None; the records' mapper.
+        """
 
     @abstractmethod
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
@@ -116,13 +121,12 @@ class Engine(ABC):
         Raises:
             UserError: no image has annotations.
         """
-        records, repeat_factors, mapper = self.load_training_set()
+        records, repeat_factors, wide, mapper = self.load_training_set()
         if not records:
             names = ", ".join(self.cfg.DATASETS.TRAIN)
             raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
         batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
-        group_by_shape = self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        return TrainingData(records, repeat_factors, mapper, batch_size, group_by_shape, self.pin_memory)
+        return TrainingData(records, repeat_factors, mapper, batch_size, wide, self.pin_memory)
 
     def test_images(self, records: Sequence[Record]) -> MappedRecords:
         """Return records as an evaluation gives them to the model."""

@@ -43,6 +43,7 @@ class DataSet:
         images: its images, ordered by id, each as (image, annotations) in COCO's format; None if another evaluator than
             COCO's reads its files.
         file_names: the images' paths in the image folder, in the order of their ids.
+        image_sizes: (N, 2), the images' heights and widths in pixels, in the order of their ids.
         num_objects: number of annotations that are no crowds.
         entries: the records that Detectron2's catalog has for its name; None for a set that is read here.
         evaluator: the metrics that are computed: coco, or one of `catalog.OTHER_EVALUATORS`.
@@ -54,6 +55,7 @@ class DataSet:
     categories: list[dict[str, Any]]
     images: PackedList | None = None
     file_names: list[str] = field(default_factory=list)
+    image_sizes: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     num_objects: int = 0
     entries: PackedList | None = None
     evaluator: str = "coco"
@@ -100,6 +102,7 @@ def pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSet
         source,
         sorted(content["categories"], key=lambda category: category["id"]),
         file_names=[image["file_name"] for image in images],
+        image_sizes=np.array([(image["height"], image["width"]) for image in images], np.int64).reshape(-1, 2),
         num_objects=sum(not record.get("iscrowd") for record in content["annotations"]),
         skipped=skipped,
         fields={name: value for name, value in content.items() if name not in SECTIONS},

@@ -146,14 +146,19 @@ def adapt_detectron2() -> None:
     ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
-def load_training_records(cfg: CfgNode, data_sets: Mapping[str, DataSet]) -> tuple[Sequence[Record], list[float]]:
-    """Return the entries of DATASETS.TRAIN that training uses, and their repeat factors."""
+def load_training_records(
+    cfg: CfgNode, data_sets: Mapping[str, DataSet]
+) -> tuple[Sequence[Record], list[float], list[bool] | None]:
+    """Return the entries of DATASETS.TRAIN that training uses, and what `Engine.load_training_set` returns of them."""
     entries: Any = [entry for name in cfg.DATASETS.TRAIN for entry in list_entries(data_sets[name])]
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
         entries = filter_images_with_only_crowd_annotations(entries)
     if cfg.MODEL.KEYPOINT_ON:
         entries = filter_images_with_few_keypoints(entries, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
-    return _pack(entries), compute_repeat_factors(cfg, entries)
+    wide = None
+    if cfg.DATALOADER.ASPECT_RATIO_GROUPING:
+        wide = [entry["width"] > entry["height"] for entry in entries]
+    return _pack(entries), compute_repeat_factors(cfg, entries), wide
 
 
 def compute_repeat_factors(cfg: CfgNode, records: Sequence[Record]) -> list[float]:

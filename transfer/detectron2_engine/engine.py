@@ -104,9 +104,8 @@ class Detectron2Engine(Engine):
     def storage(self, start: int) -> Detectron2Storage:
         return Detectron2Storage(start)
 
-    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Mapper]:
-        records, repeat_factors = load_training_records(self.cfg, self.data_sets)
-        return records, repeat_factors, build_mapper(self.cfg, True)
+    def load_training_set(self) -> tuple[Sequence[Record], Sequence[float], Sequence[bool] | None, Mapper]:
+        return *load_training_records(self.cfg, self.data_sets), build_mapper(self.cfg, True)
 
     def load_test_set(self, name: str) -> tuple[Sequence[Record], list[int]]:
         data_set = self.data_sets[name]

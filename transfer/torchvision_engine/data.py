@@ -35,6 +35,12 @@ class Records(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._selected)
 
+    def list_wide(self) -> list[bool]:
+        """Return whether each image is wider than high, which needs no access."""
+        sizes = np.array([self._data_sets[number].image_sizes[index] for number, index in self._selected])
+        height, width = sizes.reshape(-1, 2).T
+        return (width > height).tolist()
+
     def __getitem__(self, index: Any) -> Any:
         number, position = self._selected[index]
         data_set = self._data_sets[number]

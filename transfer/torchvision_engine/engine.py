@@ -44,9 +44,10 @@ class TorchvisionEngine(Engine):
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
         return build_schedule(self.cfg, optimizer)
 
-    def load_training_set(self) -> tuple[Records, Sequence[float], Mapper]:
+    def load_training_set(self) -> tuple[Records, Sequence[float], Sequence[bool] | None, Mapper]:
         records, flip_indices = load_training_records(self.cfg, self.data_sets)
-        return records, [1.0] * len(records), build_mapper(self.cfg, True, flip_indices)
+        wide = records.list_wide() if self.cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
+        return records, [1.0] * len(records), wide, build_mapper(self.cfg, True, flip_indices)
 
     def load_test_set(self, name: str) -> tuple[Records, list[int]]:
         return load_coco(self.data_sets[name])

@@ -7,7 +7,6 @@ a pass with the batches of an uninterrupted one.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -112,7 +111,7 @@ class TrainingData:
     Attributes:
         repeat_factors: how often each record occurs in a pass on average, at least 1.
         batch_size: images of this rank per iteration.
-        group_by_shape: a batch has only images that are wider than high, or none of them.
+        wide: whether each image is wider than high: either all images of a batch are, or none is; None to mix them.
         pin_memory: load into pinned memory, from which copies to a GPU do not block.
     """
 
@@ -120,12 +119,8 @@ class TrainingData:
     repeat_factors: Sequence[float]
     mapper: Mapper
     batch_size: int
-    group_by_shape: bool
+    wide: Sequence[bool] | None
     pin_memory: bool
-
-    @cached_property
-    def _is_wide(self) -> list[bool] | None:
-        return [record["width"] > record["height"] for record in self.records] if self.group_by_shape else None
 
     def batches(
         self, *, seed: int, start: int, workers: int, stop: StopRequest | None = None
@@ -133,7 +128,7 @@ class TrainingData:
         """Yield batches from number ``start`` on; raise the UserError of a bad record, with the remedy."""
         rank = distributed.rank()
         world_size = distributed.world_size()
-        items = index_batches(self.repeat_factors, self._is_wide, self.batch_size, seed, rank, world_size, start)
+        items = index_batches(self.repeat_factors, self.wide, self.batch_size, seed, rank, world_size, start)
         images = MappedRecords(self.records, self.mapper, seed)
         try:
             yield from load_batches(images, items, workers, pin_memory=self.pin_memory, stop=stop)

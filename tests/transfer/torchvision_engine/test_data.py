@@ -1,12 +1,14 @@
 """The reader of annotation files, tested without Detectron2."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
+from transfer.coco.records import PackedList, pack
 from transfer.torchvision_engine import data
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.mapper import build_mapper
@@ -30,6 +32,22 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
     assert len(data.load_training_records(off, data_sets)[0]) == 6
+
+
+def test_shapes_of_images_are_known_without_unpacking_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of two sets, the first of which is selected in part."""
+    name = tiny_coco.write(tmp_path)
+    data_set = tiny_coco.read_data_sets(tiny_coco.config(tmp_path / "out", name))[name]
+    images = [image for image, _ in data_set.images or ()]
+    for index, image in enumerate(images):
+        image["width"] = image["height"] + index % 3 - 1
+    content = {"images": images, "categories": [], "annotations": []}
+    sets = [pack(data_set.source, content, []) for _ in range(2)]
+    chosen = iter([False, *[True] * 99])
+    records = data.Records(sets, lambda _: next(chosen))
+    expected = [record["width"] > record["height"] for record in records]
+    monkeypatch.setattr(PackedList, "__getitem__", None)
+    assert records.list_wide() == expected and len(expected) == 2 * len(images) - 1 and True in expected[:4]
 
 
 def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):

@@ -32,7 +32,10 @@ def _run_on_simulated_device(output: Path) -> tuple[dict[str, Any], list[str]]:
     compile_module = torch.nn.Module.compile
     patch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
     # Others differ in nothing that a simulated device shows, and bfloat16 is slow on a CPU.
-    like_others = re.compile(".*16 images|.*2 images, TF32|MoCo.*(bf16|TF32)|MoCo.*memory|Mask.*torchvision.*bf16")
+    # Each detection engine is measured once, and in another precision.
+    like_others = re.compile(
+        ".*16 images|.*2 images, TF32|MoCo.*(bf16|TF32)|MoCo.*memory|Mask.*(torchvision.*bf16|detectron2.*TF32)|6 views"
+    )
     rows = [row for row in gpu_rows.list_rows(gpu_rows.SMALL) if not like_others.match(row.name)]
     patch.setattr(gpu_rows, "list_rows", lambda sizes: rows)
     return run(output, "--seconds", "1000000"), [row.name for row in rows]
@@ -50,7 +53,7 @@ def test_every_kind_of_row_is_measured_on_tiny_models(tmp_path: Path):
     assert len(rates) == len(names) - 4 - len(failed) and all(row["images_per_second"] > 0 for row in rates)
     assert results["JCL, memory over images, bf16, channels_last"]["peak_mib_by_images"] == {"16": None}
     assert results["ceilings"]["product_tflops"].keys() == {"float32", "tf32", "bf16", "fp16"}
-    assert results["6 views from the loader, 1 worker"]["workers"] == 1
+    assert results["2 views from the loader, 1 worker"]["workers"] == 1
     jcl = results["JCL, 2 images, float32"]["convolution_tflop"]
     moco = results["MoCo v2, 2 images, float32"]["convolution_tflop"]
     assert jcl == pytest.approx(2 * moco, rel=0.06)  # 5 + 3 passes, 1 + 3; views have no gradient

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class Stage:
     """The work of one run folder. A subclass is a kind of stage, whose attributes and methods say what it does.
 
-    It is pickled for the job, and recorded in launch.json so that it can be started again.
+    It is written to a file for the job, and recorded in launch.json so that it can be started again.
 
     Attributes:
         folder: the run folder, absolute.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
 from pretrain.common.ranks.rank import STOP_REASON
@@ -27,7 +26,7 @@ from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..resources import Resources
 from .job import CANCEL, CANCEL_NOW, Job, describe_unrecorded_exit
-from .rank_main import install_handler
+from .rank_main import install_handler, name_job_file, write_job
 from .records import record_job
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
@@ -189,8 +188,8 @@ def start_stage(spec: Stage, resources: Resources, gpus: list[str], prefix: str 
         UserError: the folder cannot be written, or no process can be started.
     """
     logs = name_log_folder(spec.folder)
-    file = logs / "spec.json"
-    write_json(file, spec.to_json())
+    file = name_job_file(logs)
+    write_job(file, spec)
     variables: dict[str, str] = {}
     if gpus or resources.request.gpus is not None or resources.parallel > 1 or not spec.gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # otherwise the user's own value stays

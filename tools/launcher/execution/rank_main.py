@@ -1,30 +1,29 @@
 """Entry point of every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
 
-A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
-current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
-and any collective, does rank 0 send the job back to the queue, through submitit.
+    python -m tools.launcher.execution.rank_main LOGS/spec_0.json
+
+The file has the stage, and on SLURM the job's `Limits`. A signal handler does no work itself. A signal becomes a
+request (`pretrain.common.interrupt`); the stage finishes the current step, writes its checkpoint on rank 0, and raises
+`Stopped` on every rank. Only then, outside any signal handler and any collective, does rank 0 send the job back to the
+queue.
 """
 
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
-from submitit.core.submission import process_job
-from submitit.core.utils import JobPaths, UncompletedJobError
-from submitit.helpers import DelayedSubmission
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.files import read_json
+from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
 from pretrain.common.output import warn
 from pretrain.common.ranks.rank import (
@@ -72,15 +71,27 @@ def run_stage(spec: Stage, context: RunContext) -> None:
 
 def run_local_rank(context: RunContext, file: str) -> None:
     """Run a rank of the stage in ``file``, which the launcher has started on this machine."""
-    run_stage(build_stage(read_json(file)), context)
+    run_stage(build_stage(read_json(file)["spec"]), context)
 
 
-def run_slurm_rank(logs: Path) -> None:
-    """Run a rank of a SLURM job through submitit, which looks for the job under its id."""
-    pickle = JobPaths(logs, submitit.JobEnvironment().job_id).submitted_pickle
-    with contextlib.suppress(FileExistsError):  # another rank or attempt, which may have counted time-outs in it
-        pickle.symlink_to(f"{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}.pkl")
-    process_job(logs)
+def run_slurm_rank(file: Path) -> None:
+    """Run a rank of the SLURM job that ``file`` describes, and requeue the job after a request to stop."""
+    env = submitit.JobEnvironment()
+    local_size = env.num_tasks // env.num_nodes
+    os.environ |= build_rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
+    # The setup lines of the site file may set another host name.
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
+    if local_size > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
+    spec = read_json(file)["spec"]
+    handler = PreemptionHandler(env, file)
+    try:
+        with record_error(spec["folder"], file.parent.name):
+            run_stage(build_stage(spec), RunContext(handler.stop, file.parent.name))
+    except Stopped as stopped:
+        handler.requeue_or_exit(str(stopped))
+    finally:
+        handler.cancel_timer()
 
 
 def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> AbstractContextManager[None]:
@@ -88,47 +99,43 @@ def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signal
     return handle_signals(handler, signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *signals)
 
 
-@dataclass
-class SlurmJob:
-    """A job that submitit calls in each of its processes.
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a SLURM job, which its file records.
 
     Attributes:
-        spec: the stage.
+        minutes: time limit of an attempt.
+        timeouts: requeues after a time limit that are left.
         patience_s: seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
-    spec: Stage
-    patience_s: float = 100.0
+    minutes: int
+    timeouts: int
+    patience_s: float
 
-    def __call__(self) -> None:
-        env = submitit.JobEnvironment()
-        local_size = env.num_tasks // env.num_nodes
-        os.environ |= build_rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)
-        # The setup lines of the site file may set another host name.
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
-        if local_size > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
-        name = Path(os.environ["SUBMITIT_FOLDER"]).name
-        handler = PreemptionHandler(env, self.spec.folder, name, self.patience_s, self.spec.root)
-        try:
-            with record_error(self.spec.folder, name):
-                run_stage(self.spec, RunContext(handler.stop, name))
-        except Stopped as stopped:
-            handler.requeue_or_exit(str(stopped))
-        finally:
-            handler.cancel_timer()
+    def count_timeout(self, elapsed_s: float) -> "Limits":
+        """Return what is left after an attempt that was asked to stop; a preemption comes before its limit is near."""
+        limit_s = self.minutes * 60
+        is_timeout = elapsed_s >= min(limit_s * 0.8, limit_s - 600)
+        return replace(self, timeouts=self.timeouts - is_timeout)
 
-    def checkpoint(self) -> DelayedSubmission:
-        """Return the job that runs after a requeue: the same one, which finds its position in the run folder."""
-        return DelayedSubmission(self)
+
+def write_job(file: Path, spec: Stage, limits: Limits | None = None) -> None:
+    """Write the file of a job, whose path each of its processes gets; only one of SLURM has limits."""
+    write_json(file, {"spec": spec.to_json(), "limits": asdict(limits) if limits else {}})
+
+
+def name_job_file(logs: Path, index: int | str = 0) -> Path:
+    """Return the file of a job that writes to ``logs``, or of an array's job with this ``index``."""
+    return logs / f"spec_{index}.json"
 
 
 class PreemptionHandler:
     """A handler that turns the job's signals into requests to stop, and requeues or ends the job after its stage.
 
     Args:
-        name: name of the submission.
-        root: the folder to resume (default: ``folder``).
+        env: the job as submitit sees it.
+        file: the job's file.
         waits: how long it waits before and after a requeue.
 
     Attributes:
@@ -136,21 +143,20 @@ class PreemptionHandler:
         signals: names of the signals that this process has received.
     """
 
-    def __init__(
-        self, env: Any, folder: str, name: str, patience_s: float, root: str = "", waits: RequeueWaits = _WAITS
-    ) -> None:
+    def __init__(self, env: Any, file: Path, waits: RequeueWaits = _WAITS) -> None:
         self.stop = StopRequest()
         self.signals: set[str] = set()
         self._env = env
-        self._folder = folder
-        self._name = name
-        self._patience_s = patience_s
-        self._root = root or folder
+        self._file = file
+        self._record: dict[str, Any] = read_json(file)
+        self._folder: str = self._record["spec"]["folder"]
+        self._limits = Limits(**self._record["limits"])
         self._waits = waits
+        self._started = time.monotonic()
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
-        self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
-        self._once = threading.Lock()
+        self._lock = threading.Lock()  # of the timer's requeue and that of a stage that stops at the same time
+        self._is_requeued = False
         self._timer: threading.Timer | None = None
         for number in (self._signal, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._handle)
@@ -164,6 +170,8 @@ class PreemptionHandler:
         if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
             sys.exit(STOPPED)
         self.requeue(reason)
+        if self._env.global_rank == 0:
+            sys.exit(STOPPED)
         time.sleep(self._waits.end_s)  # to exit now would end the step, and with it rank 0 before its requeue
         sys.exit(0)
 
@@ -178,29 +186,44 @@ class PreemptionHandler:
             return
         with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
             # Also after the timer's requeue: the stage may have recorded its stop since
-            if is_state_of(self._folder, self._name):
+            if is_state_of(self._folder, self._file.parent.name):
                 update_state(self._folder, state="requeued", reason=reason)
-        if not self._once.acquire(blocking=False):
+        with self._lock:
+            if not self._is_requeued:
+                self._count_timeout()
+                self._send_to_queue()
+                self._is_requeued = True
+
+    def _count_timeout(self) -> None:
+        limits = self._limits.count_timeout(time.monotonic() - self._started)
+        if limits.timeouts < 0:
+            self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
+        if limits == self._limits:
             return
         try:
-            self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
-        except (OSError, subprocess.SubprocessError) as error:
-            # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
-            # restarts, or no failure at all: SLURM was first to requeue.
-            if isinstance(error, OSError) or not _has_ended(self._env):
-                warn(f"warning: {one_line(error)}; requeuing the job once more")
-                time.sleep(self._waits.again_s)
-                try:
-                    slurm.requeue(self._env.job_id)
-                except UserError as refusal:
-                    self._give_up(f"SLURM does not requeue the job ({refusal})")
-        except UncompletedJobError:
-            self._give_up("the job has used all its attempts (--max-timeouts), each up to its time limit")
+            write_json(self._file, {**self._record, "limits": asdict(limits)})
+        except UserError as error:  # a full disk: the next attempt has the limits of this one
+            warn(f"warning: {error}; a time-out is not counted")
+
+    def _send_to_queue(self) -> None:
+        try:
+            slurm.requeue(self._env.job_id)
+        except UserError as error:
+            if _has_ended(self._env):  # no failure at all: SLURM was first to requeue
+                return
+            warn(f"warning: {one_line(error)}; requeuing the job once more")
+            time.sleep(self._waits.again_s)  # a controller that restarts
+            try:
+                slurm.requeue(self._env.job_id)
+            except UserError as refusal:
+                self._give_up(f"SLURM does not requeue the job ({refusal})")
 
     def _give_up(self, reason: str) -> NoReturn:
         end = f"{reason}; the checkpoint is written"
-        record_failure(self._folder, 0, end, self._name)  # as text: no mistake of the user, so resume continues
-        raise UserError(f"{end}; to continue: {format_resume_command(self._root)}")
+        # As text: no mistake of the user, so resume continues
+        record_failure(self._folder, 0, end, self._file.parent.name)
+        root = self._record["spec"]["root"] or self._folder
+        raise UserError(f"{end}; to continue: {format_resume_command(root)}")
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name
@@ -209,7 +232,7 @@ class PreemptionHandler:
         if number == self._signal and self._env.global_rank == 0 and self._timer is None:
             # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
             reason = "did not stop in time; continues from the newest checkpoint"
-            self._timer = threading.Timer(self._patience_s, self.requeue, [reason])
+            self._timer = threading.Timer(self._limits.patience_s, self.requeue, [reason])
             self._timer.daemon = True
             self._timer.start()
 

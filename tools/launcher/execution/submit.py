@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
@@ -28,7 +27,7 @@ from ..resources import Resources
 from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
 from . import slurm
 from .job import SCRIPT, Job
-from .rank_main import SlurmJob
+from .rank_main import Limits, name_job_file, write_job
 from .records import record_job
 
 _PASSED_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
@@ -57,13 +56,12 @@ def submit(specs: Sequence[Stage], resources: Resources, code: Path, dependency:
     """
     log_folder = name_log_folder(os.path.commonpath([spec.folder for spec in specs]))
     patience = max(resources.signal_delay - 20.0, resources.signal_delay / 2)  # leaves time for scontrol
+    limits = Limits(resources.minutes, resources.max_timeouts, patience)
     script = log_folder / SCRIPT
     with clean_up(log_folder):
         make_folder(log_folder)
         for index, spec in enumerate(specs):
-            job = DelayedSubmission(SlurmJob(spec, patience))
-            job.set_timeout(resources.minutes, resources.max_timeouts)
-            job.dump(log_folder / f"{index}.pkl")
+            write_job(name_job_file(log_folder, index), spec, limits)
         atomic_write(script, _build_script(specs, resources, code, dependency, log_folder))
         cluster = resources.request.slurm_cluster
         job_id = slurm.submit_script(script, name_job(specs), build_environment(resources), cluster)
@@ -103,9 +101,11 @@ def _build_script(specs: Sequence[Stage], resources: Resources, code: Path, depe
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in _PASSED_VARIABLES if os.environ.get(name)),
         *([_PORT] if resources.nodes * resources.tasks > 1 else []),
     ]
+    file = shlex.quote(str(name_job_file(log_folder, 0)))
+    if len(specs) > 1:
+        file = f"{shlex.quote(str(log_folder))}/{name_job_file(Path(), '$SLURM_ARRAY_TASK_ID')}"
     return _make_sbatch_string(
-        command=f"{resources.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main "
-        + shlex.quote(str(log_folder)),
+        command=f"{resources.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main {file}",
         folder=log_folder,
         **_list_parameters(resources),
         job_name=name_job(specs),

@@ -1,29 +1,28 @@
 """The job class handles signals, even if SLURM does not answer or the disk is full."""
 
-import errno
 import os
+import shutil
 import signal
-import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from submitit.core.utils import UncompletedJobError
 
 from pretrain.common.errors import UserError
+from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import RunContext, read_outcome, record_state
-from tools.launcher.execution import rank_main
+from tests.tools.launcher.helpers import fake, wait_for
+from tools.launcher.execution.rank_main import Limits, PreemptionHandler, RequeueWaits, name_job_file, write_job
 
 
 class Environment:
     """The environment that submitit reports to the first rank of a SLURM job."""
 
     cluster, job_id, global_rank, local_rank, num_tasks, num_nodes, hostnames = "slurm", "7", 0, 0, 1, 1, ("node1",)
-
-    def __init__(self) -> None:
-        self.requeues: list[str] = []
 
     def _usr_sig(self) -> signal.Signals:
         return signal.SIGUSR2
@@ -38,48 +37,102 @@ def own_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-AGAIN = 'echo JobState=RUNNING; [ "$1" != requeue ] || echo $2 > again'
+RUNS = 'echo JobId=7 JobState=RUNNING; [ "$1" != requeue ] || echo $2 >> requeues'
+# The first requeue fails.
+AGAIN = f'if [ "$1" = requeue ] && [ ! -e requeues ]; then echo $2 >> requeues; exit 1; fi; {RUNS}'
+FIRST = 'echo JobState=COMPLETING; [ "$1" != requeue ] || { echo $2 >> requeues; exit 1; }'
+MUTE = 'echo Unable to contact slurm controller >&2; [ "$1" = requeue ] && echo $2 >> requeues'
 SILENT = "echo Unable to contact slurm controller >&2; exit 1"
+CANCELLED = "echo JobId=7 JobName=a JobState=CANCELLED Reason=None"
 
-
-# Signal, what scontrol answers, the error of submitit's requeue, the requeues, and the state or the error.
+# Signal, what scontrol does, the minutes of the limit, the number of requeues, and the state or the error.
 CASES = {
-    "cancelled": (signal.SIGTERM, "echo JobId=7 JobName=a JobState=CANCELLED Reason=None", None, [], "stopped"),
-    "preempted": (signal.SIGTERM, "echo JobId=7 JobState=RUNNING", None, ["submitit"], "requeued"),
-    "silent": (signal.SIGTERM, SILENT, None, ["submitit"], "requeued"),
-    "slow": (signal.SIGUSR2, "echo JobState=COMPLETING", subprocess.TimeoutExpired("s", 60), ["submitit"], "requeued"),
-    "restarts": (signal.SIGUSR2, AGAIN, subprocess.CalledProcessError(1, "s"), ["submitit", "again"], "requeued"),
-    "full disk": (signal.SIGUSR2, AGAIN, OSError(errno.ENOSPC, "full"), ["submitit", "again"], "requeued"),
-    "refused": (signal.SIGUSR2, SILENT, subprocess.CalledProcessError(1, "s"), ["submitit"], "not requeue .*Unable"),
-    "too often": (signal.SIGUSR2, "", UncompletedJobError("too many"), ["submitit"], "used all its attempts"),
+    "cancelled": (signal.SIGTERM, CANCELLED, 60, 0, "stopped"),
+    "preempted": (signal.SIGTERM, RUNS, 60, 1, "requeued"),
+    "preempted while SLURM does not answer": (signal.SIGTERM, MUTE, 60, 1, "requeued"),
+    "requeued by SLURM first": (signal.SIGUSR2, FIRST, 60, 1, "requeued"),
+    "restarts": (signal.SIGUSR2, AGAIN, 60, 2, "requeued"),
+    "refused": (signal.SIGUSR2, SILENT, 60, 0, "not requeue .*Unable"),
+    "too often": (signal.SIGUSR2, RUNS, 1, 0, "used all its attempts"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_job_does_with_a_signal(tmp_path: Path, programs: Callable, case: str):
-    def requeue(_number: int, _frame: Any) -> None:
-        env.requeues.append("submitit")
-        if error:
-            raise error
-
-    received, scontrol, error, requeues, state = CASES[case]
+    received, scontrol, minutes, requeues, state = CASES[case]
     programs("/usr/bin:/bin", scontrol=scontrol)
-    env = Environment()
-    signal.signal(signal.SIGUSR2, requeue)
-    with pytest.raises(Stopped), record_state(tmp_path, "knn", RunContext(submission="s")):
+    with pytest.raises(Stopped), record_state(tmp_path, "fake", RunContext(submission="s")):
         raise Stopped("counted to 3")
-    handler = rank_main.PreemptionHandler(
-        env, str(tmp_path), "s", 100.0, waits=rank_main.RequeueWaits(again_s=0, end_s=0)
-    )
+    handler = build_handler(tmp_path, Limits(minutes, 0, 100.0))
     os.kill(os.getpid(), received)
     has_failed = " " in state
     with pytest.raises(UserError if has_failed else SystemExit, match=state if has_failed else None) as end:
         handler.requeue_or_exit("counted to 3")
     if isinstance(end.value, SystemExit):
-        assert end.value.code == (128 + signal.SIGTERM if state == "stopped" else 0)
+        assert end.value.code == 128 + signal.SIGTERM
     else:
         assert f"to continue: python tools/launch.py resume {tmp_path}" in str(end.value)
-    if "again" in requeues:
-        assert Path("again").read_text() == "7\n"
-    assert env.requeues == requeues[:1]
+    assert (Path("requeues").read_text() if requeues else "") == "7\n" * requeues
     assert read_outcome(tmp_path, "s")["state"] == ("failed" if has_failed else state)
+
+
+def build_handler(folder: Path, limits: Limits) -> PreemptionHandler:
+    write_job(name_job_file(folder / "launch/s"), fake(folder), limits)
+    return reopen(folder)
+
+
+def reopen(folder: Path) -> PreemptionHandler:
+    """Return the handler of the next attempt."""
+    return PreemptionHandler(Environment(), name_job_file(folder / "launch/s"), RequeueWaits(0, 0, 0))
+
+
+def test_time_outs_are_counted_over_attempts(tmp_path: Path, programs: Callable):
+    programs("/usr/bin:/bin", scontrol=RUNS)
+    handler = build_handler(tmp_path, Limits(1, 2, 100.0))
+    for timeouts in (1, 0):
+        with pytest.raises(SystemExit):
+            handler.requeue_or_exit("a step")
+        record = read_json(tmp_path / "launch/s/spec_0.json")
+        assert record == {
+            "spec": fake(tmp_path).to_json() | {"options": ANY},
+            "limits": asdict(Limits(1, timeouts, 100.0)),
+        }
+        handler = reopen(tmp_path)
+    with pytest.raises(UserError, match="used all its attempts"):
+        handler.requeue_or_exit("a step")
+    assert Path("requeues").read_text() == "7\n7\n"
+
+
+def test_a_stage_that_stops_during_the_timers_requeue_waits_for_it(tmp_path: Path, programs: Callable):
+    programs(
+        "/usr/bin:/bin", scontrol='if [ "$1" = requeue ]; then echo begun > begun; cat pipe; echo $2 >> requeues; fi'
+    )
+    os.mkfifo("pipe")
+    handler = build_handler(tmp_path, Limits(60, 0, 0.0))
+    os.kill(os.getpid(), signal.SIGUSR2)
+    wait_for(Path("begun").exists)
+    end = threading.Timer(0.2, Path("pipe").write_text, ["go"])
+    end.start()
+    with pytest.raises(SystemExit):
+        handler.requeue_or_exit("a step")
+    assert Path("requeues").read_text() == "7\n"
+
+
+# 80 % of the time limit, or all but 10 minutes of it, is surely before the limit.
+@pytest.mark.parametrize(
+    ("minutes", "elapsed_s", "is_timeout"),
+    [(30, 1199, False), (30, 1200, True), (300, 14399, False), (300, 14400, True), (1, 0, True)],
+)
+def test_a_preemption_costs_no_attempt(minutes: int, elapsed_s: float, is_timeout: bool):
+    assert Limits(minutes, 2, 100.0).count_timeout(elapsed_s).timeouts == 2 - is_timeout
+
+
+def test_a_job_on_a_full_disk_is_requeued(tmp_path: Path, programs: Callable, capsys: pytest.CaptureFixture):
+    programs("/usr/bin:/bin", scontrol=RUNS)
+    handler = build_handler(tmp_path, Limits(1, 2, 100.0))
+    shutil.rmtree(tmp_path / "launch")
+    (tmp_path / "launch").touch()  # nothing can be written there
+    with pytest.raises(SystemExit):
+        handler.requeue_or_exit("a step")
+    assert Path("requeues").read_text() == "7\n"
+    assert "a time-out is not counted" in capsys.readouterr().err

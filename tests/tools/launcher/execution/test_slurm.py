@@ -43,6 +43,14 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     assert not list(tmp_path.glob("hacked"))
 
 
+def test_each_job_of_an_array_runs_its_own_stage(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    folder = tmp_path / "a folder; it's"
+    jobs = submit_jobs([fake(folder / str(count), "count", count) for count in (1, 2)], slurm_options)
+    for job in jobs:
+        slurm_cluster.wait_state(job, "COMPLETED")
+    assert [steps(folder / name, 0) for name in ("1", "2")] == [[0], [0, 1]]
+
+
 def test_data_are_unpacked_on_each_node_and_removed_at_the_end(
     slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -51,7 +51,7 @@ def test_a_job_that_may_be_queued_keeps_its_folder(tmp_path: Path, cluster: Path
     (cluster / "after").write_text(BUSY)
     programs(squeue="exit 1")
     refused(lambda: run_alone(fake(tmp_path / "run"), OPTIONS), "look for fake-run in squeue", "Socket timed out")
-    assert scripts(cluster) == ["100"] and len(list(tmp_path.glob("run/launch/*/0.pkl"))) == 1
+    assert scripts(cluster) == ["100"] and len(list(tmp_path.glob("run/launch/*/spec_0.json"))) == 1
 
 
 @pytest.mark.parametrize(

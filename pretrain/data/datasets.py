@@ -73,7 +73,8 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
         exists, load_split = _find(member, root, download)
         if not exists:
             load_split("train")  # raises the error that shows the layout expected
-    _check_no_overlap(names)
+    if len(names) > 1:
+        _check_no_overlap(names)
 
 
 def _load_several(names: list[str], name: str, split: str, root: str | Path, download: bool) -> ImageData:
@@ -105,8 +106,6 @@ def _has_splits(name: str) -> bool:
 
 def _check_no_overlap(names: list[str]) -> None:
     """Raise UserError if one of several folders is in another one, or tars are in two: images would be read twice."""
-    if len(names) == 1:
-        return
     folder_paths = {name: _parse_path(name).resolve() for name in names if name.startswith(FOLDER)}
     patterns = {name: name.removeprefix(TAR) for name in names if name.startswith(TAR)}
     tar_paths = {name: set(map(os.path.realpath, tars.find_tars(pattern))) for name, pattern in patterns.items()}
@@ -126,8 +125,10 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     check_local(name)
     if name.startswith(FOLDER):
         path = _parse_path(name)
-        _check_no_pattern(name, path)
-        return os.path.isdir(path), lambda split: folders.load_folder(path, split)
+        is_folder = os.path.isdir(path)
+        if not is_folder:
+            _check_no_pattern(name, path)
+        return is_folder, lambda split: folders.load_folder(path, split)
     if name.startswith(TAR):
         pattern = name.removeprefix(TAR)
         return tars.find_tars(pattern), lambda _split: tars.load_tars(pattern)
@@ -150,8 +151,8 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
 
 
 def _check_no_pattern(name: str, path: Path) -> None:
-    """Raise UserError for a folder with * or braces, which are read in the names of tars alone."""
-    if os.path.isdir(path) or not re.search(r"[*?{\[]", str(path)):
+    """Raise UserError for a missing folder with * or braces, which are read in the names of tars alone."""
+    if not re.search(r"[*?{\[]", str(path)):
         return
     matches = [match for form in tars.expand_braces(str(path)) for match in sorted(glob(form)) if os.path.isdir(match)]
     form = f'"{[FOLDER + match for match in matches]}"' if 1 < len(matches) <= 5 else LIST_FORM

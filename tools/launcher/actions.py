@@ -109,13 +109,16 @@ def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = N
     """Start a graph with ``resources`` (default: those of the command line)."""
     from pretrain.common.run import wandb
 
-    from .graphs import dry_run, start
-    from .options import from_arguments
+    from .options import resolve
 
     wandb.check_logger()
-    resources = resources or from_arguments(args)
+    resources = resources or resolve(vars(args), args.cluster_file)
     if graph.is_single and args.time:
         resources = resources.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:
+        from .graphs import dry_run
+
         return dry_run.show_graph(graph, resources, args.check_data, ask_slurm=args.test)
+    from .graphs import start
+
     return start.start_graph(graph, resources, args.check_data)

@@ -22,6 +22,7 @@ from .gpus import list_visible_gpus
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
+    UNLIMITED,
     check_named_nodes,
     check_options,
     check_srun_options,
@@ -122,7 +123,7 @@ class Options:
         gpus = self.count_gpus() if spec.gpu else 0
         nodes = 1 if spec.one_process else self.nodes
         gpus_per_node = min(gpus, 1) if spec.one_process else gpus
-        minutes = self._find_minutes(spec, nodes * gpus_per_node)
+        minutes = self._find_minutes(spec, nodes * gpus_per_node) if is_slurm else UNLIMITED
         resources = Resources(
             cluster=self.cluster,
             nodes=nodes,
@@ -179,29 +180,42 @@ def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -
     resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)
 
 
-def from_arguments(args: argparse.Namespace) -> Options:
-    """Return the options of a command line and of the site file."""
-    return resolve({option.name: getattr(args, option.name, None) for option in fields(Options)}, args.cluster_file)
+def resolve(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:
+    """Merge options over a site file, which describes SLURM jobs only.
 
-
-def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
-    """Merge ``arguments`` (None if not set) over a site file, which describes SLURM jobs only."""
-    from .site_file import read_site_file
-
+    Args:
+        arguments: the values of options by their names, None if not set; others are ignored.
+    """
     # Without a home, expanduser keeps the "~": there is no such file.
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
     metadata = {option.name: option.metadata for option in fields(Options)}
-    site = read_site_file(path, metadata, find_replacement) if cluster_file or os.path.lexists(path) else {}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments = {name: value for name, value in arguments.items() if name in metadata and value is not None}
+    site: dict[str, Any] = {}
+    if cluster_file or os.path.lexists(path):
+        from .site_file import read_site_file
+
+        site = read_site_file(path, metadata, find_replacement)
     cluster = arguments.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":
-        from .execution.slurm import choose_cluster  # imports submitit
+        from .execution.slurm import choose_cluster
 
         cluster = choose_cluster()
     if cluster == "local":
         _check_local(arguments, cluster_file)
-        site = {}
+        options = Options(**{**arguments, "cluster": cluster})
+        _check(options)
+        return options
+    options = Options(**{**site, **arguments, **_merge_words(arguments, site, path), "cluster": cluster})
+    try:
+        _check(options)
+    except UserError as error:
+        raise UserError(f"{error} (the site file is {path})" if site else str(error)) from None
+    return options
+
+
+def _merge_words(arguments: Mapping[str, Any], site: Mapping[str, Any], path: Path) -> dict[str, dict[str, str]]:
+    """Return further options of SLURM's programs: those of the command line over those of the site file ``path``."""
     words = {
         name: merge_options(
             name_options(site.get(name, {}), f"{name} in {path}", program),
@@ -210,14 +224,9 @@ def resolve(arguments: dict[str, Any], cluster_file: str = "") -> Options:
         for name, program in (("sbatch", "sbatch"), ("srun", "srun"), ("cpu", "sbatch"))
     }
     clusters = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
-    if cluster == "slurm" and clusters:  # recorded, so that status and cancel ask the same cluster
+    if clusters:  # recorded, so that status and cancel ask the same cluster
         words["sbatch"].setdefault("clusters", clusters)
-    options = Options(**{**site, **arguments, **words, "cluster": cluster})
-    try:
-        _check(options)
-    except UserError as error:
-        raise UserError(f"{error} (the site file is {path})" if site else str(error)) from None
-    return options
+    return words
 
 
 def from_record(values: dict[str, Any], **changes: str) -> Options:
@@ -253,14 +262,8 @@ def _check(options: Options) -> None:
             raise UserError(f"{format_option(option.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
-    check_srun_options(options.srun)
-    check_options(options.sbatch, "--sbatch", options.cluster == "slurm" and options.count_gpus() > 0)
-    check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
-    parse_minutes(options.cpu.get("time", "1"), "cpu: time")
-    if "," in options.slurm_cluster or options.slurm_cluster == "all":
-        clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
-        raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
-    _parse_times(options.time)
+    if options.cluster == "slurm":
+        _check_slurm_options(options)
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
         problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
@@ -278,6 +281,18 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--gpus is {options.gpus}, but this machine has {count_noun(visible, 'visible GPU')}; {remedy}"
         )
+
+
+def _check_slurm_options(options: Options) -> None:
+    """Check what is passed on to SLURM's programs, and the time limits."""
+    check_srun_options(options.srun)
+    check_options(options.sbatch, "--sbatch", options.count_gpus() > 0)
+    check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
+    parse_minutes(options.cpu.get("time", "1"), "cpu: time")
+    if "," in options.slurm_cluster or options.slurm_cluster == "all":
+        clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
+        raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
+    _parse_times(options.time)
 
 
 def _parse_times(text: str) -> dict[str, int]:

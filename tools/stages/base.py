@@ -299,7 +299,9 @@ class Stage:
 
     def check_weights(self) -> None:
         """Check that there are weights to read, without reading all of them."""
-        for path, content in self.inputs.items() if self.reads_weights() else ():
+        if not self.inputs or not self.reads_weights():
+            return
+        for path, content in self.inputs.items():
             if not content:
                 problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
                 raise UserError(f"{problem}; {self.remedy}")

@@ -86,7 +86,7 @@ class Pretrain(Stage):
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_divisible(self.cfg, world_size)
-        if self.reads_weights() and "://" in self.cfg.MODEL.WEIGHTS:
+        if "://" in self.cfg.MODEL.WEIGHTS and self.reads_weights():
             check_file(self.cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
 
     def list_data(self) -> list[str]:
@@ -96,8 +96,6 @@ class Pretrain(Stage):
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_data_exists(self.cfg, self.cfg.DATA.TRAIN)
-        if weights:
-            preflight.check_weights_exist(self.cfg.MODEL.WEIGHTS)
 
     def check_counts(self) -> None:
         from pretrain import preflight  # imports OpenCV, which --help does not need

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import submitit
-
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
@@ -76,6 +74,8 @@ def run_local_rank(context: RunContext, file: str) -> None:
 
 def run_slurm_rank(file: Path) -> None:
     """Run a rank of the SLURM job that ``file`` describes, and requeue the job after a request to stop."""
+    import submitit  # slow to import, and for SLURM alone
+
     env = submitit.JobEnvironment()
     local_size = env.num_tasks // env.num_nodes
     os.environ |= build_rank_environment(env.global_rank, env.num_tasks, env.local_rank, local_size)

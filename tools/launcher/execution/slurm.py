@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from submitit.slurm.slurm import SlurmParseException, _parse_node_list
-
 from pretrain.common.errors import UserError
 
 _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this machine"
@@ -93,6 +91,8 @@ def choose_cluster() -> str:
 
 
 def _check_allocated(job_id: str, nodes: str) -> None:
+    from submitit.slurm.slurm import SlurmParseException, _parse_node_list  # slow to import
+
     host = socket.gethostname()
     names = {os.environ.get("SLURMD_NODENAME"), host, host.partition(".")[0]}  # a node may not be named after its host
     try:

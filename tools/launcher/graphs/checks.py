@@ -1,10 +1,8 @@
 """Checks, before a job is submitted, of what a stage would refuse at its start; only a fine-tuning imports torch."""
 
-import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from pretrain.common.run.state import find_working_folder, read_record, read_sta
 from pretrain.data.names import resolve
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
-from transfer.weights.locate import find_weights
 
 from ..execution import slurm
 from ..execution.job import Job
@@ -55,11 +52,11 @@ class Plan:
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def check_graph(graph: Graph, options: Options, *, download: bool = True, check_data: bool = False) -> Plan:
+def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, check_data: bool = False) -> Plan:
     """Find the stages to start, and check each of them.
 
     Args:
-        download: fetch weights at a URL; nodes of a cluster may have no internet.
+        is_dry_run: do not fetch weights at a URL; nodes of a cluster, which may have no internet, need them fetched.
         check_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:
@@ -84,8 +81,11 @@ def check_graph(graph: Graph, options: Options, *, download: bool = True, check_
                 else:
                     job.check_not_running(state)
             if key in plan.missing:
-                _check_parents(key, graph, plan)
-                plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], download, check_data)
+                if graph.is_single:  # no other stage runs before it
+                    plan.missing[key].spec.check_parents()
+                else:
+                    _check_parents(key, graph, plan)
+                plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, check_data)
         except UserError as error:
             plan.errors[key] = str(error)
     if options.cluster == "slurm" and graph.report:
@@ -111,8 +111,6 @@ def _check_same_work(node: Node, job: Job) -> None:
 def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
     """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
     nodes = {node.key: node for node in graph.nodes}
-    if graph.is_single:  # no other stage runs before it
-        nodes[key].spec.check_parents()
     for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
         parent.spec.check_usable()
     children = [node.key for node in graph.nodes if key in node.parents]
@@ -120,7 +118,7 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
-def _check_stage(node: Node, graph: Graph, resources: Resources, download: bool, check_data: bool) -> list[str]:
+def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: bool, check_data: bool) -> list[str]:
     """Check what the stage would refuse on its devices; return warnings."""
     spec = node.spec
     is_slurm = resources.cluster == "slurm"
@@ -134,38 +132,45 @@ def _check_stage(node: Node, graph: Graph, resources: Resources, download: bool,
     reads_weights = not node.parents and spec.reads_weights()  # a resumed run may no longer need them
     warnings: list[str] = []
     if reads_weights and spec.weights_address:
-        if download:
-            find_weights(spec.weights_address)
-        else:
-            text = "is not checked: it is downloaded here before the stage is started"
-            warnings.append(f"{spec.weights_address} {text}")
-    warnings += _describe_moved_names(spec)
+        warnings += _fetch_weights(spec.weights_address, is_dry_run)
+    if spec.has_checkpoint():
+        warnings += _describe_moved_names(spec)
     if any(other.spec.makes_data for other in graph.nodes if other.key in spec.folders):  # they may not exist yet
         return warnings
-    check = functools.partial(spec.check_data, reads_weights and not spec.weights_address)
-    unchecked = _check_data(check, spec.list_data(), is_slurm, check_data)
-    if not unchecked:  # the data are on this machine
+    unchecked = _check_data(spec, reads_weights and not spec.weights_address, is_slurm, check_data)
+    starts_now = graph.is_single and not is_slurm and not is_dry_run  # then it soon refuses too few images itself
+    if not unchecked and not starts_now:  # the data are on this machine
         spec.check_counts()
     return [*warnings, *unchecked]
+
+
+def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:
+    """Download the weights at a URL, because nodes of a cluster may have no internet; return warnings."""
+    if is_dry_run:
+        return [f"{address} is not checked: it is downloaded here before the stage is started"]
+    from transfer.weights.locate import find_weights
+
+    find_weights(address)
+    return []
 
 
 def _describe_moved_names(spec: Stage) -> list[str]:
     """Describe the relative names of a run that resumes in another working folder, where they may be other images."""
     earlier = read_state(spec.folder).get("cwd", "")
     current = find_working_folder()
-    if earlier in ("", current) or not spec.has_checkpoint():
+    if earlier in ("", current):
         return []
     relative = [name for name in filter(None, spec.list_data()) if resolve(name, current) != name]
     return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
 
 
-def _check_data(check: Callable[[], object], names: Iterable[str], is_slurm: bool, check_data: bool) -> list[str]:
-    """Run the ``check`` of the data sets ``names``; nodes of a cluster may have other disks than this machine."""
-    in_job = [name for name in names if "$" in name]
-    if is_slurm and in_job:
+def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, check_data: bool) -> list[str]:
+    """Check the data of a stage; of a SLURM job return as warnings what other disks than this machine's may have."""
+    in_job = [name for name in spec.list_data() if "$" in name] if is_slurm else []
+    if in_job:
         return [f"{name} is not checked here: its variables are expanded in the job" for name in in_job]
     try:
-        check()
+        spec.check_data(reads_weights)
     except UserError as error:
         if not is_slurm or check_data:
             raise

@@ -15,7 +15,7 @@ from ..gpus import list_visible_gpus, name_visible_gpu
 from ..options import Options
 from .checks import Plan, check_graph
 from .graph import Graph, Node
-from .start import describe_cost, format_dependency, group_nodes, split_batch
+from .submission import describe_cost, format_dependency, group_nodes, split_batch
 
 
 def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
@@ -27,7 +27,7 @@ def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slu
         check_data: as for `start_graph`.
         ask_slurm: ask SLURM about each kind of job, too.
     """
-    plan = check_graph(graph, options, download=False, check_data=check_data)
+    plan = check_graph(graph, options, is_dry_run=True, check_data=check_data)
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         order = f"  after {', '.join(node.parents)}" if node.parents else ""

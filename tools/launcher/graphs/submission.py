@@ -1,0 +1,184 @@
+"""The submission of a graph of stages to SLURM, as jobs that depend on one another."""
+
+import shlex
+import signal
+from collections import Counter
+from collections.abc import Iterable, Set
+from pathlib import Path
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError, count_noun
+from pretrain.common.output import warn
+from pretrain.common.run.state import RunContext
+from tools.stages.base import Stage
+
+from ..execution import slurm
+from ..execution.rank_main import install_handler
+from ..execution.records import format_resume_command
+from ..execution.submit import copy_code, remove_folder, submit
+from ..options import Options
+from ..sbatch import UNLIMITED, count_gpus
+from .checks import Plan
+from .graph import REPORT, Graph, Node, write_graph
+
+
+def submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
+    """Submit what is missing as dependent jobs that share one copy of the code; active jobs are left alone."""
+    for node in graph.nodes:
+        if node.key in plan.queued:
+            print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
+        elif node.key not in plan.missing:
+            print(f"{node.key}: already complete")
+    if not plan.missing and plan.queued.keys() - {REPORT} and REPORT in plan.queued:
+        return 0  # each stage and the report have their jobs
+    if not plan.missing and plan.queued.keys() <= {REPORT}:
+        write_graph(graph, options)
+        if graph.report:
+            graph.report.run(RunContext())
+        return 0
+    Submission(graph, options, plan).run()
+    print(describe_cost(plan))
+    print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
+    return 0
+
+
+class Submission:
+    """A submission of a graph's missing stages, which signals do not interrupt: the id of a job would be lost."""
+
+    def __init__(self, graph: Graph, options: Options, plan: Plan) -> None:
+        self._graph, self._options, self._plan = graph, options, plan
+        self._earlier_report = plan.queued.pop(REPORT, "")
+        self._jobs = dict(plan.queued)  # by key
+        self._submitted: list[str] = []
+        self._signals: list[str] = []
+
+    def run(self) -> None:
+        """Submit the stages.
+
+        Raises:
+            UserError: sbatch refused a job; the jobs before it were cancelled, unless there were only too many of them.
+            Stopped: a signal arrived; all jobs were cancelled.
+        """
+        launch_folder = Path(self._graph.output, "launch")
+        is_new = not launch_folder.exists()
+        with install_handler(lambda number, _: self._signals.append(signal.Signals(number).name)):
+            try:
+                write_graph(self._graph, self._options)
+                self._submit_all(copy_code(self._graph.output))
+            except BaseException as error:
+                if is_new and not self._submitted and not isinstance(error, slurm.SubmissionUnknown):
+                    remove_folder(launch_folder)
+                if isinstance(error, slurm.TooManyJobs):
+                    raise self._describe_limit(error) from error
+                self._cancel()
+                raise
+
+    def _submit_all(self, code: Path) -> None:
+        missing = self._plan.missing
+        for batch in group_nodes(missing.values(), {*missing, *self._jobs}, self._plan):
+            previous = ""
+            for array in split_batch(batch, self._options):
+                self._submit_batch(array, code, previous)
+                previous = self._submitted[-1].partition("_")[0]
+        if self._graph.report:
+            dependency = format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
+            self._submit([REPORT], [self._graph.report], code, dependency)
+
+    def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
+        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
+        parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
+        dependency = format_dependency("afterok", parents) or format_dependency("afterany", [previous])
+        try:
+            self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
+        except slurm.TooManyJobs as error:
+            if len(batch) == 1:
+                raise
+            warn(f"{error}; trying smaller arrays")
+            middle = len(batch) // 2
+            self._submit_batch(batch[:middle], code, previous)
+            self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
+
+    def _submit(self, keys: list[str], specs: list[Stage], code: Path, dependency: str) -> None:
+        ids = submit(specs, self._plan.resources[keys[0]], code, dependency)
+        self._submitted += ids
+        self._jobs |= zip(keys, ids, strict=True)
+        if self._signals:
+            raise interrupt.Stopped(self._signals[0], "no job of this command is left in the queue")
+        for key, job_id in zip(keys, ids, strict=True):
+            print(f"{key}: job {job_id} {dependency}".rstrip())
+
+    def _describe_limit(self, error: UserError) -> UserError:
+        if not self._submitted:
+            return UserError(f"{error}; wait until some of your jobs have ended")
+        remaining = self._plan.missing.keys() - self._jobs.keys()
+        remedy = f"when some of your jobs have ended, submit them: {format_resume_command(self._graph.output)}"
+        return UserError(
+            f"{error}; {count_noun(len(remaining), 'stage')} not submitted, the others stay in the queue; {remedy}"
+        )
+
+    def _cancel(self) -> None:
+        for job_id in self._submitted:
+            try:
+                slurm.cancel_job(job_id, self._options.slurm_cluster)
+            except UserError as error:
+                warn(str(error))
+        if self._submitted:
+            warn(f"cancelled the submitted jobs: {', '.join(self._submitted)}")
+
+
+def describe_cost(plan: Plan) -> str:
+    """Describe the GPU-hours of each kind of stage and their sum, if every attempt uses its whole time limit."""
+    requests: Counter[tuple[str, int, int, int]] = Counter()
+    for key, node in plan.missing.items():
+        resources = plan.resources[key]
+        own = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
+        gpus = resources.nodes * resources.gpus or own
+        if gpus:
+            requests[node.spec.name, gpus, resources.minutes, resources.max_timeouts] += 1
+    lines = []
+    unlimited: list[str] = []
+    total = 0.0
+    for (stage, gpus, minutes, max_timeouts), jobs in requests.items():
+        if minutes == UNLIMITED:
+            lines.append(f"# {stage}: {count_noun(jobs, 'job')} with {count_noun(gpus, 'GPU')}, without a time limit")
+            unlimited.append(stage)
+            continue
+        attempts = max_timeouts + 1
+        cost = jobs * gpus * minutes / 60 * attempts
+        total += cost
+        limit = f"{count_noun(gpus, 'GPU')} x {minutes / 60:.4g} h x {count_noun(attempts, 'attempt')}"
+        lines.append(f"# {stage}: {count_noun(jobs, 'job')}, each at most {limit} = {cost:,.0f} GPU-hours")
+    if not lines:
+        return "# no GPU-hours: no stage asks for GPUs"
+    remark = "--max-timeouts sets the attempts; those that are preempted are extra"
+    limit = f"at most {total:,.0f} GPU-hours in total"
+    if unlimited:
+        limit = f"no limit in total, because {', '.join(unlimited)} may run forever"
+    return "\n".join([*lines, f"# {limit} ({remark})"])
+
+
+def group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterable[list[Node]]:
+    """Group ``nodes`` by what is submitted together.
+
+    An array contains the nodes of one stage and equal resources that build on none in ``waiting``. Other nodes, and all
+    nodes of this machine, are alone.
+    """
+    groups: dict[str, list[Node]] = {}
+    for node in nodes:
+        resources = plan.resources[node.key]
+        is_in_array = resources.cluster == "slurm" and waiting.isdisjoint(node.parents)
+        name = f"{node.spec.name} {resources}" if is_in_array else node.key
+        groups.setdefault(name, []).append(node)
+    return groups.values()
+
+
+def split_batch(batch: list[Node], options: Options) -> list[list[Node]]:
+    """Split a batch into arrays of the size that SLURM accepts."""
+    size = slurm.read_max_array(options.slurm_cluster) if len(batch) > 1 else 1
+    return [batch[first : first + size] for first in range(0, len(batch), size)]
+
+
+def format_dependency(kind: str, job_ids: Iterable[str]) -> str:
+    """Return a dependency in sbatch's form, or an empty string for no jobs."""
+    ids = ":".join(filter(None, job_ids))
+    return f"{kind}:{ids}" if ids else ""

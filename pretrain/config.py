@@ -13,7 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from .common.config import extensions, yaml_io
-from .common.config.keys import SAME_RESULT, Effect, Keys, build_config
+from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, copy_value
 from .common.config.yaml_io import flatten, get, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
@@ -44,43 +44,30 @@ def default_config() -> CfgNode:
     return build_config(list_keys())
 
 
-def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] = ()) -> CfgNode:
+def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] = (), base: str = "") -> CfgNode:
     """Load the defaults, then a YAML file, then ``KEY VALUE`` overrides; check and freeze the config.
+
+    Args:
+        base: the config of the run that a probe is of, as YAML text, which replaces the defaults.
 
     Raises:
         UserError: unknown key (the nearest known one is named), wrong type, value out of range.
     """
-    cfg = default_config()
-    named = merge(cfg, config_file, overrides)
-    set_data_set_defaults(cfg, named)
-    check_config(cfg)
-    record_modules(cfg)
+    keys = list_keys()
+    cfg = build_config(keys)
+    if base:
+        _merge_text(cfg, keys, base)
+        cfg.OUTPUT_DIR = ""  # that of the run
+    named = yaml_io.merge(cfg, keys, config_file, overrides)
+    if not base:
+        _set_data_set_defaults(cfg, named)
+    check_config(cfg, keys)
+    if not base:
+        # A digest of the user's modules, so that no run resumes with other versions of them.
+        is_imported = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
+        cfg.IMPORTED = extensions.digest() if is_imported else ""
     cfg.freeze()
     return cfg
-
-
-def merge(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[Any] = ()) -> set[str]:
-    """Merge a YAML file, then ``KEY VALUE`` overrides, into ``cfg`` in place; return the keys that they name.
-
-    Raises:
-        UserError: as `load_config`.
-    """
-    return yaml_io.merge(cfg, list_keys(), config_file, overrides)
-
-
-def set_data_set_defaults(cfg: CfgNode, named: Collection[str]) -> None:
-    """Set the keys that follow from a named data set, except those that a file or an override has ``named``."""
-    defaults = [_DATA_SETS.get(name) for name in list_names(cfg.DATA.TRAIN)]
-    if defaults[0] and defaults.count(defaults[0]) == len(defaults):
-        for key, value in zip(_DATA_SET_KEYS, defaults[0], strict=True):
-            if key not in named:
-                merge(cfg, None, [key, value])
-
-
-def record_modules(cfg: CfgNode) -> None:
-    """Record a digest of the user's modules in IMPORTED, so that no run resumes with other versions of them."""
-    is_imported = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
-    cfg.IMPORTED = extensions.digest() if is_imported else ""
 
 
 def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
@@ -92,13 +79,28 @@ def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
     Raises:
         UserError: it is not a config, or has a key that this version does not know.
     """
-    cfg = default_config()
-    try:
-        merge(cfg, None, [word for pair in flatten(parse_yaml(text)) for word in pair])
-    except ValueError as error:
-        raise UserError(f"{description} cannot be read ({error}); use the version that wrote it") from error
+    keys = list_keys()
+    cfg = build_config(keys)
+    _merge_text(cfg, keys, text, description)
     cfg.freeze()
     return cfg
+
+
+def _merge_text(cfg: CfgNode, keys: Keys, text: str, description: str = "a saved config") -> None:
+    try:
+        yaml_io.merge(cfg, keys, None, [word for pair in flatten(parse_yaml(text)) for word in pair])
+    except ValueError as error:
+        raise UserError(f"{description} cannot be read ({error}); use the version that wrote it") from error
+
+
+def _set_data_set_defaults(cfg: CfgNode, named: Collection[str]) -> None:
+    """Set the keys that follow from a named data set, except those that a file or an override has ``named``."""
+    defaults = [_DATA_SETS.get(name) for name in list_names(cfg.DATA.TRAIN)]
+    if defaults[0] and defaults.count(defaults[0]) == len(defaults):
+        for key, value in zip(_DATA_SET_KEYS, defaults[0], strict=True):
+            if key not in named:
+                section, leaf = key.split(".")
+                cfg[section][leaf] = copy_value(value)
 
 
 def resolve_paths(text: str, folder: str | Path) -> str:
@@ -117,9 +119,8 @@ def output_dir(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
-def check_config(cfg: CfgNode) -> None:
+def check_config(cfg: CfgNode, keys: Keys) -> None:
     """Raise UserError for the first invalid value: one line with the value, the limit and the remedy."""
-    keys = list_keys()
     for key, row in keys.items():
         for value in get(cfg, key) if isinstance(row.default, list) else [get(cfg, key)]:
             if row.limits:
@@ -168,5 +169,5 @@ def _check_unread_keys(cfg: CfgNode, keys: Keys) -> None:
     for key, row in keys.items():
         if values[key] != row.default and not row.is_read(values):
             chosen = f"{row.chooser} {values[row.chooser]}"
-            remedy = f"omit it (default: {row.default}), or set {row.chooser} {' or '.join(row.list_readers())}"
+            remedy = f"omit it (default: {row.default}), or set {row.chooser} {' or '.join(row.readers)}"
             raise UserError(f"{key} is {values[key]}, which {chosen} does not read; {remedy}")

@@ -49,13 +49,8 @@ training images; [] means [BASE_LR]"""
 
 PLACE, SPEED, MEMORY, PROBE, LENGTH, RECIPE, RESULT = Effect
 
-
-def _list_queue_methods() -> list[str]:
-    return [name for name, method in METHODS.items() if method.kind == "queue"]
-
-
-# Keys that are read only if another key has one of these values.
-_QUEUE: dict[str, Any] = {"chooser": "METHOD.NAME", "readers": _list_queue_methods}
+# Keys that are read only if another key has one of these values; of a kind of methods, `list_keys` names them.
+_QUEUE: dict[str, Any] = {"chooser": "METHOD.NAME", "readers": ("queue",)}
 _LARS: dict[str, Any] = {"chooser": "SOLVER.OPTIMIZER", "readers": ("lars",)}
 _SGD_OR_LARS: dict[str, Any] = {"chooser": "SOLVER.OPTIMIZER", "readers": ("sgd", "lars")}
 _STEP: dict[str, Any] = {"chooser": "SOLVER.LR_SCHEDULE", "readers": ("step",)}
@@ -270,21 +265,23 @@ def list_keys() -> dict[str, Key]:
     extensions.load()
     name, *others = KEYS
     readers: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     declared = []
     for method_name, method in METHODS.items():
+        kinds.setdefault(method.kind, []).append(method_name)
         for row in method.hyperparameters():
             declared.append(row)
             readers.setdefault(row.name, []).append(method_name)
     rows = index_keys(declared)
     hyperparameters = [replace(row, chooser=name.name, readers=readers[row.name]) for row in rows.values()]
-    return index_keys([name, *hyperparameters, *others])
+    of_kinds = [replace(row, readers=kinds[row.readers[0]]) if row.chooser == name.name else row for row in others]
+    return index_keys([name, *hyperparameters, *of_kinds])
 
 
 def describe_keys() -> list[Key]:
     """List every key for --help-keys; a key that not all methods read names those that do."""
     keys = []
     for row in list_keys().values():
-        names = row.list_readers()
-        is_special = row.chooser == "METHOD.NAME" and len(names) < len(METHODS)
-        keys.append(replace(row, meaning=f"{row.meaning} ({', '.join(names)})") if is_special else row)
+        is_special = row.chooser == "METHOD.NAME" and len(row.readers) < len(METHODS)
+        keys.append(replace(row, meaning=f"{row.meaning} ({', '.join(row.readers)})") if is_special else row)
     return keys

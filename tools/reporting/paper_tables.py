@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain import config as pretraining
 from pretrain.common.config.keys import Change, compare
-from pretrain.common.config.yaml_io import flatten
+from pretrain.common.config.yaml_io import flatten, merge
 from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
@@ -140,7 +140,7 @@ def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str,
     cfg = _load_pretrain_config(pretrain, overrides).clone()
     if linear != "own":
         cfg.defrost()
-        pretraining.merge(cfg, ROOT / linear)
+        merge(cfg, list_keys(), ROOT / linear)
     return normalize_protocol("linear", build_linear_protocol(cfg), cfg.LINEAR.ENCODER)
 
 

@@ -59,7 +59,8 @@ class Pretrain(Stage):
             words = [*recipes.find_recipe_overrides(options.method), *words]
         if options.change_recipe:
             words += ["SOLVER.CHANGE_RECIPE", "True"]
-        cfg = load_config(recipe, words)
+        cfg = pretraining.load_config(recipe, words)
+        cfg.defrost()
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or f"runs/{Path(recipe).stem}").absolute())
         inputs = {cfg.MODEL.WEIGHTS: ""} if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS else {}
         return cls(cfg.OUTPUT_DIR, options, dump(cfg), inputs)
@@ -135,20 +136,6 @@ class Pretrain(Stage):
         from tools.reporting.runs import read_pretraining
 
         return [read_pretraining(run)]
-
-
-def load_config(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
-    """Load a config of pretraining or a probe: over the defaults, or over another stage's config as YAML text."""
-    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config()
-    cfg.defrost()
-    cfg.OUTPUT_DIR = ""  # the one of ``base`` belongs to another stage
-    named = pretraining.merge(cfg, config_file, overrides)
-    if not base:
-        pretraining.set_data_set_defaults(cfg, named)
-    pretraining.check_config(cfg)
-    if not base:
-        pretraining.record_modules(cfg)
-    return cfg
 
 
 def list_data(cfg: Any) -> list[str]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pretrain.common.config.yaml_io import dump
+from pretrain.config import load_config
 from pretrain.probe.data import data_names
 
 from .base import Stage, find_owner
 from .options import option
-from .pretrain import list_data, load_config
+from .pretrain import list_data
 
 if TYPE_CHECKING:
     from tools.reporting.files import Run
@@ -40,6 +41,7 @@ class Probe(Stage):
         run = Path(weights)
         output = f"runs/{cls.name}_{run.stem}" if weights == "random" or run.is_file() else str(run / cls.name)
         cfg = load_config(options.config_file, overrides, base or find_owner(run).read_config(run))
+        cfg.defrost()
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or output).absolute())
         target = weights if weights == "random" else str(run.absolute())
         inputs = {} if weights == "random" else {target: ""}

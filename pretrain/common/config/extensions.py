@@ -84,7 +84,8 @@ def load() -> None:
     Raises:
         UserError: one cannot be imported, or this process has imported another file of the same name.
     """
-    for extension, name in zip(_list_extensions(), _make_importable(), strict=True):
+    for extension in _list_extensions():
+        name = _make_importable(extension)
         try:
             module = importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
@@ -112,7 +113,8 @@ def mark_errors() -> Iterator[None]:
 def sources() -> list[Path]:
     """List the Python files of every extension (all those of a package); skip what this machine does not have."""
     files: list[Path] = []
-    for name in _make_importable():
+    for extension in _list_extensions():
+        name = _make_importable(extension)
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name.partition(".")[0])
             origin = Path(str(spec and spec.origin))
@@ -134,12 +136,11 @@ def _list_extensions() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
-def _make_importable() -> list[str]:
-    """Return every extension as the name of a module, and make the folders of files importable."""
-    names = []
-    for name in _list_extensions():
-        folder = str(Path(name).parent)
-        if name.endswith(".py") and folder not in sys.path:  # worker processes get this path, too
-            sys.path.append(folder)
-        names.append(Path(name).stem if name.endswith(".py") else name)
-    return names
+def _make_importable(extension: str) -> str:
+    """Return an extension as the name of a module, and make the folder of a file importable."""
+    if not extension.endswith(".py"):
+        return extension
+    file = Path(extension)
+    if str(file.parent) not in sys.path:  # worker processes get this path, too
+        sys.path.append(str(file.parent))
+    return file.stem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,7 +53,7 @@ class Key:
         meaning: a phrase that names the unit.
         effect: what the key changes.
         chooser: the key that decides whether this one is read; empty if it is always read.
-        readers: the values of ``chooser`` with which this key is read, or a function that returns them.
+        readers: the values of ``chooser`` with which this key is read.
         stage: the only stage that reads it; empty if several do.
         compared_by: what a resumed run compares instead of the value, such as the digest of the images.
         aliases: what other projects call it, in capitals, without a section, and separated by spaces.
@@ -67,7 +67,7 @@ class Key:
     meaning: str
     effect: Effect
     chooser: str = ""
-    readers: Collection[Any] | Callable[[], Collection[Any]] = ()
+    readers: Sequence[str] = ()
     stage: str = ""
     compared_by: str = ""
     aliases: str = ""
@@ -84,13 +84,9 @@ class Key:
         prefix = "a list, each " if isinstance(self.limits, Range) and isinstance(self.default, list) else ""
         return f"{prefix}{self.limits or expected_type(self.default)}"
 
-    def list_readers(self) -> list[Any]:
-        """List the values of ``chooser`` with which the key is read."""
-        return list(self.readers() if callable(self.readers) else self.readers)
-
     def is_read(self, config: Mapping[str, Any]) -> bool:
         """Return whether the key is read with these values of all keys, ``{"SOLVER.LR_SCHEDULE": "step", ...}``."""
-        return not self.chooser or config.get(self.chooser) in self.list_readers()
+        return not self.chooser or config.get(self.chooser) in self.readers
 
 
 Keys = Mapping[str, Key]  # by name

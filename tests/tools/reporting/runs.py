@@ -10,8 +10,10 @@ from unittest import mock
 
 from fvcore.common.config import CfgNode
 
+from pretrain.common.config.yaml_io import merge
 from pretrain.common.run.state import update_state
-from pretrain.config import from_yaml_text, load_config, merge
+from pretrain.config import from_yaml_text, load_config
+from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_knn_protocol, build_linear_protocol
 from tools import report
 from tools.reporting.document import render_markdown
@@ -90,7 +92,7 @@ def probe(
     cfg = from_yaml_text(config).clone()
     cfg.defrost()
     if recipe not in ("", "own"):
-        merge(cfg, CONFIGS / "linear" / f"{recipe}.yaml")
+        merge(cfg, list_keys(), CONFIGS / "linear" / f"{recipe}.yaml")
     cfg.merge_from_list(list(overrides))
     stage = "linear" if recipe else "knn"
     source = source or provenance(config)

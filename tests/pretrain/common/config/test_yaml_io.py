@@ -1,15 +1,19 @@
 """A config file or an override is merged, or the command ends with one line, whatever it contains."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from fvcore.common.config import CfgNode
 
+from pretrain.common.config import yaml_io
 from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import dump, get, load_yaml
-from pretrain.config import default_config, from_yaml_text, merge
+from pretrain.config import default_config, from_yaml_text
+from pretrain.keys import list_keys
 from tests.errors import refused
 from transfer import config as fine_tuning
 
@@ -32,6 +36,10 @@ FILES = {  # content of a file -> what the error says
     "DATA: {DOWNLOAD: 3}\n": "true or false, not 3",
     "SEED: 2020-99-99\n": "month",
 }
+
+
+def merge(cfg: CfgNode, file: Path | None, overrides: Sequence[object] = ()) -> None:
+    yaml_io.merge(cfg, list_keys(), file, overrides)
 
 
 @pytest.mark.parametrize("text", FILES)

@@ -53,7 +53,7 @@ class TrainingMonitor:
         self._skipped = skipped
         skipped.update(scaler.get_scale(), 0)
         self._unit_loss = torch.ones((), device=device)
-        self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
+        self._pending_report: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
         self._losses: collections.deque[float] = collections.deque(maxlen=_SPIKE_WINDOW)
 
@@ -64,7 +64,7 @@ class TrainingMonitor:
         bad = (~loss.isfinite()).float()
         bad_anywhere = distributed.mean_(bad.clone())
         report = AsyncHostCopy(torch.stack([bad, bad_anywhere, self._scaler.scale(self._unit_loss)]))
-        self._sent = (report, step, lr, index_n)
+        self._pending_report = (report, step, lr, index_n)
 
     def check(self) -> None:
         """Check the values that `step` copied last.
@@ -73,10 +73,10 @@ class TrainingMonitor:
             UserError: the loss was not finite on some rank (the message names step, learning rate and that rank's
                 images), or too many steps in a row were skipped. Every rank raises the same.
         """
-        if self._sent is None:
+        if self._pending_report is None:
             return
-        report, step, lr, index_n = self._sent
-        self._sent = None
+        report, step, lr, index_n = self._pending_report
+        self._pending_report = None
         bad_here, bad_anywhere, next_scale = report.read().tolist()
         if bad_anywhere > 0:
             names = shorten_list([self._image_name(index) for index in index_n.tolist()])

@@ -25,7 +25,7 @@ from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import describe_skipped_steps
 from .common.run.stage import open_run
-from .common.run.state import RunContext, read_record
+from .common.run.state import RunContext, read_json_or_empty
 from .common.weights import checkpoint
 from .common.weights.file import compute_tensor_digest
 from .config import output_dir
@@ -97,7 +97,7 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
         step = state.step
         schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
         total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
-        results = on_first_rank(read_record, folder / "results.json") if step == total_steps else {}
+        results = on_first_rank(read_json_or_empty, folder / "results.json") if step == total_steps else {}
         if results:
             log.info(f"{folder} is complete; nothing to do")
             return results

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
-from pretrain.common.files import build_write_error, check_file, check_name
+from pretrain.common.files import build_write_error, check_file, check_output_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "new folder; for onnx, a new file that ends in .onnx"
     parser.add_argument("--output", metavar="PATH", required=True, help=text)
     args = parser.parse_args(argv)
-    check_name(args.output, "--output")
+    check_output_path(args.output, "--output")
     source = Path(args.source)
     output = Path(args.output)
     if not os.path.isdir(source):

@@ -26,7 +26,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import read_record
+from pretrain.common.run.state import read_json_or_empty
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split, write_subsets
@@ -104,7 +104,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         UserError: ``output`` contains other data, cannot be written, or another process is making it.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        earlier = read_record(output / _MANIFEST)
+        earlier = read_json_or_empty(output / _MANIFEST)
         differences = [key for key in {**earlier, **arguments} if arguments.get(key) != earlier.get(key)]
         if differences:
             content = f"data that differ in {', '.join(differences)}" if earlier else "something else"

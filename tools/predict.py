@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_file, check_name, check_writable
+from pretrain.common.files import check_file, check_output_path, check_writable
 from pretrain.common.images import SUFFIXES
 from pretrain.data.folders.images import list_images
 from transfer.keys import describe_keys
@@ -70,7 +70,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.images = images
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
-    check_name(args.output, "--output")
+    check_output_path(args.output, "--output")
     return args
 
 

@@ -56,7 +56,7 @@ def run(options: ReportStage.Options) -> int:
     texts = [file for file in options.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
         main_file = (texts or [Path(temporary, "report.md")])[0] if options.output else ""
-        report = gather(options.folders, main_file, options.power or _DIFFERENCE)
+        report = build_report(options.folders, main_file, options.power or _DIFFERENCE)
         text = render_markdown(report)
         print(_select_answer(report, options) or (render_json(report) if options.json else text), end="")
         for file in options.output:
@@ -82,7 +82,7 @@ def _select_answer(report: Report, options: ReportStage.Options) -> str:
     return escape_control("\n".join(map(render_section, tables)))
 
 
-def gather(folders: Sequence[str | Path], output: str | Path = "", difference: float = _DIFFERENCE) -> Report:
+def build_report(folders: Sequence[str | Path], output: str | Path = "", difference: float = _DIFFERENCE) -> Report:
     """Collect the content of a report of the runs in ``folders``.
 
     Args:

@@ -30,7 +30,7 @@ FALLBACK_NOTE = (
 )
 BEST = "model_best.pth"  # of TEST.BEST; no run resumes from it
 # Saved by earlier versions before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
-EVALUATING = "evaluating.pth"
+PENDING_EVALUATION = "evaluating.pth"
 
 
 def check_engine_name(name: str) -> None:
@@ -111,7 +111,7 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> DataSets:
     """
     data_sets = DataSets(cfg, data_names(cfg, eval_only))
     data_sets.check_small(read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
-    for name in filter(names.in_catalog, cfg.DATASETS.TEST):
+    for name in filter(names.is_catalog_name, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
     if weights:
         find_weights(cfg.MODEL.WEIGHTS)
@@ -141,7 +141,7 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a run folder contains a training run that can be resumed."""
-    return any(path.name != BEST for path in folder.glob("model_*.pth")) or (folder / EVALUATING).exists()
+    return any(path.name != BEST for path in folder.glob("model_*.pth")) or (folder / PENDING_EVALUATION).exists()
 
 
 def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:

@@ -56,7 +56,7 @@ def expand(path: str | Path) -> str:
     return os.path.expanduser(os.path.expandvars(path))
 
 
-def check_name(path: str, option: str) -> None:
+def check_output_path(path: str, option: str) -> None:
     """Raise UserError if the output path ``path`` is a URL, or would be a folder that nobody would find again."""
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")

@@ -109,7 +109,7 @@ def _check_range(low: int, high: int, classes: int, where: str) -> None:
     raise UserError(f"{where}: labels are from {low} to {high}, but {limit}; {remedy}")
 
 
-def check_name(name: Any, index: int, where: str) -> str:
+def check_image_name(name: Any, index: int, where: str) -> str:
     """Return the name of image ``index`` as text."""
     if not isinstance(name, (str, os.PathLike)):
         raise UserError(f"{where}: name({index}) returned {describe(name)}; return text, such as its file")

@@ -13,7 +13,7 @@ import numpy as np
 from ..common.errors import UserError, count_noun, shorten_list
 from ..common.image_checks.pixels import describe
 from ..common.images import ReductionChooser
-from .contract import check_image, check_name, check_source, convert_classes, convert_labels
+from .contract import check_image, check_image_name, check_source, convert_classes, convert_labels
 from .sources import Concatenation, Source, Subset
 
 
@@ -57,7 +57,7 @@ class ImageData:
 
     def image_name(self, index: int) -> str:
         """Return the file of the image, or its position in a file of many images."""
-        return check_name(self._call("name", index), index, self._where())
+        return check_image_name(self._call("name", index), index, self._where())
 
     def _where(self) -> str:
         return f"data set {self.name!r}"

@@ -18,7 +18,7 @@ from ..common.distributed import on_first_rank
 from ..common.errors import count_noun
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
-from ..common.run.state import RunContext, read_record
+from ..common.run.state import RunContext, read_json_or_empty
 from ..common.weights import checkpoint
 from ..data import augmentations
 from ..data.datasets import ImageData
@@ -98,9 +98,9 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         train_split, held_out_split = _split(data.train)
         held_out = extract(backbone, held_out_split, run.cfg, run.stop, run.device)
     if settings.AUGMENT == "none":
-        batch_source = _Cached(run, backbone, train_split)
+        batch_source = _CachedFeatures(run, backbone, train_split)
     else:
-        batch_source = _Augmented(run, backbone, train_split)
+        batch_source = _AugmentedImages(run, backbone, train_split)
     if distributed.is_main():
         log_left_out("LINEAR.IMS_PER_BATCH", len(train_split), settings.IMS_PER_BATCH, distributed.world_size())
     steps_per_epoch = len(batch_source)
@@ -163,7 +163,7 @@ def _split(train: ImageData) -> tuple[ImageData, ImageData]:
     return train.subset(np.flatnonzero(~is_held_out)), train.subset(np.flatnonzero(is_held_out))
 
 
-class _Augmented:
+class _AugmentedImages:
     """Batches of images with LINEAR.AUGMENT, whose features are computed in each step."""
 
     def __init__(self, run: ProbeRun, backbone: ResNet, data: ImageData) -> None:
@@ -188,7 +188,7 @@ class _Augmented:
         return features, batch.label_n.to(device, non_blocking=True)
 
 
-class _Cached:
+class _CachedFeatures:
     """Batches of (features, labels) from features computed once; the order is a function of (seed, epoch)."""
 
     def __init__(self, run: ProbeRun, backbone: ResNet, data: ImageData) -> None:
@@ -222,7 +222,7 @@ def _load_earlier(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any
     Raises:
         UserError: it is another probe's.
     """
-    results = read_record(folder / "results.json")
+    results = read_json_or_empty(folder / "results.json")
     newest = None if results else checkpoint.load_newest(folder)
     saved = newest[1] if newest else {}
     if results or saved:

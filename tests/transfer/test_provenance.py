@@ -45,7 +45,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images, tmp_path, name) 
     assert is_made_from({"source": reread.to_json()}, first["source_sha256"])
     assert not is_made_from({"source": reread.to_json()}, "another")
 
-    shown = render_markdown(report.gather([tmp_path / "out"]))
+    shown = render_markdown(report.build_report([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert f"- Every pretraining run: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown

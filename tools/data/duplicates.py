@@ -14,7 +14,7 @@ from pretrain.data.image_data import ImageData
 from pretrain.data.sources import Files
 from pretrain.data.views import make_center_view
 from transfer.coco.checks.equal_files import digest_files, find_equal_files, read_sizes
-from transfer.coco.names import in_catalog, locate_data_set
+from transfer.coco.names import is_catalog_name, locate_data_set
 from transfer.coco.reading import read_annotations
 
 from .features import find_nearest_images
@@ -74,7 +74,7 @@ def find_duplicates(train_name: str, test_name: str, weights: str) -> dict[str, 
 
 def open_data_set(name: str, split: str) -> ImageData:
     """Open the images of a data set in COCO's format, or a split of one that pretraining reads."""
-    if not in_catalog(name):
+    if not is_catalog_name(name):
         source = locate_data_set(name)
         if source.annotations is None:
             raise UserError(f"{name} has no files in COCO's format; use coco:ANNOTATIONS.json:IMAGE_FOLDER")

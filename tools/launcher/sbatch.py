@@ -20,7 +20,7 @@ _SET_FOR_SRUN = (
     *("kill-on-bad-exit", "unbuffered", "relative", "pty", "no-allocate", "jobid", "chdir", "help", "usage", "version"),
 )
 # Options that fit one kind of node: stages that the site file places on CPU nodes do not inherit them.
-_OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
+_NODE_OPTIONS = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
 # Any two options of a line exclude each other. (SLURM accepts the last two lines, but one option then has no effect.)
 EXCLUSIVE = (
     ("mem", "mem-per-cpu", "mem-per-gpu"),
@@ -144,7 +144,7 @@ def merge_options(*layers: Mapping[str, str]) -> dict[str, str]:
 
 def keep_for_cpus(options: Mapping[str, str], on_other_nodes: bool) -> dict[str, str]:
     """Return the options that fit a stage without a GPU, which may run on other nodes."""
-    unfit = _OF_NODES if on_other_nodes else ()
+    unfit = _NODE_OPTIONS if on_other_nodes else ()
     return {key: value for key, value in options.items() if key not in unfit and not asks_for_gpus(key, value)}
 
 

@@ -12,7 +12,7 @@ from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
 from tools import ROOT
 
-from .files import Collection
+from .files import RunCollection
 from .runs import DetectorScore, Score
 
 GUIDE = ROOT / "docs" / "read_a_report.md"
@@ -70,7 +70,7 @@ class Report:
     """
 
     tables: list[Table]
-    collection: Collection
+    collection: RunCollection
     scores: list[Score]
     figures: list[Figure] = field(default_factory=list)
     feature_maps: list[Figure] = field(default_factory=list)

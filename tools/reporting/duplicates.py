@@ -13,7 +13,7 @@ from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 
-from .files import Collection, Run
+from .files import Run, RunCollection
 from .runs import Clean, DetectorScore, Score
 
 
@@ -31,7 +31,7 @@ class DuplicateTable:
         return bool(digest) and digest in (self.content[f"{split}_digest"], self.content[split])
 
 
-def read_tables(collection: Collection) -> list[DuplicateTable]:
+def read_tables(collection: RunCollection) -> list[DuplicateTable]:
     """Read the tables in the folders of a report; name those that cannot be read in ``unreadable``."""
     tables: list[DuplicateTable] = []
     for file in collection.duplicates:
@@ -48,7 +48,7 @@ def read_tables(collection: Collection) -> list[DuplicateTable]:
     return tables
 
 
-def add_clean_scores(scores: Sequence[Score], collection: Collection) -> list[Score]:
+def add_clean_scores(scores: Sequence[Score], collection: RunCollection) -> list[Score]:
     """Return the scores, those of a detector with its score on the images that no table lists.
 
     A table that belongs to no run gets a line in ``unused``, a score that cannot be computed one in ``unreadable``.

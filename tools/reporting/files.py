@@ -51,7 +51,7 @@ class Pipeline:
 
 
 @dataclass
-class Collection:
+class RunCollection:
     """Runs, pipelines and sweeps, and one line for each unreadable file and incomplete pipeline.
 
     Attributes:
@@ -68,13 +68,13 @@ class Collection:
     not_drawn: list[str] = field(default_factory=list)
 
 
-def find_runs(folders: Sequence[Path]) -> Collection:
+def find_runs(folders: Sequence[Path]) -> RunCollection:
     """Return every run in and below ``folders``, each once.
 
     Raises:
         UserError: a folder does not exist, or a record of the launcher is damaged.
     """
-    collection = Collection()
+    collection = RunCollection()
     run_folders: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():

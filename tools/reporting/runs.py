@@ -10,7 +10,7 @@ from pretrain.common.errors import count_noun
 from pretrain.common.weights.provenance import Provenance
 from tools.stages.base import find_kind
 
-from .files import Collection, Run
+from .files import Run, RunCollection
 from .origins import Origin, build_origin, read_origin
 from .protocols import Protocol, normalize_detector_protocol, normalize_protocol
 
@@ -122,7 +122,7 @@ class DetectorScore(Score):
         return {column: value for column, value in values.items() if value is not None}
 
 
-def read_scores(collection: Collection) -> list[Score]:
+def read_scores(collection: RunCollection) -> list[Score]:
     """Read the scores of all runs; a run whose results are damaged gets a line in ``unreadable``."""
     scores: list[Score] = []
     for run in collection.runs:

@@ -25,9 +25,9 @@ from pretrain import keys
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys, compare
 from pretrain.common.config.yaml_io import flatten, load_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, describe_text, read_start
+from pretrain.common.files import check_output_path, describe_text, read_start
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import RunContext, find_working_folder, read_record, read_state
+from pretrain.common.run.state import RunContext, find_working_folder, read_json_or_empty, read_state
 from pretrain.common.weights import provenance
 
 from . import SUMMARIES
@@ -99,7 +99,7 @@ class Stage:
     remedy: ClassVar[str] = "set another file"
 
     def __post_init__(self) -> None:
-        check_name(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
+        check_output_path(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
 
     # What a kind of stage says about itself.
 
@@ -288,7 +288,7 @@ class Stage:
 
     def read_results(self) -> dict[str, Any]:
         """Read the record of what the product was made from; it is empty if there is none."""
-        return read_record(Path(self.folder, "results.json"))
+        return read_json_or_empty(Path(self.folder, "results.json"))
 
     def check_parents(self) -> None:
         """Check that the stages this one builds on are complete, as they were when it was submitted."""

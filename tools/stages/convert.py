@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from pretrain.common.files import check_name
-from pretrain.common.run.state import RunContext, read_record
+from pretrain.common.files import check_output_path
+from pretrain.common.run.state import RunContext, read_json_or_empty
 
 from .base import Stage
 from .options import option
@@ -57,7 +57,7 @@ class Convert(Stage):
         return self.options.output
 
     def read_results(self) -> dict[str, Any]:
-        return read_record(Path(f"{self.product}.json"))
+        return read_json_or_empty(Path(f"{self.product}.json"))
 
     @property
     def arguments(self) -> list[Any]:
@@ -76,5 +76,5 @@ def run(options: Convert.Options) -> None:
     """Convert, and print a summary."""
     from transfer.weights.convert import convert
 
-    check_name(options.output, "OUTPUT")
+    check_output_path(options.output, "OUTPUT")
     print(convert(**asdict(options)).summary())

@@ -15,7 +15,7 @@ from pretrain.common.config.keys import Effect
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
-from pretrain.common.run.state import RunContext, read_record, shorten_path
+from pretrain.common.run.state import RunContext, read_json_or_empty, shorten_path
 
 from . import recipes
 from .base import Stage
@@ -129,7 +129,7 @@ class Pretrain(Stage):
 
     @classmethod
     def find_final_checkpoint(cls, folder: Path) -> str | None:
-        return read_record(folder / "results.json").get("checkpoint_sha256", "none")
+        return read_json_or_empty(folder / "results.json").get("checkpoint_sha256", "none")
 
     @classmethod
     def read_scores(cls, run: Run) -> list[Score]:

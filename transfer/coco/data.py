@@ -26,7 +26,7 @@ from .checks.classes import Classes, category_names, check_classes, read_coco_na
 from .checks.equal_files import digest_files, list_shared_files, read_sizes
 from .checks.pretraining_images import compare_with_pretraining
 from .keypoints import list_named_keypoints
-from .names import Source, find_checked_copy, in_catalog, is_file_name, locate_data_set
+from .names import Source, find_checked_copy, is_catalog_name, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records
 from .records import DataSet, PackedList, describe_unscored, pack
 
@@ -54,7 +54,9 @@ class DataSets(Mapping[str, DataSet]):
         """
         self.cfg = cfg
         names = list(dict.fromkeys(names))
-        located = {name: locate_data_set(name) for name in sorted(names, key=in_catalog)}  # slow: Detectron2's catalog
+        located = {
+            name: locate_data_set(name) for name in sorted(names, key=is_catalog_name)
+        }  # slow: Detectron2's catalog
         self.sources = {name: located[name] for name in names}
         self._opened: dict[str, DataSet] = {}
 
@@ -130,7 +132,7 @@ class DataSets(Mapping[str, DataSet]):
         """Read and check a set."""
         name = source.name
         is_tested = name in self.cfg.DATASETS.TEST
-        if not in_catalog(name):
+        if not is_catalog_name(name):
             return self._open_file(source, decode=is_tested or source.skip_bad)
         is_trained_on = name in self.cfg.DATASETS.TRAIN
         entries = PackedList(catalog.read_entries(name, is_trained_on=is_trained_on, is_tested=is_tested))
@@ -197,7 +199,7 @@ def read_checked(source: Source, output_dir: str | Path) -> DataSet:
     """
     path = _find_checked_file(source, output_dir)
     data_set = pack(source, read_annotations(path, needs_objects=False), []) if path else DataSet(source, [])
-    if not in_catalog(source.name):
+    if not is_catalog_name(source.name):
         return data_set
     entries = PackedList(catalog.read_entries(source.name, is_trained_on=False, is_tested=False))
     return dataclasses.replace(data_set, entries=entries) if path else _name_entries(source, entries)

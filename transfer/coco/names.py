@@ -46,14 +46,14 @@ def is_file_name(name: str) -> bool:
     return name.startswith("coco:")
 
 
-def in_catalog(name: str) -> bool:
+def is_catalog_name(name: str) -> bool:
     """Return whether only Detectron2's DatasetCatalog can know a name in DATASETS.TRAIN or DATASETS.TEST."""
     return not is_file_name(name) and name not in COCO_SPLITS
 
 
 def check_not_in_catalog(names: Iterable[str]) -> None:
     """Raise UserError for a name that the torchvision engine does not know."""
-    for name in filter(in_catalog, names):
+    for name in filter(is_catalog_name, names):
         problem = f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(COCO_SPLITS)}"
         remedy = "other names of Detectron2's DatasetCatalog need --engine detectron2"
         raise UserError(f"{problem}{suggest_name(name, COCO_SPLITS)}; {remedy}")

@@ -13,7 +13,7 @@ from . import catalog
 from .checks.bad_records import SECTIONS, Rules, drop_bad, find_box_format_problem, find_problems, normalize
 from .checks.classes import category_names, check_same_categories
 from .keypoints import is_flippable
-from .names import COCO_SPLITS, Source, in_catalog
+from .names import COCO_SPLITS, Source, is_catalog_name
 
 
 def read_annotations(annotations: str | Path, *, needs_objects: bool = True) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def select_good_records(
     if not content["categories"]:
         raise UserError(f"{path} has no categories: the export is empty; export the data again, with its classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
-    folder = None if in_catalog(source.name) else source.images  # Detectron2's catalog may map names to other files
+    folder = (
+        None if is_catalog_name(source.name) else source.images
+    )  # Detectron2's catalog may map names to other files
     strict = source.name not in COCO_SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
     problems = find_problems(content, folder, Rules(model.MASK_ON and strict, keypoints, strict, decode))
     texts = [problem.text for problem in problems]
@@ -86,7 +88,7 @@ def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) 
     if repeated:
         ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
         raise UserError(f"{path}: categories {ids} are all called {repeated!r}; merge or rename them")
-    if in_catalog(source.name):
+    if is_catalog_name(source.name):
         known = catalog.read_metadata(source.name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
             check_same_categories({f"the thing_classes of {source.name}": known.thing_classes, path: labels})

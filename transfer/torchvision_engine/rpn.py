@@ -119,7 +119,7 @@ class RPN(nn.Module):
         if targets is not None:
             losses = self.losses(torch.cat(anchors), torch.cat(logits, 1), torch.cat(deltas, 1), targets)
         with torch.no_grad():
-            proposals, finite = self.select(anchors, logits, deltas, image_sizes)
+            proposals, finite = self.select_proposals(anchors, logits, deltas, image_sizes)
         return proposals, {name: loss.where(finite, torch.nan) for name, loss in losses.items()}
 
     def losses(
@@ -143,7 +143,7 @@ class RPN(nn.Module):
         normalizer = self.batch_size_per_image * len(targets)
         return {"loss_rpn_cls": cls / normalizer, "loss_rpn_loc": loc / normalizer}
 
-    def select(
+    def select_proposals(
         self, anchors: list[Tensor], logits: list[Tensor], deltas: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> tuple[list[Tensor], Tensor]:
         """Return the proposals (R, 4) of every image, best first, and whether all boxes and scores are finite.

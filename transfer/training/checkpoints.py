@@ -19,7 +19,7 @@ from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch
 
-from ..preflight import BEST, EVALUATING
+from ..preflight import BEST, PENDING_EVALUATION
 
 BEST_RECORD = "best.json"
 FINAL = "model_final.pth"
@@ -76,7 +76,7 @@ def load_newest_on_all_ranks(output_dir: str | Path) -> tuple[Path, dict[str, An
     Its entries are those that today's version writes.
     """
     on_first_rank(_replace_evaluating, Path(output_dir))
-    damaged = Path(output_dir).glob(EVALUATING)  # if it is not, it was replaced
+    damaged = Path(output_dir).glob(PENDING_EVALUATION)  # if it is not, it was replaced
     return checkpoint.load_newest_on_all_ranks(output_dir, [*damaged, *list_checkpoints(output_dir)], _read)
 
 
@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _replace_evaluating(output_dir: Path) -> None:
     """Replace what an earlier version wrote before precise BN and an evaluation by an ordinary checkpoint."""
-    path = output_dir / EVALUATING
+    path = output_dir / PENDING_EVALUATION
     if path.is_file():
         with contextlib.suppress(Damaged):
             content = checkpoint.read(path)

@@ -30,7 +30,7 @@ from .locate import conversion_hint, find_weights
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
 # Not loaded, since they follow from the config. Model-zoo files contain the anchors; the torchvision engine saves none.
-_OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
+_CONFIG_BUFFERS = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _NAME_A_DETECTOR = "pass a fine-tuned detector (--eval-only --resume evaluates the newest model_*.pth in OUTPUT_DIR)"
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def load_weights(
 
 
 def _select_learned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not any(part in name for part in _OF_CONFIG)}
+    return {name: tensor for name, tensor in tensors.items() if not any(part in name for part in _CONFIG_BUFFERS)}
 
 
 def _is_close(a: Any, b: Any) -> bool:

@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.weights.backbone import BackboneFile
 from pretrain.common.weights.resnet_names import DEPTHS, PREFIX, is_bottleneck, to_detectron2
 
-STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
+RESNET_STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # relative to the largest absolute value of a stage
 
 
@@ -75,7 +75,7 @@ def compute_plain_stages(
     conv = partial(_convolve, state)
     x = F.max_pool2d(F.relu(conv(image, "stem.conv1", 2)), 3, 2, 1)
     stages: dict[str, Tensor] = {}
-    for stage, blocks in zip(STAGES, DEPTHS[arch], strict=True):
+    for stage, blocks in zip(RESNET_STAGES, DEPTHS[arch], strict=True):
         for block in range(blocks):
             name = f"{stage}.{block}"
             stride = 2 if block == 0 and stage != "res2" else 1

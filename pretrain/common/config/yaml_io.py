@@ -9,7 +9,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from ..errors import UserError, one_line
-from ..files import check_file, check_name, expand
+from ..files import check_file, check_output_path, expand
 from .keys import Keys, copy_value, expected_type, suggest_key
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
@@ -188,7 +188,7 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
-        check_name(cfg.OUTPUT_DIR, key + where)
+        check_output_path(cfg.OUTPUT_DIR, key + where)
 
 
 def _shorten(text: str) -> str:

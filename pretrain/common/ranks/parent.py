@@ -23,7 +23,7 @@ from ..interrupt import Stopped, StopRequest
 from ..output import strip_control, survive_lost_output
 from ..run.folder import count_usable_cores
 from ..run.lease import read_start_time
-from ..run.state import read_outcome, read_record
+from ..run.state import read_json_or_empty, read_outcome
 from .rank import STOP_REASON, STOPPED, build_rank_environment, record_failure
 
 POLL_S = 0.2
@@ -94,7 +94,7 @@ class Ranks:
         codes = [process.poll() for process in self._processes]
         if self._failed_at is None:
             for rank, code in enumerate(codes):
-                has_failed = read_record(self.folder / f"failed.{rank}.json").get("job") == self.logs.name
+                has_failed = read_json_or_empty(self.folder / f"failed.{rank}.json").get("job") == self.logs.name
                 if code in (0, STOPPED) or (code is None and not has_failed):  # a failed rank may hang at its exit
                     continue
                 self._failed_at = time.monotonic()

@@ -25,12 +25,14 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raise UserError if a folder belongs to a stage other than ``stage``, or contains another program's files."""
     earlier = read_stage(output_dir)
     if not earlier:
-        check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR")
+        check_no_foreign_files(
+            output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR"
+        )
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} belongs to the {earlier} stage, not to {stage}; choose another OUTPUT_DIR")
 
 
-def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:
+def check_no_foreign_files(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:
     """Raise UserError if a folder has files of these names, but no ``marker``, which the launcher writes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():

@@ -17,7 +17,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     A run that starts at 0 is a new run for every logger.
     """
     if start_iteration == 0:
-        remove(Path(output_dir) / wandb.RECORD)
+        remove(Path(output_dir) / wandb.ID_FILE)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         lines = read_metrics(output_dir)

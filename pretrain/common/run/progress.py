@@ -33,17 +33,17 @@ class Progress:
         self._total = total_steps
         self._step = start_step
         self._images_per_step = images_per_step
-        self._exits = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         has_bar = distributed.is_main() and sys.stderr.isatty()
         if has_bar:  # lines of the log appear above it
             loggers = [logging.getLogger(package) for package in ("pretrain", "transfer")]
-            self._exits.enter_context(logging_redirect_tqdm(loggers))
+            self._cleanup.enter_context(logging_redirect_tqdm(loggers))
         self._bar = tqdm(
             total=total_steps, initial=start_step, desc=name, unit="step", disable=not has_bar, dynamic_ncols=True
         )
-        self._exits.callback(self._bar.close)
-        self._mark = self._next_line = time.perf_counter()
-        self._marked_step = start_step
+        self._cleanup.callback(self._bar.close)
+        self._interval_start = self._next_line = time.perf_counter()
+        self._interval_first_step = start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
 
     def measure_waits(self, batches: Iterable[T]) -> Iterator[T]:
@@ -61,7 +61,7 @@ class Progress:
         try:
             yield
         finally:
-            self._mark += time.perf_counter() - start
+            self._interval_start += time.perf_counter() - start
             self._bar.unpause()
 
     def advance(self) -> None:
@@ -77,10 +77,10 @@ class Progress:
         """
         waited = self.seconds_waited if seconds_waited is None else seconds_waited
         now = time.perf_counter()
-        spent = max(now - self._mark, 1e-9)
-        steps = max(self._step - self._marked_step, 1)
-        self._mark = now
-        self._marked_step = self._step
+        spent = max(now - self._interval_start, 1e-9)
+        steps = max(self._step - self._interval_first_step, 1)
+        self._interval_start = now
+        self._interval_first_step = self._step
         self.seconds_waited = 0.0
         return self.rates_at(spent / steps, waited / spent)
 
@@ -107,7 +107,7 @@ class Progress:
 
     def close(self) -> None:
         """Remove the bar."""
-        self._exits.close()
+        self._cleanup.close()
 
 
 def take_memory_peaks() -> dict[str, float]:

@@ -68,7 +68,7 @@ def stage(
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
     """
     with contextlib.ExitStack() as stack:
-        on_first_rank(stack.enter_context, _hold_folder(name, output_dir, context, check))
+        on_first_rank(stack.enter_context, _claim_run_folder(name, output_dir, context, check))
         try:
             with translate_torch_errors(less_memory), _translate_exit():
                 yield
@@ -80,7 +80,9 @@ def stage(
 
 
 @contextlib.contextmanager
-def _hold_folder(name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None) -> Iterator[None]:
+def _claim_run_folder(
+    name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None
+) -> Iterator[None]:
     """Claim a run folder for a stage and record the stage's state there until the block ends."""
     with claim(output_dir, f"the {name} stage"):
         check_stage_of(output_dir, name)

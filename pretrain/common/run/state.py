@@ -39,7 +39,7 @@ class RunContext:
     work: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_json_or_empty(path: Path) -> dict[str, Any]:
     """Read a JSON object; return {} if the file is missing or damaged, which must not stop a job."""
     try:
         return read_json(path)
@@ -49,7 +49,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def read_state(folder: str | Path) -> dict[str, Any]:
     """Read the state of a run folder; return {} if no stage was started there."""
-    return read_record(Path(folder) / "state.json")
+    return read_json_or_empty(Path(folder) / "state.json")
 
 
 def is_state_of(folder: str | Path, job: str) -> bool:
@@ -101,7 +101,7 @@ def record_state(folder: str | Path, stage: str, context: RunContext) -> Iterato
     start |= {"started": now, "updated": now, "job": context.submission, **context.work}
     write_json(Path(folder) / "state.json", start)
     for path in Path(folder).glob("failed.*.json"):
-        is_of_this_job = context.submission and read_record(path).get("job") == context.submission
+        is_of_this_job = context.submission and read_json_or_empty(path).get("job") == context.submission
         if not is_of_this_job:  # of this one, another rank may be faster
             remove(path)
     try:
@@ -129,7 +129,7 @@ def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:
 
     An error that followed from the loss of another rank counts only if no other error is known.
     """
-    failures = [read_record(path) for path in Path(folder).glob("failed.*.json")]
+    failures = [read_json_or_empty(path) for path in Path(folder).glob("failed.*.json")]
     job_failures = [failure for failure in failures if failure.get("job") == job]
     return min(job_failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})
 

@@ -15,7 +15,7 @@ from ..files import atomic_write
 
 log = logging.getLogger(__name__)
 VARIABLE = "P2T_LOGGERS"
-RECORD = "wandb_id.txt"  # in the run folder
+ID_FILE = "wandb_id.txt"  # in the run folder
 
 
 def check_logger() -> None:
@@ -36,7 +36,7 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
     if not os.environ.get(VARIABLE, "").strip():
         return lambda: None
     folder = Path(output_dir).absolute()
-    record = folder / RECORD
+    record = folder / ID_FILE
     config = folder / "config.yaml"
     try:
         import wandb

@@ -159,7 +159,7 @@ def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") ->
 
 
 def render(folders: list[Path]) -> str:
-    return render_markdown(report.gather(folders))
+    return render_markdown(report.build_report(folders))
 
 
 def cells(text: str, first: str) -> list[str]:

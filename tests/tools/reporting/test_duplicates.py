@@ -61,7 +61,7 @@ def test_scores_without_duplicates_are_those_of_a_test_set_without_them(tmp_path
     )
     rest = {**content, "images": content["images"][:3]}
     rest["annotations"] = [record for record in content["annotations"] if record["image_id"] <= 3]
-    (score,) = report.gather([tmp_path / "moved"]).scores
+    (score,) = report.build_report([tmp_path / "moved"]).scores
     assert isinstance(score, DetectorScore)
     predictions = json.loads((score.folder / score.predictions).read_text())
     expected = results.evaluate(rest, [record for record in predictions if record["image_id"] <= 3], ["bbox"])

@@ -18,7 +18,7 @@ RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 def published(folder: Path, table: str) -> dict[str, list[str]]:
     """Return the rows of a published table with our numbers: for each metric the paper's, ours and the difference."""
-    tables = {shown.title: shown for shown in report.gather([folder]).tables}
+    tables = {shown.title: shown for shown in report.build_report([folder]).tables}
     rows = tables[f"Published: {table}"].rows if f"Published: {table}" in tables else []
     return {row[0]: list(row[1:]) for row in rows if row[2] != "-"}
 

@@ -29,7 +29,7 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
 
 def test_the_checkpoint_of_a_pending_evaluation_of_an_earlier_version_becomes_an_ordinary_one(tmp_path: Path) -> None:
     older = write(tmp_path, "model_0000004.pth", 4)
-    earlier = write(tmp_path, checkpoints.EVALUATING, 9)
+    earlier = write(tmp_path, checkpoints.PENDING_EVALUATION, 9)
     content = earlier.read_bytes()
     earlier.write_bytes(content[:500])  # damaged
     newest = checkpoints.load_newest_on_all_ranks(tmp_path)

@@ -20,7 +20,7 @@ from transfer.torchvision_engine.backbone import BottomUp
 from transfer.weights.caffe2 import from_caffe2
 from transfer.weights.convert import convert
 from transfer.weights.load import Weights, check_weights_fit, load_weights, read_weights
-from transfer.weights.verify import STAGES, sample_image
+from transfer.weights.verify import RESNET_STAGES, sample_image
 
 MSRA = {
     "MODEL__RESNETS__DEPTH": 50,
@@ -73,7 +73,7 @@ def in_torchvision(weights: Weights) -> dict[str, Tensor]:
 
 
 def test_every_tensor_arrives(case: Case) -> None:
-    assert list(case.differences) == list(STAGES) and max(case.differences.values()) <= 1e-4
+    assert list(case.differences) == list(RESNET_STAGES) and max(case.differences.values()) <= 1e-4
     state = to_torchvision({name.removeprefix(PREFIX): tensor for name, tensor in case.weights.state.items()})
     complete = expected(case.folded)
     assert set(state) == set(complete)

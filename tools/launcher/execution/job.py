@@ -31,19 +31,19 @@ CANCEL = signal.SIGUSR1
 CANCEL_NOW = signal.SIGUSR2
 SCRIPT = "submission.sh"  # in the log folder
 # Meaning of SLURM's reasons for a job here, where the word alone does not say it.
-_WAITS = "it waits forever: cancel it, and resume with another --time or --partition"
-_HELD = " (it is held; once the reason is gone: scontrol release JOB)"
-_MEANING = {
+_WAITS_FOREVER = "it waits forever: cancel it, and resume with another --time or --partition"
+_HOW_TO_RELEASE = " (it is held; once the reason is gone: scontrol release JOB)"
+_SLURM_REASONS = {
     "DependencyNeverSatisfied": " (a job that it waits for has failed)",
-    "PartitionTimeLimit": f" (its time limit is above the partition's; {_WAITS})",
-    "PartitionNodeLimit": f" (it asks for more nodes than the partition has; {_WAITS})",
-    "PartitionConfig": f" (no node of the partition has what it asks for; {_WAITS})",
-    "QOSMaxWallDurationPerJobLimit": f" ({_WAITS})",
-    "AssocMaxWallDurationPerJobLimit": f" ({_WAITS})",
-    "JobHeldUser": _HELD,
-    "JobHeldAdmin": _HELD,
-    "launch failed requeued held": _HELD,
-    "job requeued in held state": _HELD,
+    "PartitionTimeLimit": f" (its time limit is above the partition's; {_WAITS_FOREVER})",
+    "PartitionNodeLimit": f" (it asks for more nodes than the partition has; {_WAITS_FOREVER})",
+    "PartitionConfig": f" (no node of the partition has what it asks for; {_WAITS_FOREVER})",
+    "QOSMaxWallDurationPerJobLimit": f" ({_WAITS_FOREVER})",
+    "AssocMaxWallDurationPerJobLimit": f" ({_WAITS_FOREVER})",
+    "JobHeldUser": _HOW_TO_RELEASE,
+    "JobHeldAdmin": _HOW_TO_RELEASE,
+    "launch failed requeued held": _HOW_TO_RELEASE,
+    "job requeued in held state": _HOW_TO_RELEASE,
 }
 
 
@@ -149,7 +149,7 @@ class Job:
         The text is empty if SLURM knows no reason and the job, or a job of this machine, has not written anything.
         """
         reason = state.reason
-        if state.word == "CANCELLED" and reason not in _MEANING:  # it is what the job was waiting for
+        if state.word == "CANCELLED" and reason not in _SLURM_REASONS:  # it is what the job was waiting for
             reason = ""
         parts = [explain_reason(reason)] if reason else []
         if self.is_slurm:
@@ -236,4 +236,4 @@ def describe_unrecorded_exit(folder: Path) -> str:
 
 def explain_reason(reason: str) -> str:
     """Add to SLURM's reason what it means, if the word alone does not say it."""
-    return f"{reason}{_MEANING.get(reason, '')}"
+    return f"{reason}{_SLURM_REASONS.get(reason, '')}"

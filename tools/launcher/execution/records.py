@@ -16,7 +16,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.output import warn
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import find_working_folder, read_record
+from pretrain.common.run.state import find_working_folder, read_json_or_empty
 from tools.stages.base import Stage
 
 from ..resources import Resources
@@ -50,7 +50,7 @@ def format_resume_command(folder: str) -> str:
 
 def format_original_command(folder: Path) -> str:
     """Return the command that started the jobs of a run folder, as a user of this working folder types it."""
-    record = read_record(folder / "launch" / "launch.json")
+    record = read_json_or_empty(folder / "launch" / "launch.json")
     command = f"python {record.get('command', '')}"
     working_folder = record.get("cwd", "")
     is_here = working_folder in ("", find_working_folder())
@@ -60,7 +60,7 @@ def format_original_command(folder: Path) -> str:
 def record_job(spec: Stage, resources: Resources, job: Job) -> None:
     """Add a job to the launch.json of its run folder."""
     path = job.folder / "launch" / "launch.json"
-    earlier = read_record(path)
+    earlier = read_json_or_empty(path)
     jobs = [*earlier.get("jobs", []), {**job.to_record(), "code": read_git_state()}]
     is_resumed = sys.argv[1:2] == ["resume"] and "command" in earlier
     record = {

@@ -20,7 +20,7 @@ from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
 from pretrain.common.run.state import read_outcome
 
-from ..graphs.graph import RECORD, find_record
+from ..graphs.graph import PIPELINE_FILE, find_record
 from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
 from .records import find_files, find_launch_files, format_original_command, format_resume_command
 from .slurm import JobState
@@ -90,14 +90,14 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = find_files(folder, "state.json", "launch/launch.json", str(RECORD))
+    files = find_files(folder, "state.json", "launch/launch.json", str(PIPELINE_FILE))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it; pass the folder of a run or pipeline")
     plans: dict[Path, dict[str, Any]] = {}
     abandoned: set[Path] = set()  # stages of pipelines whose launcher has ended
     launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
     for file in files:
-        if file.name == RECORD.name:
+        if file.name == PIPELINE_FILE.name:
             stages = {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
             plans |= stages
             abandoned |= set() if find_owner(file.parents[1]) else stages.keys()

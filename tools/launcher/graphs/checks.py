@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import read_json
-from pretrain.common.run.folder import check_free, check_stage_of
-from pretrain.common.run.state import find_working_folder, read_record, read_state
+from pretrain.common.run.folder import check_no_foreign_files, check_stage_of
+from pretrain.common.run.state import find_working_folder, read_json_or_empty, read_state
 from pretrain.data.names import resolve
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
@@ -19,7 +19,7 @@ from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
 from ..options import Options
 from ..resources import Resources
-from .graph import RECORD, REPORT, Graph, Node
+from .graph import PIPELINE_FILE, REPORT, Graph, Node
 
 
 @dataclass
@@ -60,7 +60,7 @@ def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, che
         check_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:
-        check_free(graph.output, ("report.md", "report.html"), str(RECORD), "folder")
+        check_no_foreign_files(graph.output, ("report.md", "report.html"), str(PIPELINE_FILE), "folder")
     missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
     specs = {key: node.spec for key, node in missing.items()}
     if graph.report:
@@ -199,7 +199,7 @@ def check_may_continue(spec: Stage) -> None:
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
     spec.check_same_run()
-    launched = read_record(folder / "launch" / "launch.json").get("spec")
+    launched = read_json_or_empty(folder / "launch" / "launch.json").get("spec")
     earlier = build_stage(launched).identity if launched else read_state(folder).get("work")
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:

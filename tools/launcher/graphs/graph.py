@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, write_json
-from pretrain.common.run.state import enter_folder, find_working_folder, read_record
+from pretrain.common.run.state import enter_folder, find_working_folder, read_json_or_empty
 from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage
@@ -18,7 +18,7 @@ from tools.stages.registry import build_stage
 from ..options import Options, from_record
 
 REPORT = "report"  # key of the report, which no other node has
-RECORD = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
+PIPELINE_FILE = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _hash_inputs(spec: Stage, products: set[str]) -> dict[str, str]:
     """
     recorded: dict[str, str] = {}
     if spec.has_checkpoint():
-        recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
+        recorded = read_json_or_empty(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
     hashes = {path: sha or hash_content(path) for path, sha in spec.inputs.items() if path not in products}
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
@@ -111,12 +111,14 @@ def write_graph(graph: Graph, options: Options) -> None:
         place = {"key": node.key, "stage": spec.name, "folder": spec.folder, "parents": list(node.parents)}
         stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
     record = {"output": graph.output, "cwd": find_working_folder(), "study": graph.study, "stages": stages}
-    write_json(Path(graph.output) / RECORD, {**record, "report": graph.report.to_json(), "options": asdict(options)})
+    write_json(
+        Path(graph.output) / PIPELINE_FILE, {**record, "report": graph.report.to_json(), "options": asdict(options)}
+    )
 
 
 def find_record(folder: Path) -> Path | None:
     """Return the record of the pipeline or of the single stage in ``folder``."""
-    return next((folder / name for name in (RECORD, "launch/launch.json") if (folder / name).exists()), None)
+    return next((folder / name for name in (PIPELINE_FILE, "launch/launch.json") if (folder / name).exists()), None)
 
 
 @contextlib.contextmanager
@@ -142,7 +144,7 @@ def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
     record = read_json(path)
     try:
         options = from_record(record["options"], **changes)
-        if path.name == RECORD.name:
+        if path.name == PIPELINE_FILE.name:
             nodes = tuple(
                 Node(stage["key"], build_stage(stage["spec"]), tuple(stage["parents"])) for stage in record["stages"]
             )

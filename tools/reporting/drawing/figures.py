@@ -15,7 +15,7 @@ from pretrain.common.files import atomic_write, read_json
 from tools.stages.base import find_kind
 
 from ..document import Figure
-from ..files import Collection, Pipeline
+from ..files import Pipeline, RunCollection
 from ..runs import BackboneScore, DetectorScore, Score
 from ..seeds.statistics import compute_interval
 from ..seeds.study import Study
@@ -28,7 +28,7 @@ _Points = dict[str, list[tuple[float, float]]]  # class -> positions of its vali
 
 
 def draw_figures(
-    collection: Collection, studies: Sequence[Study], scores: Sequence[DetectorScore], output: Path
+    collection: RunCollection, studies: Sequence[Study], scores: Sequence[DetectorScore], output: Path
 ) -> list[Figure]:
     """Draw the studies, and predictions where at least two branches of a pipeline share a detector and a test set.
 
@@ -62,7 +62,7 @@ def draw_figures(
     return figures
 
 
-def draw_maps(collection: Collection, scores: Sequence[Score], output: Path) -> list[Figure]:
+def draw_maps(collection: RunCollection, scores: Sequence[Score], output: Path) -> list[Figure]:
     """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
     figures: list[Figure] = []
     kinds = {run.folder: find_kind(str(run.results.get("stage"))) for run in collection.runs}
@@ -150,7 +150,7 @@ def _draw_panels(maps: Mapping[str, _Points], top1: Mapping[str, float | None]) 
 
 
 def _group_scores(
-    collection: Collection, scores: Sequence[DetectorScore]
+    collection: RunCollection, scores: Sequence[DetectorScore]
 ) -> dict[tuple[Path, str, str], dict[str, DetectorScore]]:
     """Map pipeline, detector and test set to branch -> score."""
     groups: dict[tuple[Path, str, str], dict[str, DetectorScore]] = {}

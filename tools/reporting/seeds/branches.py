@@ -8,14 +8,14 @@ from tools.stages.base import Stage, find_kind
 from tools.stages.probe import Probe
 
 from ..document import Table
-from ..files import Collection, Pipeline
+from ..files import Pipeline, RunCollection
 from ..protocols import format_value
 from ..runs import Score
 
 _SHOWN_APART = ("SEED", "MODEL.WEIGHTS")
 
 
-def build_table(pipeline: Pipeline, collection: Collection, scores: Iterable[Score]) -> Table | None:
+def build_table(pipeline: Pipeline, collection: RunCollection, scores: Iterable[Score]) -> Table | None:
     """Build a row per branch, from the first seed of each; None if there are fewer than two branches.
 
     Probes are left out: settings that differ distinguish columns of their tables.

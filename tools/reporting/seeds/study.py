@@ -7,7 +7,7 @@ from pathlib import Path
 from tools.stages.base import find_owner, is_made_from
 
 from ..document import Table
-from ..files import Collection, Pipeline, find_runs
+from ..files import Pipeline, RunCollection, find_runs
 from ..runs import RANKME, TASK_NAMES, Score, read_scores
 from .statistics import compare_means, count_decimals, format_mean
 
@@ -48,7 +48,7 @@ def read_study(folder: Path) -> Study | None:
     return build_study(pipeline, collection, scores) if pipeline and pipeline.seeds else None
 
 
-def build_study(pipeline: Pipeline, collection: Collection, scores: Iterable[Score]) -> Study:
+def build_study(pipeline: Pipeline, collection: RunCollection, scores: Iterable[Score]) -> Study:
     """Arrange the available scores of a pipeline by branch and seed; of several test sets, the first one counts."""
     scores = list(scores)
     random = {pipeline.stages[s.folder].branch for s in scores if s.folder in pipeline.stages and s.origin.is_random}

@@ -25,11 +25,11 @@ def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: 
         writer.write(first, {"loss": 1.0})
         writer.close()
     files = tmp_path.rglob("run-*.wandb")
-    name = f"run-{(folder / wandb.RECORD).read_text()}.wandb"
+    name = f"run-{(folder / wandb.ID_FILE).read_text()}.wandb"
     # Beside the run folder: wandb sends the events in it, and would send its own copies again.
     assert [(file.parents[2], file.name) for file in files] == [(folder.parent, name)] * 2
     drop_metrics(folder, 0)
-    assert not (folder / wandb.RECORD).exists()
+    assert not (folder / wandb.ID_FILE).exists()
 
 
 def test_a_failure_of_wandb_is_one_warning(wandb_offline: None, tmp_path, monkeypatch: Any, caplog: Any) -> None:

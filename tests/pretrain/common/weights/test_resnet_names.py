@@ -4,7 +4,7 @@ import pytest
 import torchvision
 
 from pretrain.common.weights.resnet_names import build_name_table, is_bottleneck, to_detectron2, to_torchvision
-from transfer.weights.verify import STAGES
+from transfer.weights.verify import RESNET_STAGES
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
@@ -25,5 +25,5 @@ def test_names_are_those_of_detectron2(arch: str) -> None:
 
     keys = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
     stages = ResNet.make_default_stages(int(arch.removeprefix("resnet")), norm="BN", **keys)
-    theirs = ResNet(BasicStem(norm="BN"), stages, out_features=list(STAGES)).state_dict()
+    theirs = ResNet(BasicStem(norm="BN"), stages, out_features=list(RESNET_STAGES)).state_dict()
     assert set(build_name_table(arch).values()) == set(theirs)

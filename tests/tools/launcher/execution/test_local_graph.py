@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pretrain.common.ranks.rank import STOP_REASON
-from pretrain.common.run.state import read_record
+from pretrain.common.run.state import read_json_or_empty
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone, FakeOnCpu
 from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
@@ -30,7 +30,7 @@ TWO_STAGES = replace(HERE, tasks=1, parallel=2)
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
     assert run_alone(fake(tmp_path, "count", 2), TWO_RANKS) == 0
     assert "counting from 0" in capfd.readouterr().out
-    assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
+    assert read_json_or_empty(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
     assert "complete" in capfd.readouterr().out
     jobs.print_logs(tmp_path, rank=1, follow=False)
@@ -127,7 +127,7 @@ def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_count_devices", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
-    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
+    assert read_json_or_empty(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 
 
 def pair(folder: Path) -> list[Node]:
@@ -139,7 +139,7 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(tmp_path: Path, 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
     assert start_graph(graph_of(tmp_path, *pair(tmp_path), last), replace(TWO_STAGES, gpus=1, cpus_per_task=1)) == 0
-    variables = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
+    variables = [read_json_or_empty(tmp_path / name / "results.json") for name in ("a", "b")]
     assert sorted(values["CUDA_VISIBLE_DEVICES"] for values in variables) == ["3", "5"]
     assert {values["OMP_NUM_THREADS"] for values in variables} == {"1"}
     printed = capfd.readouterr().out.splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.run.state import read_record
+from pretrain.common.run.state import read_json_or_empty
 from tests.errors import refused
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import ROOT, fake, job_of, outcome, shown, steps, submit_jobs, wait_for
@@ -26,7 +26,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
 ):
     (job,) = submit_jobs([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job, "COMPLETED")
-    results = read_record(tmp_path / "results.json")
+    results = read_json_or_empty(tmp_path / "results.json")
     assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
     assert shown(tmp_path)["state"] == "complete"
@@ -39,7 +39,7 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     slurm_cluster.wait_state(job, "COMPLETED")
     shown_job = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True).stdout
     assert f"Comment={comment}" in shown_job
-    assert read_record(folder / "results.json")["metrics"] == {"count": 1}
+    assert read_json_or_empty(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(tmp_path.glob("hacked"))
 
 
@@ -91,8 +91,8 @@ def test_a_failed_stage_ends_its_own_branch_only(
     capsys.readouterr()
     assert start_graph(graph, slurm_options) == 0  # again: only what failed or was skipped
     assert capsys.readouterr().out.count("already complete") == 2
-    assert len(read_record(tmp_path / "good/launch/launch.json")["jobs"]) == 1
-    assert len(read_record(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
+    assert len(read_json_or_empty(tmp_path / "good/launch/launch.json")["jobs"]) == 1
+    assert len(read_json_or_empty(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
     all_jobs.cancel(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_
     setup = (f"export PYTHONPATH={ROOT}", "export MASTER_ADDR=localhost")
     (job,) = submit_jobs([fake(tmp_path)], replace(slurm_options, tasks=2, sbatch={"export": "NONE"}, setup=setup))
     slurm_cluster.wait_state(job, "COMPLETED")
-    ranks = read_record(tmp_path / "results.json")["ranks"]
+    ranks = read_json_or_empty(tmp_path / "results.json")["ranks"]
     assert ranks == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 
 
@@ -136,7 +136,7 @@ def test_a_job_whose_port_is_taken_uses_another(slurm_options: Options, slurm_cl
         (job,) = submit_jobs([fake(tmp_path / "next")], replace(slurm_options, tasks=2))
         assert int(job) == int(first) + 1
         slurm_cluster.wait_state(job, "COMPLETED")
-        port = int(read_record(tmp_path / "next/results.json")["port"])
+        port = int(read_json_or_empty(tmp_path / "next/results.json")["port"])
         assert port > server.getsockname()[1]
 
 

@@ -10,7 +10,7 @@ import torch
 import torchvision
 import yaml
 
-from pretrain.common.run.state import read_record
+from pretrain.common.run.state import read_json_or_empty
 from pretrain.common.weights.file import read
 from pretrain.monitor import TrainingMonitor
 from tests.pretrain.runs import assert_same_end, lines, overrides
@@ -125,7 +125,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         slurm_cluster.wait_state(job_of(folders[key]).id, "COMPLETED", "FAILED", seconds=300)
         assert is_complete(folders[key]) and attempts(folders[key]) == 2
     slurm_cluster.wait_state(job_of("cut/report").id, "COMPLETED", seconds=240)
-    whole, cut = (read_record(Path(name, "jcl/mask/results.json"))["metrics"] for name in ("whole", "cut"))
+    whole, cut = (read_json_or_empty(Path(name, "jcl/mask/results.json"))["metrics"] for name in ("whole", "cut"))
     assert whole == cut
     weights, resumed = (read(Path(name, "jcl/mask/model_final.pth"))["model"] for name in ("whole", "cut"))
     assert weights.keys() == resumed.keys() and all(torch.equal(value, resumed[key]) for key, value in weights.items())

@@ -113,7 +113,7 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
         pretrain(Path(node.spec.folder), *DIGITS, knn=10.0 + place)
     write_graph(graph, HERE)
     Path("out").rename("moved")
-    content = report.gather([Path("moved")], "report.md")
+    content = report.build_report([Path("moved")], "report.md")
     assert [figure.file for figure in content.figures] == [Path("report_scores.png")]
     (table,) = (table for table in content.tables if table.title == "moved")
     assert table.head[1:] == ["kNN top-1 after pretraining"]

@@ -20,7 +20,7 @@ def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_draw
     update_state(tmp_path / "jcl_seed=1/pretrain", stage="pretrain")
     for key, values in losses.items():
         log(tmp_path / key, ({"iteration": i, "loss": loss} for i, loss in enumerate(values)))
-    figures = curves.draw_curves(report.gather([tmp_path]))
+    figures = curves.draw_curves(report.build_report([tmp_path]))
     assert list(figures) == ["pretrain", "mask"]
     assert figures["pretrain"].count(">jcl</text>") == 1 and "mocov2" not in figures["pretrain"]
 
@@ -30,7 +30,7 @@ def test_two_pipelines_of_one_name_have_a_figure_each(tmp_path: Path):
         pipeline(folder, "jcl/pretrain")
         pretrain(folder / "jcl/pretrain", *DIGITS)
         log(folder / "jcl/pretrain", ({"iteration": i, "loss": 1.0} for i in range(2)))
-    assert list(curves.draw_curves(report.gather([tmp_path]))) == ["x/p: pretrain", "y/p: pretrain"]
+    assert list(curves.draw_curves(report.build_report([tmp_path]))) == ["x/p: pretrain", "y/p: pretrain"]
 
 
 def test_each_test_set_has_its_own_curve_of_ap():

@@ -58,7 +58,7 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("lost", ["p/jcl/mask/predictions.json", "data/1.png"])
 def test_a_lost_file_is_one_line_and_costs_the_figure_alone(folder: Path, lost: str):
     (folder.parent / lost).unlink()
-    shown = report.gather([folder], folder / "report.md")
+    shown = report.build_report([folder], folder / "report.md")
     text = render_markdown(shown)
     (line,) = [line for line in text.split("## Unreadable files")[1].splitlines() if line.startswith("- ")]
     assert line.startswith("- the predictions of mask are not drawn: ") and lost in line and shown.figures == []
@@ -73,17 +73,17 @@ def test_pipelines_and_test_sets_have_a_figure_each(folder: Path):
         content["datasets"] = dict.fromkeys(sets, content["metrics"])
         path.write_text(json.dumps(content | {"predictions": dict.fromkeys(sets, "predictions.json")}))
     shutil.copytree(folder, folder.parent / "q")
-    files = [figure.file for figure in report.gather([folder, folder.parent / "q"], folder / "all.md").figures]
+    files = [figure.file for figure in report.build_report([folder, folder.parent / "q"], folder / "all.md").figures]
     names = [f"all_{which}.png" for which in ("p_mask", "p_mask_2", "q_mask", "q_mask_2")]
     assert [file.name for file in files] == names
     assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]
 
 
 def test_predictions_that_do_not_exist_are_not_drawn(folder: Path):
-    (shown,) = report.gather([folder], folder / "report.md").figures
+    (shown,) = report.build_report([folder], folder / "report.md").figures
     assert "Empty, because nothing is predicted: random, jcl." in shown.notes[0]
     (folder / "tcl/mask/predictions.json").write_text("[]")
-    text = render_markdown(report.gather([folder], folder / "report.md"))
+    text = render_markdown(report.build_report([folder], folder / "report.md"))
     assert "- Predictions of mask: no detector predicts anything on these images.\n" in text
     assert "![predictions" not in text and "Unreadable" not in text
 
@@ -102,7 +102,7 @@ def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):
         write(plan / branch / "embedding", {"stage": "embedding"})
         points = "".join(f"{x},{number},{x % 3}\n" for x in range(6))
         (plan / branch / "embedding/embedding.csv").write_text(f"x,y,label\n{points}")
-    shown = report.gather([plan], plan / "report.html")
+    shown = report.build_report([plan], plan / "report.html")
     (figure,) = shown.feature_maps
     assert figure.file == plan / "report_features.png" and figure.file.stat().st_size > 1000
     text = render_markdown(shown)
@@ -110,7 +110,7 @@ def test_the_report_begins_with_the_feature_maps_of_branches(tmp_path: Path):
     page = render_page(shown, plan / "report.html")
     assert page.index("features of random, tcl, jcl") < page.index("<table>")
     (plan / "jcl/embedding/embedding.csv").unlink()
-    shown = report.gather([plan], plan / "report.html")
+    shown = report.build_report([plan], plan / "report.html")
     (line,) = shown.collection.unreadable
     assert shown.feature_maps == [] and "embedding.csv cannot be read" in line and len(shown.scores) == 3
 

@@ -93,7 +93,7 @@ def test_settings_of_branches_that_differ_are_listed(tmp_path: Path):
         probe(tmp_path / "p" / name / "knn", config, 50.0)
         results = detector("SOLVER.BASE_LR", rate)
         write(tmp_path / "p" / name / "box", results, results["config"])
-    (table,) = [table for table in report.gather([tmp_path]).tables if table.title == "Branches of p"]
+    (table,) = [table for table in report.build_report([tmp_path]).tables if table.title == "Branches of p"]
     assert table.head == ["branch", "backbone", "pretrain settings that differ", "box settings that differ"]
     assert table.rows == [
         ["sharp", "jcl", "METHOD.TEMPERATURE 0.1", "SOLVER.BASE_LR 0.01"],

@@ -21,6 +21,7 @@ from .common.distributed import AgreedStop, on_every_rank, on_first_rank
 from .common.errors import UserError, count_noun
 from .common.files import atomic_write, remove, sha256, write_json
 from .common.run.folder import write_environment
+from .common.run.garbage import GarbageCollector
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
 from .common.run.skipped_steps import describe_skipped_steps
@@ -64,6 +65,7 @@ class PretrainRun:
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
+    garbage: GarbageCollector
 
     def is_probe_due(self, step: int) -> bool:
         """Return True at the end of every PROBE.KNN_PERIOD epochs except the last, which has its own probe."""
@@ -119,8 +121,9 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
             metrics=on_every_rank(_open_metrics, folder, step),
             probe_data=knn.open_data(cfg, data),
             progress=Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, cfg.METHOD.NAME),
+            garbage=GarbageCollector(),
         )
-        with contextlib.closing(run.progress):
+        with contextlib.closing(run.progress), run.garbage:
             if run.is_probe_due(step):  # the run may have been stopped between a checkpoint and its kNN
                 _probe(run, step)
             _train(run, step)
@@ -143,6 +146,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         run.state.step = steps_done
         run.monitor.step(loss, step, lr, batch.index_n)
         run.progress.advance()
+        run.garbage.count_step()
         if step == first_step:
             distributed.shorten_timeout()
 
@@ -156,7 +160,8 @@ def _train(run: PretrainRun, first_step: int) -> None:
         if stop_reason and not is_last:
             raise interrupt.Stopped(stop_reason, interrupt.describe_resume(run.folder, steps_done))
         if is_probe_due:
-            _probe(run, steps_done)
+            with run.garbage.automatic():
+                _probe(run, steps_done)
 
 
 def _load_images(cfg: CfgNode) -> datasets.ImageData:

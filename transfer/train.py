@@ -24,6 +24,7 @@ from pretrain.common.files import atomic_write, read_json, remove, write_json
 from pretrain.common.interrupt import Stopped, StopRequest, save_before_stop
 from pretrain.common.logs import setup_logging
 from pretrain.common.run.folder import write_environment
+from pretrain.common.run.garbage import GarbageCollector
 from pretrain.common.run.skipped_steps import describe_skipped_steps
 from pretrain.common.weights.file import compute_tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
@@ -126,7 +127,7 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
     results: Results = {}
     model = data_parallel(trainer.model.train())
     batches = save_before_stop(_load_batches(trainer), lambda _: trainer.save(), trainer.world_size)
-    with _explain_stop(trainer), trainer.open_logs(), trainer.surround_by_hooks():
+    with _explain_stop(trainer), trainer.open_logs(), trainer.surround_by_hooks(), GarbageCollector() as garbage:
         if trainer.pending or trainer.is_over:
             results = _evaluate(trainer, visualize, write)
         if trainer.rank == 0 and not trainer.is_over:
@@ -136,13 +137,15 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
             if trainer.done == trainer.start_iter:
                 distributed.shorten_timeout()
             trainer.advance()
+            garbage.count_step()
             reason = stop.poll()
             trainer.save_if_due(reason)
             trainer.log()
             if reason:
                 raise Stopped(reason)
             if trainer.pending:
-                results = _evaluate(trainer, visualize, write)
+                with garbage.automatic():
+                    results = _evaluate(trainer, visualize, write)
     num_skipped = trainer.skipped.total_after(trainer.scaler.get_scale())
     if num_skipped:
         log.info(describe_skipped_steps(num_skipped, trainer.done))

@@ -3,6 +3,7 @@
 One pair of processes runs all parts, because starting a pair takes longer than most of them.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -31,7 +32,7 @@ from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_s
 from tests.transfer.training import test_batch_norm as frozen_bn
 from tests.transfer.training.test_checkpoints import write
 from tests.transfer.training.test_losses import break_loss
-from transfer import api, step, train_net
+from transfer import api, step, train, train_net
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 from transfer.training import batch_norm, checkpoints
@@ -59,7 +60,7 @@ def _train(rank: int, folder: Path, name: str) -> None:
     """Train without interruption, then with two stops of a single rank: after a step and in an evaluation."""
     whole = tiny_coco.config(folder / "whole", name, **KEYS)
     halves = tiny_coco.config(folder / "halves", name, **KEYS)
-    metrics = run(whole)
+    metrics = _run_and_record_garbage_collection(whole)
     if rank == 0:
         (folder / "metrics.json").write_text(json.dumps(metrics))
     with pytest.MonkeyPatch.context() as patch:
@@ -81,6 +82,22 @@ def _train(rank: int, folder: Path, name: str) -> None:
         stopped(lambda: run(halves, request=request, resume=True), "SIGUSR1")
     assert saved(folder / "halves")["iteration"] == 3 and saved(folder / "halves")["pending"] == "evaluation"
     assert run(halves, resume=True) == metrics
+
+
+def _run_and_record_garbage_collection(cfg: Any) -> dict[str, Any]:
+    """Train; Python may collect garbage in the first step and in evaluations, not in the other steps."""
+    states: dict[str, list[bool]] = {"step": [], "evaluation": []}
+    run_step = train.run_step
+    evaluate = TorchvisionEngine.evaluate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "run_step", lambda *args: states["step"].append(gc.isenabled()) or run_step(*args))
+        patch.setattr(
+            TorchvisionEngine, "evaluate", lambda *args: states["evaluation"].append(gc.isenabled()) or evaluate(*args)
+        )
+        metrics = run(cfg)
+    assert states == {"step": [True, False, False, False], "evaluation": [True, True]}
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    return metrics
 
 
 def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:

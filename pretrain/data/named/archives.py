@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...common.errors import UserError, one_line
+from ...common.errors import UserError, count_noun, one_line
 from ...common.files import hold_lock
 from ..folders.images import load_classes
 from ..image_data import ImageData
@@ -55,15 +55,25 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
     except UserError:
         raise
     except _DAMAGED as error:
+        raise UserError(f"cannot read {name}: {_explain(error, name, root, folder, download)}") from error
+
+
+def _explain(error: Exception, name: str, root: Path, folder: Path, download: bool) -> str:
+    """Say what is wrong with the folder of a data set, and what to do."""
+    reason = one_line(error)
+    package, package_folder = PACKAGES.get(name, ("", None))
+    if folder == package_folder and folder.exists():
+        return f"{folder} is incomplete or damaged ({reason}); reinstall Debian's package {package}"
+    problem = f"expected {root}/{LAYOUTS[name]}"
+    if folder.exists():
+        remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again ({reason})"
+    elif download:
+        remedy = f"the download failed ({reason})"
+    else:
         remedy = "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
-        if name in PACKAGES:
-            remedy += f", or install Debian's package {PACKAGES[name][0]}"
-        if folder.exists():
-            remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
-            remedy += f" ({one_line(error)})"
-        elif download:
-            remedy = f"the download failed ({one_line(error)})"
-        raise UserError(f"cannot read {name}: expected {root}/{LAYOUTS[name]}; {remedy}") from error
+        if package:
+            remedy += f", or install Debian's package {package}"
+    return f"{problem}; {remedy}"
 
 
 def _fetch(name: str, folder: Path) -> None:
@@ -102,18 +112,17 @@ def _read_fashion_mnist(name: str, split: str, folder: Path) -> ImageData:
     """Read IDX files, compressed or not: torchvision reads only uncompressed ones, and packages are compressed."""
     raw = folder / "raw" if (folder / "raw").is_dir() else folder
     part = "train" if split == "train" else "t10k"
-    images = _read_idx(raw / f"{part}-images-idx3-ubyte")
-    labels = _read_idx(raw / f"{part}-labels-idx1-ubyte").astype(np.int64)
+    images = _read_idx(raw / f"{part}-images-idx3-ubyte", dimensions=3)
+    labels = _read_idx(raw / f"{part}-labels-idx1-ubyte", dimensions=1).astype(np.int64)
     return ImageData(Array({f"{name}/{split}": images}), labels, list(_find_class(name).classes))
 
 
-def _read_idx(path: Path) -> np.ndarray:
+def _read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Read bytes in IDX format, from ``path`` or its ``.gz``: two zeros, type 8, dimensions, sizes, values."""
     compressed = path.with_name(f"{path.name}.gz")
     content = path.read_bytes() if path.is_file() else gzip.decompress(compressed.read_bytes())
-    if content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path.name} is not an IDX file of bytes")
-    dimensions = content[3]
+    if content[:4] != bytes([0, 0, 8, dimensions]):
+        raise ValueError(f"{path.name} is not an IDX file of bytes in {count_noun(dimensions, 'dimension')}")
     sizes = np.frombuffer(content, ">u4", dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(sizes)
 

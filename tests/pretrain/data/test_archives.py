@@ -58,13 +58,17 @@ def test_a_data_set_is_read_where_a_package_installed_it(tmp_path: Path, monkeyp
     assert not root.exists()
     in_root = write_fashion_mnist(root / "FashionMNIST/raw")  # DATA.ROOT goes first
     np.testing.assert_array_equal(load("fashion_mnist", "train", root).read(0), np.dstack([in_root[0]] * 3))
-    for content in (b"\0\0\x08", b"<html>", gzip.compress(b"")):
+    as_images = (root / "FashionMNIST/raw/train-labels-idx1-ubyte").read_bytes()
+    for content in (b"\0\0\x08", b"<html>", gzip.compress(b""), as_images):
         (root / "FashionMNIST/raw/train-images-idx3-ubyte").write_bytes(content)
-        refused(lambda: load("fashion_mnist", "train", root), "FashionMNIST", "incomplete or damaged")
+        refused(lambda: load("fashion_mnist", "train", root), "FashionMNIST", "incomplete or damaged", "DATA.DOWNLOAD")
     for path in package.iterdir():
         path.write_bytes(path.read_bytes()[:-9])
     shutil.rmtree(root)
-    refused(lambda: load("fashion_mnist", "train", root), package, "incomplete or damaged")
+    text = refused(
+        lambda: load("fashion_mnist", "train", root), package, "damaged", "reinstall", "dataset-fashion-mnist"
+    )
+    assert "DATA.DOWNLOAD" not in text  # which fetches nothing where the package's folder exists
 
 
 def test_stl10(tmp_path: Path):

@@ -99,11 +99,10 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
     assert not keys or detector or getattr(args, "takes_overrides", False), words
     if detector or getattr(args, "command", "") == "transfer":
         load_detector_config(ROOT / args.config_file, keys)
-    elif getattr(args, "command", "") == "pretrain" and not (args.method or "").isupper():  # NAME stands for a method
-        overrides = [] if args.config_file else recipes.find_recipe_overrides(args.method)
-        load_config(
-            ROOT / args.config_file if args.config_file else recipes.find_recipe(args.method), [*overrides, *keys]
-        )
+    elif getattr(args, "command", "") == "pretrain" and "config_file" in args:
+        load_config(ROOT / args.config_file, keys)
+    elif getattr(args, "command", "") == "pretrain" and not args.method.isupper():  # NAME stands for a method
+        load_config(recipes.find_recipe(args.method), [*recipes.find_recipe_overrides(args.method), *keys])
 
 
 def test_every_snippet_is_one_that_is_checked() -> None:

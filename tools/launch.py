@@ -25,71 +25,71 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packag
 from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from tools.launcher.commands import list_commands
+from tools.launcher.commands import Commands, list_commands
 from tools.stages import MOVED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     modules, words = extensions.take_options(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words else ""
     with extensions.using(modules):
-        if (
-            words and not words[0].startswith("-") and not _is_command(words[0])
-        ):  # a user's module may register a stage of this name
+        commands = list_commands()
+        is_known = command.startswith("-") or any(command in group for group in commands.values())
+        if command and not is_known:  # a user's module may register a stage of this name
             extensions.load()
-        parser = _build_parser(words[:1])
+            commands = list_commands()
+        parser = _build_parser(commands, {command})
         if not words:
             parser.print_help()
             return 2
-        if words[0] in MOVED:
-            raise UserError(f"launch.py no longer has the command {words[0]}; run {MOVED[words[0]]}")
-        return _run_command(*parser.parse_known_args(words))
+        if command in MOVED:
+            raise UserError(f"launch.py no longer has the command {command}; run {MOVED[command]}")
+        args, args.overrides = parser.parse_known_args(words)
+        _check_words(args)
+        return args.run(args) or 0
 
 
-def _is_command(word: str) -> bool:
-    """Return whether the first word of a command line is a command of ours, or an option such as --help."""
-    return word.startswith("-") or any(word in group for group in list_commands().values())
-
-
-def _run_command(args: argparse.Namespace, key_values: list[str]) -> int:
-    if hasattr(args, "sbatch"):
-        _check_for_moved_options(key_values)
-    overrides.check_options(key_values, args.parser, args.command)
-    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
-        instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
-        raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
-    if key_values and not args.takes_overrides:
-        hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
-        problem = f"{args.command}: unexpected argument {key_values[0]!r}"
-        raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
-    args.overrides = key_values
-    return args.run(args) or 0
-
-
-def _check_for_moved_options(words: Collection[str]) -> None:
-    from tools.launcher.options import find_replacement
-
-    for word in words:
-        option = word.partition("=")[0]
-        replacement = find_replacement(option[2:]) if option.startswith("--") else ""
-        if replacement:
-            raise UserError(f"launch.py has no option {option}; {replacement}")
-
-
-def _build_parser(chosen: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Build the parser; only the ``chosen`` commands (default: all) get their options."""
+def _build_parser(commands: Commands, chosen: Collection[str]) -> argparse.ArgumentParser:
+    """Build the parser; only the ``chosen`` commands get their options."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(usage="launch.py COMMAND ...", description=__doc__, formatter_class=raw)
-    commands = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
+    choices = parser.add_subparsers(dest="command", required=True, prog="launch.py", help=argparse.SUPPRESS)
     lines = []
-    for title, group in list_commands().items():
+    for title, group in commands.items():
         lines += [f"{title}:", *(f"  {name:<15}{text}" for name, (text, _) in group.items()), ""]
         for name, (text, add_options) in group.items():
-            sub = commands.add_parser(name, description=text)
+            sub = choices.add_parser(name, description=text)
             sub.set_defaults(parser=sub, takes_overrides=False)
-            if chosen is None or name in chosen:
+            if name in chosen:
                 add_options(sub)
     parser.epilog = "\n".join(lines)
     return parser
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    """Raise UserError for words that the parser left, unless they are KEY VALUE pairs of a command that takes them."""
+    options = [word for word in args.overrides if word.startswith("--")]
+    if options:
+        _refuse_options(options, args)
+    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
+        instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
+        raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
+    if args.overrides and not args.takes_overrides:
+        hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
+        problem = f"{args.command}: unexpected argument {args.overrides[0]!r}"
+        raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
+
+
+def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
+    """Raise UserError for options that the command does not have, in words that say what replaces one that moved."""
+    from tools.launcher.options import find_replacement
+
+    for word in words if hasattr(args, "sbatch") else ():
+        option = word.partition("=")[0]
+        replacement = find_replacement(option[2:])
+        if replacement:
+            raise UserError(f"launch.py has no option {option}; {replacement}")
+    overrides.check_options(words, args.parser, args.command)
 
 
 if __name__ == "__main__":

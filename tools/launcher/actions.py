@@ -113,7 +113,7 @@ def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = N
 
     wandb.check_logger()
     resources = resources or resolve(vars(args), args.cluster_file)
-    if graph.is_single and args.time:
+    if graph.is_single and getattr(args, "time", ""):
         resources = resources.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:
         from .graphs import dry_run

@@ -13,6 +13,9 @@ from tools.stages import SUMMARIES
 
 from . import actions
 
+# By group and name: what a command does, and the function that adds its options.
+Commands = dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]]
+
 
 def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
     """Add the options of a stage's command."""
@@ -109,12 +112,18 @@ def _add_resources(
     sub: argparse.ArgumentParser, keys: Callable[[], list[overrides.Key]] | None = None, skip: Collection[str] = ()
 ) -> None:
     """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
-    from . import options
+    from tools.stages.options import add_arguments
+
+    from .options import Options
 
     _add_modes(sub)
     if keys:
         overrides.add_keys(sub, keys)
-    options.add_arguments(sub, skip)
+    resources = sub.add_argument_group("resources")
+    add_arguments(resources, Options, skip)
+    default = "~/.config/pretrain-to-transfer/cluster.yaml"
+    text = f"read the site's defaults for SLURM jobs from this file (default: {default})"
+    resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)
     if keys:
         sub.set_defaults(takes_overrides=True)
         overrides.add_usage(sub)
@@ -129,13 +138,13 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--check-data", action="store_true", help=text)
 
 
-def list_commands() -> dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]]:
-    """List the commands by group: what each does, and the function that adds its options."""
+def list_commands() -> Commands:
+    """List the commands, of which each stage may be one."""
     stages = {name: (text, functools.partial(_add_stage, name)) for name, text in SUMMARIES.items() if text}
     return {"stages": stages, **_COMMANDS}
 
 
-_COMMANDS: dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
+_COMMANDS: Commands = {
     "many runs": {
         "pipeline": ("run the stages that a file describes: branches, or a grid of settings", _add_pipeline),
         "paper": ("run the rows of a paper's table and report them next to the published numbers", _add_paper),

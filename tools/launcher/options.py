@@ -6,16 +6,16 @@ takes precedence over the site file, and the site file over the defaults.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError, count_noun
 from tools.stages import SUMMARIES
+from tools.stages.options import option
 
 from . import MOVED_OPTIONS
 from .gpus import list_visible_gpus
@@ -54,12 +54,6 @@ def _parse_gpus(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
-    """Return a field of `Options` that is an option of the command line, too; a ``minimum`` makes it a number."""
-    argument = {"help": text, "type": str if minimum is None else int, **argument}
-    return field(default=default, metadata={"minimum": minimum, "type": argument["type"], "argument": argument})
-
-
 @dataclass(frozen=True)
 class Options:
     """Resources of a job.
@@ -71,34 +65,38 @@ class Options:
         signal_delay: seconds before the time limit at which a checkpoint is requested; at most half of the limit.
     """
 
-    cluster: str = _option(
-        "auto", "where to run (default: auto, which is SLURM if available, except inside a SLURM job)", choices=CLUSTERS
+    cluster: str = option(
+        "where to run (default: auto, which is SLURM if available, except inside a SLURM job)", "auto", choices=CLUSTERS
     )
-    nodes: int = _option(1, "nodes per job; more than one needs SLURM (default: 1)", 1)
-    gpus: int | str | None = _option(
-        None,
+    nodes: int = option("nodes per job; more than one needs SLURM (default: 1)", 1, minimum=1)
+    gpus: int | str | None = option(
         "GPUs per node; on SLURM optionally with a type, as in a100:8 (default: all visible GPUs locally, 1 on SLURM)",
-        0,
+        None,
+        minimum=0,
         type=_parse_gpus,
         metavar="[TYPE:]NUMBER",
     )
-    tasks: int | None = _option(None, "processes per node (default: one per GPU, at least one)", 1)
-    cpus_per_task: int | None = _option(None, "CPU cores per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)", 1)
-    partition: str = _option("", "partition of all jobs (default: the cluster's default)")
-    account: str = _option("", "account to charge")
-    time: str = _option(
-        "",
+    tasks: int | None = option("processes per node (default: one per GPU, at least one)", None, minimum=1)
+    cpus_per_task: int | None = option(
+        "CPU cores per process (default on SLURM: DATALOADER.NUM_WORKERS + 1)", None, minimum=1
+    )
+    partition: str = option("partition of all jobs (default: the cluster's default)", "")
+    account: str = option("account to charge", "")
+    time: str = option(
         "time limit per job as sbatch takes it (minutes, H:MM:SS, D-HH, ...), and after it those of some stages, as in "
         "24:00:00,linear=8:00:00 (default: 240; in a pipeline, the stages that you do not name get at most what they "
         "need: 240 for knn and embedding, 240 on 8 GPUs for 100 epochs of linear and more on fewer GPUs, 30 for stages "
         "without GPUs)",
+        "",
         metavar="TIME[,STAGE=TIME]",
     )
-    max_timeouts: int = _option(2, "requeues of a job after its time limit (default: 2, for 3 attempts)", 0)
+    max_timeouts: int = option("requeues of a job after its time limit (default: 2, for 3 attempts)", 2, minimum=0)
     sbatch: dict[str, str] = field(default_factory=dict, metadata={"argument": _SBATCH})
     srun: dict[str, str] = field(default_factory=dict, metadata={"argument": _SRUN})
-    python: str = _option("", "command that runs Python in the jobs, such as 'apptainer exec IMAGE python'")
-    parallel: int | None = _option(None, "stages to run at once (default: 1 on this machine, 8 per array on SLURM)", 1)
+    python: str = option("command that runs Python in the jobs, such as 'apptainer exec IMAGE python'", "")
+    parallel: int | None = option(
+        "stages to run at once (default: 1 on this machine, 8 per array on SLURM)", None, minimum=1
+    )
     setup: tuple[str, ...] = ()
     cpu: dict[str, str] = field(default_factory=dict)
     signal_delay: int = field(default=120, metadata={"minimum": 1, "type": int})
@@ -168,29 +166,17 @@ class Options:
         return replace(resources, **place, sbatch=sbatch)
 
 
-def add_arguments(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
-    """Add the options of the command line, except those named in ``skip``, and --cluster-file."""
-    resources = parser.add_argument_group("resources")
-    for option in fields(Options):
-        argument = option.metadata.get("argument")
-        if argument and option.name not in skip:
-            resources.add_argument(format_option(option.name), **argument)
-    default = "~/.config/pretrain-to-transfer/cluster.yaml"
-    text = f"read the site's defaults for SLURM jobs from this file (default: {default})"
-    resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)
-
-
 def resolve(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:
     """Merge options over a site file, which describes SLURM jobs only.
 
     Args:
-        arguments: the values of options by their names, None if not set; others are ignored.
+        arguments: the values of options that are set, by their names; other names are ignored.
     """
     # Without a home, expanduser keeps the "~": there is no such file.
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
-    metadata = {option.name: option.metadata for option in fields(Options)}
-    arguments = {name: value for name, value in arguments.items() if name in metadata and value is not None}
+    metadata = {item.name: item.metadata for item in fields(Options)}
+    arguments = {name: value for name, value in arguments.items() if name in metadata}
     site: dict[str, Any] = {}
     if cluster_file or os.path.lexists(path):
         from .site_file import read_site_file
@@ -252,14 +238,14 @@ def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
 def _check(options: Options) -> None:
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}; choose one of them")
-    for option in fields(options):
-        value = getattr(options, option.name)
-        minimum = option.metadata.get("minimum")
+    for item in fields(options):
+        value = getattr(options, item.name)
+        minimum = item.metadata.get("minimum")
         if isinstance(value, str) and not value.isprintable():  # a line break would become a line of the script
-            problem = f"{format_option(option.name)} is {value!r}, which contains unprintable characters"
+            problem = f"{format_option(item.name)} is {value!r}, which contains unprintable characters"
             raise UserError(f"{problem}; remove them")
         if minimum is not None and isinstance(value, int) and value < minimum:
-            raise UserError(f"{format_option(option.name)} is {value!r}; it must be at least {minimum}")
+            raise UserError(f"{format_option(item.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
     if options.cluster == "slurm":
@@ -308,14 +294,14 @@ def _parse_times(text: str) -> dict[str, int]:
     return {"": _DEFAULT_MINUTES, **times}
 
 
-def find_replacement(option: str) -> str:
+def find_replacement(name: str) -> str:
     """Return what to write instead of an option that was removed, or that only sbatch has; empty for others."""
-    option = option.replace("_", "-")
-    if option in MOVED_OPTIONS:
-        return MOVED_OPTIONS[option]
-    own = (*SET_BY_LAUNCHER, *(format_option(field.name)[2:] for field in fields(Options)))
-    if is_option(option) and option not in own:
-        return f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
+    name = name.replace("_", "-")
+    if name in MOVED_OPTIONS:
+        return MOVED_OPTIONS[name]
+    own = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(Options)))
+    if is_option(name) and name not in own:
+        return f"pass it to sbatch: --sbatch {name}=VALUE, or sbatch: {{{name}: VALUE}} in the site file"
     return ""
 
 

@@ -84,8 +84,9 @@ def load() -> None:
     Raises:
         UserError: one cannot be imported, or this process has imported another file of the same name.
     """
-    for extension in _list_extensions():
-        name = _make_importable(extension)
+    extensions = _list_extensions()
+    names = [_make_importable(extension) for extension in extensions]
+    for extension, name in zip(extensions, names, strict=True):
         try:
             module = importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
@@ -113,8 +114,7 @@ def mark_errors() -> Iterator[None]:
 def sources() -> list[Path]:
     """List the Python files of every extension (all those of a package); skip what this machine does not have."""
     files: list[Path] = []
-    for extension in _list_extensions():
-        name = _make_importable(extension)
+    for name in [_make_importable(extension) for extension in _list_extensions()]:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name.partition(".")[0])
             origin = Path(str(spec and spec.origin))

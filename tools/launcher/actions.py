@@ -23,7 +23,7 @@ def start_stage(stage: type[Stage], args: argparse.Namespace) -> int:
 
     from .graphs.graph import build_single
 
-    return _start(build_single(stage.load_command(read_arguments(stage.Options, args), args.overrides)), args)
+    return _start_or_show(build_single(stage.load_command(read_arguments(stage.Options, args), args.overrides)), args)
 
 
 def show_status(args: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def examine_machine(args: argparse.Namespace) -> int:
 def start_pipeline(args: argparse.Namespace) -> int:
     from .graphs.pipeline import load_pipeline
 
-    return _start(load_pipeline(args.file, args.output, args.engine), args)
+    return _start_or_show(load_pipeline(args.file, args.output, args.engine), args)
 
 
 def start_paper(args: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def start_paper(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
         file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
-        return _start(load_pipeline(str(file), args.output), args)
+        return _start_or_show(load_pipeline(str(file), args.output), args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -93,10 +93,10 @@ def resume(args: argparse.Namespace) -> int:
         remedy = "rerun the original command in a folder that you can write to"
         raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
     with enter_working_folder(record):
-        graph, resources = read_graph(record, partition=args.partition, time=args.time)
-        if graph.is_single and resources.time:  # the recorded limit counts as given
-            resources = resources.limit(graph.nodes[0].spec.name)
-        return _start(graph, args, resources)
+        graph, options = read_graph(record, partition=args.partition, time=args.time)
+        if graph.is_single and options.time:  # the recorded limit counts as given
+            options = options.limit(graph.nodes[0].spec.name)
+        return _start_or_show(graph, args, options)
 
 
 def cancel(args: argparse.Namespace) -> None:
@@ -105,20 +105,20 @@ def cancel(args: argparse.Namespace) -> None:
     jobs.cancel(args.folder, args.now)
 
 
-def _start(graph: Graph, args: argparse.Namespace, resources: Options | None = None) -> int:
-    """Start a graph with ``resources`` (default: those of the command line)."""
+def _start_or_show(graph: Graph, args: argparse.Namespace, options: Options | None = None) -> int:
+    """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 
     from .options import resolve
 
     wandb.check_logger()
-    resources = resources or resolve(vars(args), args.cluster_file)
+    options = options or resolve(vars(args), args.cluster_file)
     if graph.is_single and getattr(args, "time", ""):
-        resources = resources.limit(graph.nodes[0].spec.name)
+        options = options.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:
         from .graphs import dry_run
 
-        return dry_run.show_graph(graph, resources, args.check_data, ask_slurm=args.test)
+        return dry_run.show_graph(graph, options, args.check_data, ask_slurm=args.test)
     from .graphs import start
 
-    return start.start_graph(graph, resources, args.check_data)
+    return start.start_graph(graph, options, args.check_data)

@@ -7,6 +7,9 @@ import sys
 
 from pretrain.common.errors import UserError
 
+# Of the drivers without which torch finds no GPU: NVIDIA's, on Jetson and in Windows' Linux, and AMD's.
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+
 
 def list_visible_gpus() -> list[str]:
     """Return the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
@@ -31,7 +34,12 @@ def read_output(command: list[str]) -> str:
 
 @functools.cache
 def _count_devices() -> int:
-    """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works."""
+    """Ask torch in a separate process: nvidia-smi may be missing or fail where torch works.
+
+    Without a driver, the answer is known, and importing torch takes seconds.
+    """
+    if not any(map(os.path.exists, DRIVER_FILES)):
+        return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])

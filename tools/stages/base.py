@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pretrain import config as pretraining
 from pretrain import keys
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys, compare
-from pretrain.common.config.yaml_io import flatten, load_yaml
+from pretrain.common.config.yaml_io import dump, flatten, load_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_output_path, describe_text, read_start
 from pretrain.common.run.folder import read_stage
@@ -148,6 +148,16 @@ class Stage:
     def cfg(self) -> Any:
         """The config, parsed and frozen."""
         return pretraining.from_yaml_text(self.config)
+
+    @classmethod
+    def from_config(cls, cfg: Any, folder: str, options: Any, inputs: dict[str, str]) -> Self:
+        """Build the stage of a config that has been parsed, with ``folder`` as its OUTPUT_DIR."""
+        cfg.defrost()
+        cfg.OUTPUT_DIR = folder
+        cfg.freeze()
+        stage = cls(folder, options, dump(cfg), inputs)
+        vars(stage)["cfg"] = cfg
+        return stage
 
     def check(self, world_size: int, *, starts_later: bool) -> None:
         """Raise UserError for what the stage would refuse with this number of processes, whatever the data are.

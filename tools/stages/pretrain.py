@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pretrain import config as pretraining
 from pretrain.common.config.keys import Effect
-from pretrain.common.config.yaml_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
 from pretrain.common.run.state import RunContext, read_json_or_empty, shorten_path
@@ -60,10 +59,9 @@ class Pretrain(Stage):
         if options.change_recipe:
             words += ["SOLVER.CHANGE_RECIPE", "True"]
         cfg = pretraining.load_config(recipe, words)
-        cfg.defrost()
-        cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or f"runs/{Path(recipe).stem}").absolute())
+        folder = str(Path(cfg.OUTPUT_DIR or f"runs/{Path(recipe).stem}").absolute())
         inputs = {cfg.MODEL.WEIGHTS: ""} if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS else {}
-        return cls(cfg.OUTPUT_DIR, options, dump(cfg), inputs)
+        return cls.from_config(cfg, folder, options, inputs)
 
     @classmethod
     def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pretrain.common.config.yaml_io import dump
 from pretrain.config import load_config
 from pretrain.probe.data import data_names
 
@@ -41,11 +40,10 @@ class Probe(Stage):
         run = Path(weights)
         output = f"runs/{cls.name}_{run.stem}" if weights == "random" or run.is_file() else str(run / cls.name)
         cfg = load_config(options.config_file, overrides, base or find_owner(run).read_config(run))
-        cfg.defrost()
-        cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR or output).absolute())
+        folder = str(Path(cfg.OUTPUT_DIR or output).absolute())
         target = weights if weights == "random" else str(run.absolute())
         inputs = {} if weights == "random" else {target: ""}
-        return cls(cfg.OUTPUT_DIR, replace(options, weights=target), dump(cfg), inputs)
+        return cls.from_config(cfg, folder, replace(options, weights=target), inputs)
 
     @property
     def arguments(self) -> list[Any]:

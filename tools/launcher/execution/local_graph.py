@@ -117,7 +117,7 @@ class LocalRun:
         gpus = self._free_gpus[: resources.gpus]
         prefix = f"{node.key:{self._width}} | " if self._parallel > 1 else ""
         try:
-            stage = self._running[node.key] = start_stage(node.spec, resources, gpus, prefix)
+            stage = self._running[node.key] = start_ranks(node.spec, resources, gpus, prefix)
         except UserError as error:
             self._fail(node.key, f"error: {error}", 2)
             return
@@ -181,7 +181,7 @@ class LocalRun:
         print(f"{text}{note}", file=sys.stderr, flush=True)
 
 
-def start_stage(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
+def start_ranks(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
     """Start the ranks of a stage on this machine, and record the job.
 
     Raises:

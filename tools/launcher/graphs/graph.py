@@ -71,7 +71,8 @@ def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[s
 
 def build_single(spec: Stage) -> Graph:
     """Build a graph of one stage. A stage that was part of a pipeline keeps what it builds on."""
-    spec = replace(spec, inputs=_hash_inputs(spec, set()))
+    if spec.inputs:
+        spec = replace(spec, inputs=_hash_inputs(spec, set()))
     return Graph(spec.folder, (Node(spec.name, spec),))
 
 

@@ -15,9 +15,9 @@ from tools.launcher.options import Options
 HERE = Options(cluster="local", gpus=0)
 
 
-def run(graph: Graph, options: Options = HERE, check_data: bool = False) -> int:
+def run(graph: Graph, options: Options = HERE, needs_data: bool = False) -> int:
     """Replace `start_graph` on this machine, without a process per stage and without records."""
-    plan = checks.check_graph(graph, options, check_data=check_data)
+    plan = checks.check_graph(graph, options, needs_data=needs_data)
     plan.check(graph)
     write_graph(graph, options)
     stop = StopRequest()

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -100,6 +101,16 @@ def handle_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals
     finally:
         for number, former in earlier.items():
             signal.signal(number, former)
+
+
+def handle_stop_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> AbstractContextManager[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and these signals until the block ends."""
+    return handle_signals(handler, signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *numbers)
+
+
+def list_hangup_signals() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, or nothing if nohup makes this process ignore it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
 def ignore_in_worker(_worker_id: int = 0) -> None:

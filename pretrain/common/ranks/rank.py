@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..interrupt import Stopped, StopRequest
+from ..interrupt import Stopped, StopRequest, list_hangup_signals
 from ..output import warn
 from ..run.state import RunContext, write_failure
 
@@ -56,11 +56,6 @@ def record_failure(folder: str | Path, rank: int, error: BaseException | str, su
         write_failure(folder, rank, error, submission)
     except UserError as reason:
         warn(f"error: {error} (of rank {rank}; it could not be recorded: {reason})")
-
-
-def list_hangup_signals() -> tuple[signal.Signals, ...]:
-    """Return SIGHUP, or nothing if nohup makes this process ignore it."""
-    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
 def build_rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:

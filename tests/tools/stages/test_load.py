@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from pretrain.common.run.state import update_state
+from pretrain.config import from_yaml_text
 from pretrain.methods import METHODS
 from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS, TINY, build_convert, build_pretrain, build_probe, build_transfer
@@ -20,6 +21,8 @@ def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
     probe = build_probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
     assert probe.folder == str(tmp_path / "run" / "linear") and probe.options.weights == str(tmp_path / "run")
     assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
+    for stage in (trained, probe):  # is parsed as a job will parse it
+        assert stage.cfg.is_frozen() and stage.cfg == from_yaml_text(stage.config)
     update_state(tmp_path / "run", stage="transfer")  # a detector's config is of another kind
     assert "ARCH: resnet50" in build_probe("linear", str(tmp_path / "run")).config
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.interrupt import Stopped
+from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
 from pretrain.common.ranks.rank import STOP_REASON
 from pretrain.common.run.lease import read_start_time
@@ -26,7 +26,7 @@ from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..resources import Resources
 from .job import CANCEL, CANCEL_NOW, Job, describe_unrecorded_exit
-from .rank_main import install_handler, name_job_file, write_job
+from .job_file import name_job_file, write_job
 from .records import record_job
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
@@ -67,7 +67,7 @@ class LocalRun:
         Raises:
             Stopped: a signal or `cancel` stopped the run; its text says how each running stage ended.
         """
-        with install_handler(self._forward, CANCEL, CANCEL_NOW):
+        with handle_stop_signals(self._forward, CANCEL, CANCEL_NOW):
             self._start_ready()
             while self._running:
                 self._finish(*self._wait())

@@ -14,29 +14,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import read_json, write_json
-from pretrain.common.interrupt import Stopped, StopRequest, handle_signals
+from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.output import warn
-from pretrain.common.ranks.rank import (
-    STOPPED,
-    build_rank_environment,
-    list_hangup_signals,
-    record_error,
-    record_failure,
-)
+from pretrain.common.ranks.rank import STOPPED, build_rank_environment, record_error, record_failure
 from pretrain.common.run.folder import count_cores_per_process
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
 
 from . import slurm
+from .job_file import Limits
 from .records import format_resume_command
 
 
@@ -92,42 +85,6 @@ def run_slurm_rank(file: Path) -> None:
         handler.requeue_or_exit(str(stopped))
     finally:
         handler.cancel_timer()
-
-
-def install_handler(handler: Callable[[int, Any], None], *signals: signal.Signals) -> AbstractContextManager[None]:
-    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and ``signals`` in this context."""
-    return handle_signals(handler, signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *signals)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a SLURM job, which its file records.
-
-    Attributes:
-        minutes: time limit of an attempt.
-        timeouts: requeues after a time limit that are left.
-        patience_s: seconds from the signal to a requeue even if the stage has not stopped by then.
-    """
-
-    minutes: int
-    timeouts: int
-    patience_s: float
-
-    def count_timeout(self, elapsed_s: float) -> "Limits":
-        """Return what is left after an attempt that was asked to stop; a preemption comes before its limit is near."""
-        limit_s = self.minutes * 60
-        is_timeout = elapsed_s >= min(limit_s * 0.8, limit_s - 600)
-        return replace(self, timeouts=self.timeouts - is_timeout)
-
-
-def write_job(file: Path, spec: Stage, limits: Limits | None = None) -> None:
-    """Write the file of a job, whose path each of its processes gets; only one of SLURM has limits."""
-    write_json(file, {"spec": spec.to_json(), "limits": asdict(limits) if limits else {}})
-
-
-def name_job_file(logs: Path, index: int | str = 0) -> Path:
-    """Return the file of a job that writes to ``logs``, or of an array's job with this ``index``."""
-    return logs / f"spec_{index}.json"
 
 
 class PreemptionHandler:

@@ -27,7 +27,7 @@ from ..resources import Resources
 from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
 from . import slurm
 from .job import SCRIPT, Job
-from .rank_main import Limits, name_job_file, write_job
+from .job_file import Limits, name_job_file, write_job
 from .records import record_job
 
 _PASSED_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)

@@ -52,12 +52,12 @@ class Plan:
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, check_data: bool = False) -> Plan:
+def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, needs_data: bool = False) -> Plan:
     """Find the stages to start, and check each of them.
 
     Args:
-        is_dry_run: do not fetch weights at a URL; nodes of a cluster, which may have no internet, need them fetched.
-        check_data: also refuse a SLURM job if its data are not on this machine.
+        is_dry_run: nothing will start; count images, as a stage does at its start, and download no weights.
+        needs_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:
         check_no_foreign_files(graph.output, ("report.md", "report.html"), str(PIPELINE_FILE), "folder")
@@ -85,7 +85,7 @@ def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, che
                     plan.missing[key].spec.check_parents()
                 else:
                     _check_parents(key, graph, plan)
-                plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, check_data)
+                plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
         except UserError as error:
             plan.errors[key] = str(error)
     if options.cluster == "slurm" and graph.report:
@@ -118,7 +118,7 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
-def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: bool, check_data: bool) -> list[str]:
+def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: bool, needs_data: bool) -> list[str]:
     """Check what the stage would refuse on its devices; return warnings."""
     spec = node.spec
     is_slurm = resources.cluster == "slurm"
@@ -137,7 +137,7 @@ def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: boo
         warnings += _describe_moved_names(spec)
     if any(other.spec.makes_data for other in graph.nodes if other.key in spec.folders):  # they may not exist yet
         return warnings
-    unchecked = _check_data(spec, reads_weights and not spec.weights_address, is_slurm, check_data)
+    unchecked = _check_data(spec, reads_weights and not spec.weights_address, is_slurm, needs_data)
     starts_now = graph.is_single and not is_slurm and not is_dry_run  # then it soon refuses too few images itself
     if not unchecked and not starts_now:  # the data are on this machine
         spec.check_counts()
@@ -164,7 +164,7 @@ def _describe_moved_names(spec: Stage) -> list[str]:
     return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
 
 
-def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, check_data: bool) -> list[str]:
+def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, needs_data: bool) -> list[str]:
     """Check the data of a stage; of a SLURM job return as warnings what other disks than this machine's may have."""
     in_job = [name for name in spec.list_data() if "$" in name] if is_slurm else []
     if in_job:
@@ -172,7 +172,7 @@ def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, check_data: bo
     try:
         spec.check_data(reads_weights)
     except UserError as error:
-        if not is_slurm or check_data:
+        if not is_slurm or needs_data:
             raise
         return [f"this machine does not have the data: {error}"]
     return []

@@ -18,16 +18,16 @@ from .graph import Graph, Node
 from .submission import describe_cost, format_dependency, group_nodes, split_batch
 
 
-def show_graph(graph: Graph, options: Options, check_data: bool = False, ask_slurm: bool = False) -> int:
+def show_graph(graph: Graph, options: Options, needs_data: bool = False, ask_slurm: bool = False) -> int:
     """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
 
     A stage that builds on an invalid one cannot start either.
 
     Args:
-        check_data: as for `start_graph`.
+        needs_data: as for `start_graph`.
         ask_slurm: ask SLURM about each kind of job, too.
     """
-    plan = check_graph(graph, options, is_dry_run=True, check_data=check_data)
+    plan = check_graph(graph, options, is_dry_run=True, needs_data=needs_data)
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         order = f"  after {', '.join(node.parents)}" if node.parents else ""

@@ -20,18 +20,18 @@ from .checks import Plan, check_graph
 from .graph import Graph, write_graph
 
 
-def start_graph(graph: Graph, options: Options, check_data: bool = False) -> int:
+def start_graph(graph: Graph, options: Options, needs_data: bool = False) -> int:
     """Run what is missing on this machine, or submit it; return the exit status.
 
     Args:
-        check_data: refuse SLURM jobs whose data are not on this machine.
+        needs_data: refuse SLURM jobs whose data are not on this machine.
 
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
     is_local = options.cluster == "local"
     with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
-        plan = check_graph(graph, options, check_data=check_data)
+        plan = check_graph(graph, options, needs_data=needs_data)
         plan.check(graph)
         if is_local:
             return _run_graph(graph, options, plan)

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from pathlib import Path
 
-from pretrain.common import interrupt
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.output import warn
 from pretrain.common.run.state import RunContext
 from tools.stages.base import Stage
 
 from ..execution import slurm
-from ..execution.rank_main import install_handler
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit
 from ..options import Options
@@ -61,7 +60,7 @@ class Submission:
         """
         launch_folder = Path(self._graph.output, "launch")
         is_new = not launch_folder.exists()
-        with install_handler(lambda number, _: self._signals.append(signal.Signals(number).name)):
+        with handle_stop_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
             try:
                 write_graph(self._graph, self._options)
                 self._submit_all(copy_code(self._graph.output))
@@ -103,7 +102,7 @@ class Submission:
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
         if self._signals:
-            raise interrupt.Stopped(self._signals[0], "no job of this command is left in the queue")
+            raise Stopped(self._signals[0], "no job of this command is left in the queue")
         for key, job_id in zip(keys, ids, strict=True):
             print(f"{key}: job {job_id} {dependency}".rstrip())
 

@@ -16,7 +16,8 @@ from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import RunContext, read_outcome, record_state
 from tests.tools.launcher.helpers import fake, wait_for
-from tools.launcher.execution.rank_main import Limits, PreemptionHandler, RequeueWaits, name_job_file, write_job
+from tools.launcher.execution.job_file import Limits, name_job_file, write_job
+from tools.launcher.execution.rank_main import PreemptionHandler, RequeueWaits
 
 
 class Environment:

@@ -28,7 +28,7 @@ def write_record(folder: str, record: dict[str, Any], name: str = "launch.json")
     path.write_text(json.dumps(record))
 
 
-def write_launch_file(graph: Graph, options: Options, _check_data: bool) -> int:
+def write_launch_file(graph: Graph, options: Options, _needs_data: bool) -> int:
     (node,) = graph.nodes
     record_job(node.spec, options.for_stage(node.spec), Job.from_record(Path(node.spec.folder), LOCAL))
     return 0
@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """Record what the commands would start, without starting it; graphs are written to their folders."""
     calls: Started = []
 
-    def run(graph: Graph, options: Options, _check_data: bool) -> int:
+    def run(graph: Graph, options: Options, _needs_data: bool) -> int:
         write_graph(graph, options)
         calls.append((graph, options))
         return 0

@@ -1,12 +1,14 @@
-"""What `make site` adds to the pages of this folder: pages from above it, and the files that they link to.
+"""What `make site` adds to the pages of this folder: pages from above it, notebooks, and the files that they link to.
 
 mkdocs calls the functions whose names begin with ``on_``. On a code host, pages link to files of the repository; on the
 site, such a link leads to a page that shows the file.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -28,10 +30,12 @@ _WIDE = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages from above docs/, and a page for every other file that a page links to."""
+    """Add the pages from above docs/, one for each notebook, and one for every other file that a page links to."""
     for name, page in _ABOVE.items():
         header = _NOT_SEARCHED if name.startswith("studies/") else ""
         files.append(File.generated(config, page, content=header + (ROOT / name).read_text(encoding="utf-8")))
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=_render_notebook(path)))
     pages = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
     linked = {_in_repository(page, link) for page, text in pages for link in _LINK.findall(text)}
     for path in sorted(path for path in linked if _on_site(path).startswith("source/")):
@@ -67,6 +71,8 @@ def _on_site(path: str) -> str:
     if path in _ABOVE:
         return _ABOVE[path]
     is_own = path.startswith("docs/") and path.endswith((".md", ".png", ".svg", ".jpg"))
+    if path.startswith("docs/") and path.endswith(".ipynb"):
+        return path.removeprefix("docs/").removesuffix(".ipynb") + ".md"
     return path.removeprefix("docs/") if is_own else f"source/{path}.md"
 
 
@@ -74,3 +80,23 @@ def _shown(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     language = _LANGUAGES.get(Path(path).suffix, "text")
     return f"{_WIDE}# {path}\n\n~~~~~{{.{language} .file}}\n{text.rstrip()}\n~~~~~\n"
+
+
+def _render_notebook(path: Path) -> str:
+    """Return a notebook as a page: its texts, its code, and the outputs that are stored in it."""
+    blocks = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            blocks.append(text)
+        else:
+            blocks.append(f"~~~~~{{.python .file}}\n{text}\n~~~~~")
+            blocks += map(_render_output, cell["outputs"])
+    return "\n\n".join(blocks) + "\n"
+
+
+def _render_output(output: dict[str, Any]) -> str:
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "image/png" in data:
+        return f"![What the cell above shows](data:image/png;base64,{''.join(data['image/png'].split())})"
+    return f"~~~~~{{.text .file}}\n{''.join(data['text/plain']).rstrip()}\n~~~~~"

@@ -26,7 +26,7 @@ from pretrain.common.command_line import Parser, run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import read_json_or_empty
+from pretrain.common.run.state import read_json_or_empty, shorten_path
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split, write_subsets
@@ -109,7 +109,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         if differences:
             content = f"data that differ in {', '.join(differences)}" if earlier else "something else"
             raise UserError(f"{output} contains {content}; choose another folder, or remove it")
-        print(f"{output} already exists")
+        print(f"{shorten_path(output)} already exists")
         return
     with claim(output.parent, "a data set being written", file=output.name):
         folder = output.parent / f".{output.name}.making"
@@ -123,7 +123,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
                 folder.rename(output)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"made {output}")
+    print(f"made {shorten_path(output)}")
 
 
 def _parse_fraction_or_number(text: str) -> int | float:

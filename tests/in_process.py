@@ -18,7 +18,7 @@ HERE = Options(cluster="local", gpus=0)
 def run(graph: Graph, options: Options = HERE, needs_data: bool = False) -> int:
     """Replace `start_graph` on this machine, without a process per stage and without records."""
     plan = checks.check_graph(graph, options, needs_data=needs_data)
-    plan.check(graph)
+    plan.refuse_invalid(graph)
     write_graph(graph, options)
     stop = StopRequest()
     with stop.handle_signals():

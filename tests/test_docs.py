@@ -270,7 +270,7 @@ def check_yaml(text: str) -> None:
     name = Path(text.splitlines()[0].removeprefix("# ")).name
     Path(name).write_text(text)
     if name == "cluster.yaml":
-        assert options.resolve({"cluster": "slurm"}, name).partition == "gpu"
+        assert options.resolve_options({"cluster": "slurm"}, name).partition == "gpu"
     else:
         plan = pipeline.read_pipeline_file(name)
         assert plan["BRANCHES"] or plan["PRETRAIN"]

@@ -49,7 +49,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 READERS: dict[str, Callable[[Path], Any]] = {
     "stages": lambda file: load_config(file, []),
     "pipeline": lambda file: pipeline.load_pipeline(str(file)),
-    "site": lambda file: options.resolve({"cluster": "local"}, str(file)),
+    "site": lambda file: options.resolve_options({"cluster": "local"}, str(file)),
 }
 
 

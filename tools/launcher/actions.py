@@ -109,10 +109,10 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: Options | No
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 
-    from .options import resolve
+    from .options import resolve_options
 
     wandb.check_logger()
-    options = options or resolve(vars(args), args.cluster_file)
+    options = options or resolve_options(vars(args), args.cluster_file)
     if graph.is_single and getattr(args, "time", ""):
         options = options.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:

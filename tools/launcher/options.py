@@ -166,7 +166,7 @@ class Options:
         return replace(resources, **place, sbatch=sbatch)
 
 
-def resolve(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:
+def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:
     """Merge options over a site file, which describes SLURM jobs only.
 
     Args:

@@ -9,7 +9,7 @@ from pretrain.common.config import extensions
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher.execution import slurm, submit
-from tools.launcher.options import Options, resolve
+from tools.launcher.options import Options, resolve_options
 
 
 @pytest.fixture(autouse=True)
@@ -68,4 +68,4 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Callable[
 @pytest.fixture
 def slurm_options(slurm_cluster: SlurmCluster) -> Options:
     slurm_cluster.wait_idle()
-    return resolve({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30, "max_timeouts": 100})
+    return resolve_options({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30, "max_timeouts": 100})

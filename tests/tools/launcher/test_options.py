@@ -17,7 +17,7 @@ from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
 from tools.launcher import gpus, options, sbatch
 from tools.launcher.execution.submit import render_script
-from tools.launcher.options import Options, from_record, resolve
+from tools.launcher.options import Options, from_record, resolve_options
 from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no 
 
 def from_site(text: str, **options: object) -> Options:
     Path("cluster.yaml").write_text(text)
-    return resolve({"cluster": "slurm", **options}, "cluster.yaml")
+    return resolve_options({"cluster": "slurm", **options}, "cluster.yaml")
 
 
 def test_a_sites_values_have_their_types_and_the_command_line_wins():
@@ -44,21 +44,21 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
     Path("cluster.yaml").rename(config / "cluster.yaml")
-    assert resolve({"cluster": "local"}) == Options(cluster="local")  # the site's values are for SLURM
+    assert resolve_options({"cluster": "local"}) == Options(cluster="local")  # the site's values are for SLURM
 
 
 def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 54321)  # has no entry in passwd
-    assert resolve({"cluster": "slurm"}) == Options(cluster="slurm")
+    assert resolve_options({"cluster": "slurm"}) == Options(cluster="slurm")
 
 
 def test_a_site_file_whose_target_is_gone_is_refused():
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
     (config / "cluster.yaml").symlink_to("/scratch/gone.yaml")
-    refused(lambda: resolve({"cluster": "slurm"}), "no site file at", config / "cluster.yaml")
+    refused(lambda: resolve_options({"cluster": "slurm"}), "no site file at", config / "cluster.yaml")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
 )
 def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert re.search(message, refused(lambda: resolve({"cluster": "slurm", **arguments})))
+    assert re.search(message, refused(lambda: resolve_options({"cluster": "slurm", **arguments})))
 
 
 CONVERT = build_convert("runs/a", "a.pth")
@@ -149,7 +149,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     ],
 )
 def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list[int]):
-    asked = resolve({"cluster": "slurm", "time": time, "gpus": 8})
+    asked = resolve_options({"cluster": "slurm", "time": time, "gpus": 8})
     stages = (PRETRAIN, LINEAR, CONVERT)
     assert [asked.for_stage(stage).minutes for stage in stages] == minutes
     alone = [asked.limit(stage.name).for_stage(stage).minutes for stage in stages]  # what was asked for
@@ -162,7 +162,7 @@ def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list
     + [(1, 0, 100, 2880)],  # CPUs: all of --time
 )
 def test_a_linear_probe_gets_more_time_on_fewer_gpus(nodes: int, gpus: int, epochs: int, minutes: int):
-    asked = resolve({"cluster": "slurm", "time": "2-0", "nodes": nodes, "gpus": gpus})
+    asked = resolve_options({"cluster": "slurm", "time": "2-0", "nodes": nodes, "gpus": gpus})
     cfg = default_config()
     cfg.LINEAR.EPOCHS = epochs
     assert asked.for_stage(replace(LINEAR, config=dump(cfg))).minutes == minutes
@@ -171,7 +171,7 @@ def test_a_linear_probe_gets_more_time_on_fewer_gpus(nodes: int, gpus: int, epoc
 @pytest.mark.parametrize(("time", "delay"), [("1:00:00", 120), ("1:30", 60), ("3", 90), ("5", 120)])
 def test_a_checkpoint_is_requested_no_earlier_than_half_of_the_limit(time: str, delay: int):
     """A stage with a short limit of its own gets less notice, and leaves that of the others alone."""
-    asked = resolve({"cluster": "slurm", "time": f"1-0,convert={time},pretrain={time}"})
+    asked = resolve_options({"cluster": "slurm", "time": f"1-0,convert={time},pretrain={time}"})
     assert [asked.for_stage(stage).signal_delay for stage in (PRETRAIN, LINEAR, CONVERT)] == [delay, 120, delay]
 
 
@@ -223,11 +223,11 @@ def test_gpus_can_have_a_type():
 
 def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "alex")
-    assert resolve({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
-    assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
-    assert resolve({"cluster": "local"}).sbatch == {}
+    assert resolve_options({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
+    assert resolve_options({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
+    assert resolve_options({"cluster": "local"}).sbatch == {}
     monkeypatch.setenv("SLURM_CLUSTERS", "alex,fritz")
-    refused(lambda: resolve({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
+    refused(lambda: resolve_options({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
 
 
 def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -272,9 +272,9 @@ def test_auto_is_slurm_where_it_answers(programs: Callable, monkeypatch, sinfo: 
     monkeypatch.setenv("SLURM_JOB_ID", "")  # as unset
     programs(**({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
     if cluster:
-        assert resolve({}).cluster == cluster
+        assert resolve_options({}).cluster == cluster
     else:
-        refused(lambda: resolve({}), "does not answer (Unable to contact", "--cluster slurm", "--cluster local")
+        refused(lambda: resolve_options({}), "does not answer (Unable to contact", "--cluster slurm", "--cluster local")
 
 
 HOST = socket.gethostname()
@@ -294,11 +294,11 @@ def test_auto_uses_the_allocation_that_this_machine_is_in(monkeypatch, capsys, n
     for variable, value in {"SLURM_JOB_ID": "99", "SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": name}.items():
         monkeypatch.setenv(variable, value)
     if is_here:
-        assert resolve({}).cluster == "local"
+        assert resolve_options({}).cluster == "local"
         assert capsys.readouterr().err == f"inside allocation 99; running on this machine ({HOST})\n"
     else:  # a login node, or a job that has ended
-        refused(lambda: resolve({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
-    assert [resolve({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]
+        refused(lambda: resolve_options({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
+    assert [resolve_options({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]
 
 
 SITES = {
@@ -319,7 +319,7 @@ def test_the_site_files_of_the_documentation_are_read():
     folder = ROOT / "docs/sites"
     assert sorted(SITES) == sorted(file.stem for file in folder.iterdir())
     for name, line in SITES.items():
-        read = resolve({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
+        read = resolve_options({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
         pretraining = replace(PRETRAIN, config="DATALOADER: {NUM_WORKERS: 8}")
         scripts = [render_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)]
         assert line in scripts[0] and "gpu" not in re.sub("(?m)^(?!#SBATCH).*|--partition.*", "", scripts[1]), name
@@ -335,5 +335,5 @@ def test_a_single_process_gets_none_of_the_nodes_that_the_others_share():
 
 
 def test_a_stage_has_one_limit_of_time():
-    refused(lambda: resolve({"cluster": "slurm", "time": "24:00:00,8:00:00"}), "24:00:00,8:00:00")
-    refused(lambda: resolve({"cluster": "slurm", "time": "linear=1:00:00,linear=2:00:00"}), "linear")
+    refused(lambda: resolve_options({"cluster": "slurm", "time": "24:00:00,8:00:00"}), "24:00:00,8:00:00")
+    refused(lambda: resolve_options({"cluster": "slurm", "time": "linear=1:00:00,linear=2:00:00"}), "linear")

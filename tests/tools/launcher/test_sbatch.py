@@ -7,7 +7,7 @@ import pytest
 
 from tests.errors import refused
 from tools.launcher import sbatch
-from tools.launcher.options import Options, resolve
+from tools.launcher.options import Options, resolve_options
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
@@ -109,22 +109,22 @@ def test_no_row_is_lost():
 
 @pytest.mark.parametrize(("word", "options"), NAMES)
 def test_options_have_the_names_that_sbatch_takes(word: str, options: dict[str, str]):
-    assert resolve({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}).sbatch == options
+    assert resolve_options({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}).sbatch == options
 
 
 @pytest.mark.parametrize(("word", "message"), REFUSED_NAMES)
 def test_other_names_are_refused(word: str, message: str):
-    refused(lambda: resolve({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}), message)
+    refused(lambda: resolve_options({"cluster": "slurm", "sbatch": [sbatch.parse_word(word)]}), message)
 
 
 @pytest.mark.parametrize(("word", "options"), SRUN_NAMES)
 def test_options_of_srun(word: str, options: dict[str, str]):
-    assert resolve({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}).srun == options
+    assert resolve_options({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}).srun == options
 
 
 @pytest.mark.parametrize(("word", "message"), REFUSED_SRUN_NAMES)
 def test_other_options_of_srun_are_refused(word: str, message: str):
-    refused(lambda: resolve({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}), message)
+    refused(lambda: resolve_options({"cluster": "slurm", "srun": [sbatch.parse_word(word)]}), message)
 
 
 PAIRS = sorted({pair for group in sbatch.EXCLUSIVE for pair in combinations(group, 2)})
@@ -183,7 +183,7 @@ def test_a_job_gets_no_more_nodes_than_it_asks_for(nodelist: str, count: int):
     """SLURM gives a job all nodes that nodelist names, whatever --nodes says."""
 
     def choose(nodes: int) -> Options:
-        return resolve({"cluster": "slurm", "nodes": nodes, "sbatch": [("w", nodelist)]})
+        return resolve_options({"cluster": "slurm", "nodes": nodes, "sbatch": [("w", nodelist)]})
 
     assert choose(count).sbatch == {"nodelist": nodelist}
     assert sbatch.omit_nodes({"nodefile": "f", "nodelist": nodelist, "qos": "a"}) == {"qos": "a"}

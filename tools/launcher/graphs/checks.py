@@ -40,7 +40,7 @@ class Plan:
     errors: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def check(self, graph: Graph) -> None:
+    def refuse_invalid(self, graph: Graph) -> None:
         """Print the warnings; raise UserError if stages are invalid. If there are several, print each of them."""
         lines = [f"{key}: {error}" for key, error in self.errors.items()]
         if len(lines) > 1:

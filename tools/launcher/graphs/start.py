@@ -32,7 +32,7 @@ def start_graph(graph: Graph, options: Options, needs_data: bool = False) -> int
     is_local = options.cluster == "local"
     with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
         plan = check_graph(graph, options, needs_data=needs_data)
-        plan.check(graph)
+        plan.refuse_invalid(graph)
         if is_local:
             return _run_graph(graph, options, plan)
         from .submission import submit_graph
@@ -55,6 +55,7 @@ def _claim_output(graph: Graph) -> Iterator[None]:
 
 
 def _run_graph(graph: Graph, options: Options, plan: Plan) -> int:
+    """Run what is missing on this machine, and then the report of a graph that has one."""
     if not plan.missing and graph.is_single:
         print(f"{graph.output} is already complete; move it away to run it again")
         return 0

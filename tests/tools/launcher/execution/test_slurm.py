@@ -16,7 +16,7 @@ from tools.launcher.execution import jobs as all_jobs
 from tools.launcher.execution import status
 from tools.launcher.graphs.graph import Node, build_graph
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options, resolve
+from tools.launcher.options import Options, resolve_options
 
 pytestmark = pytest.mark.slurm
 
@@ -64,7 +64,7 @@ def test_data_are_unpacked_on_each_node_and_removed_at_the_end(
     Path("bin/tar").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     monkeypatch.setenv("USER", "someone")
-    options = resolve({"cluster": "slurm", "nodes": 2, "time": "30"}, "site.yaml")
+    options = resolve_options({"cluster": "slurm", "nodes": 2, "time": "30"}, "site.yaml")
     slurm_cluster.wait_idle()
     (job,) = submit_jobs([fake(tmp_path / "run", "list_data", "$NODE_DATA")], options)
     slurm_cluster.wait_state(job, "COMPLETED")

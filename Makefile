@@ -107,7 +107,7 @@ $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-pyt
 	fi || { \
 	    echo "error: $$found cannot create $(VENV) with pip; install its venv module (Debian and Ubuntu: apt install" \
 	        "python3-venv), or name another Python: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@echo "setting up $(VENV) (a minute or two the first time)"
+	@echo "setting up $(VENV) (the first time, it downloads 3.2 GB and prints nothing for minutes)"
 	@{ $(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock &&) \
 	$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
 	$(if $(wildcard $(DETECTRON2_WHEEL)),$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL) &&) \
@@ -115,6 +115,7 @@ $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-pyt
 	    echo "error: $(VENV) is incomplete, for the reason above; check the network, the disk and pip's settings" \
 	        "($(BIN)/python -m pip config list), and run make setup again" >&2; exit 2; }
 	@rm -f $(VENV)/.set-up-* && touch $@
+	@echo "$(VENV) is ready; before any python command: source $(BIN)/activate"
 
 detectron2: setup $(DETECTRON2_WHEEL)
 	@$(BIN)/python -m pip -q install --force-reinstall --no-deps $(DETECTRON2_WHEEL)
@@ -192,6 +193,7 @@ lint: setup
 docs: setup
 	@$(BIN)/python -m docs.recipes
 	@$(BIN)/python -m docs.costs
+	@$(BIN)/python -m docs.citing
 	@$(BIN)/python -m docs.reference
 	@$(BIN)/python -m benchmarks.page
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)

@@ -112,7 +112,13 @@ _SOLVER = (
         PLACE,
         aliases="SAVE_FREQ",
     ),
-    Key("SOLVER.CHECKPOINT_KEEP", 2, _AT_LEAST_1, "number of newest checkpoints to keep, without the final one", PLACE),
+    Key(
+        "SOLVER.CHECKPOINT_KEEP",
+        0,
+        _COUNT,
+        "number of newest checkpoints to keep; 0: two while the run trains, and after its end only the final one",
+        PLACE,
+    ),
     Key(
         "SOLVER.LOG_PERIOD",
         20,

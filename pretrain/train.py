@@ -46,6 +46,7 @@ from .steps import training_step
 
 log = logging.getLogger(__name__)
 _LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)"
+_NUM_TO_RESUME = 2  # checkpoints: the newest may be damaged
 _ROWS = 6  # images in views.png
 _MAX_COLUMNS = 8  # views in views.png
 
@@ -252,7 +253,8 @@ def _check_and_save(run: PretrainRun, steps_done: int) -> None:
 
 
 def _save(run: PretrainRun, steps_done: int) -> None:
-    checkpoint.save_step(run.folder, steps_done, run.state.state_dict(), run.cfg.SOLVER.CHECKPOINT_KEEP)
+    number = run.cfg.SOLVER.CHECKPOINT_KEEP or _NUM_TO_RESUME
+    checkpoint.save_step(run.folder, steps_done, run.state.state_dict(), number)
 
 
 def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
@@ -301,7 +303,8 @@ def _write_results(run: PretrainRun, results: dict[str, Any]) -> dict[str, Any]:
     checkpoint.save(path, run.state.state_dict())
     results["checkpoint_sha256"] = sha256(path)  # identifies this run in files derived from it
     for numbered in run.folder.glob("checkpoint_[0-9]*.pth"):
-        remove(numbered)
+        if not run.cfg.SOLVER.CHECKPOINT_KEEP or numbered == checkpoint.path_of_step(run.folder, run.total_steps):
+            remove(numbered)
     write_json(run.folder / "results.json", results)
     log.info(f"done: {path}")
     return results

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from docs import costs, recipes
+from docs import citing, costs, recipes
 from pretrain.common.config.yaml_io import flatten, read_leaves
 from pretrain.config import load_config
 from tools.reporting import paper_tables
@@ -105,6 +105,14 @@ def test_every_config_file_that_is_named_exists() -> None:
 def test_the_page_of_costs_is_current() -> None:
     """If this fails after a recipe or the model of cost has changed, run `make docs`."""
     assert (ROOT / "docs" / "costs.md").read_text() == costs.markdown()
+
+
+def test_the_page_of_citations_is_current_and_whole() -> None:
+    """If this fails after CITATION.cff has changed, run `make docs`."""
+    page = (ROOT / "docs" / "citing.md").read_text()
+    assert page == citing.markdown()
+    names = ("MoCo", "MoCo v2", "JCL", "SCE", "ReSSL", "TCL", "SupCon", "SimCLR", "DenseCL", "Detectron2")
+    assert [name for name in names if f"\n## {name}\n" not in page] == []
 
 
 def test_the_table_of_recipes_is_current_and_whole() -> None:

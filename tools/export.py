@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         raise build_write_error(output, error) from error
     summary = ", ".join(f"{name} {difference:.1e}" for name, difference in differences.items())
-    print(f"{source} -> {output}\nlargest relative difference, one image through both: {summary}")
+    print(f"backbone of {source} -> {output}\nlargest relative difference, one image through both: {summary}")
 
 
 if __name__ == "__main__":

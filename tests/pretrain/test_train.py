@@ -50,6 +50,15 @@ def test_another_config_in_the_same_folder_is_refused(images, whole):
     refused(lambda: run(images, whole, "SEED", "1", "SOLVER.CHANGE_RECIPE", "True"), "SEED 0 -> 1", "OUTPUT_DIR")
 
 
+def test_the_checkpoints_that_the_user_asks_for_outlast_the_run(images, whole, tmp_path):
+    """By default, only the final one does."""
+    out = tmp_path / "run"
+    run(images, out, "SOLVER.CHECKPOINT_KEEP", "3", "SOLVER.CHECKPOINT_PERIOD", "2", "SOLVER.MAX_STEPS", "10")
+    names = ["checkpoint_00000006.pth", "checkpoint_00000008.pth", "checkpoint_final.pth"]
+    assert sorted(path.name for path in out.glob("checkpoint_*")) == names
+    assert [path.name for path in whole.glob("checkpoint_*")] == names[-1:]
+
+
 def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tmp_path):
     """Steps, the images' path and precision may change; another learning rate needs consent and is recorded."""
     moved = shutil.copytree(images, tmp_path / "moved")
@@ -59,7 +68,7 @@ def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tm
     words += ["PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "LINEAR.EPOCHS", "90"]  # keys that only probes read
     run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
     results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
-    assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
+    assert results["steps"] == 12
     changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
     assert sorted(results["recipe_changes"]) == changes == sorted(load_newest(out)[1]["recipe_changes"])
     assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))

@@ -146,7 +146,7 @@ class LocalRun:
             if outcome["state"] in ("", "running"):  # the ranks were killed
                 with contextlib.suppress(UserError):  # on a full disk the run must still end
                     update_state(folder, job=submission, state="stopped", reason=f"it was stopped by {sender}")
-            self._interruptions.append(_describe_interruption(folder, outcome, sender))
+            self._interruptions.append(_describe_interruption(shorten_path(folder), outcome, sender))
         elif outcome["state"] == "complete":
             self._report_success(key, stage)
         elif not failure:
@@ -212,4 +212,4 @@ def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) ->
         return f"the stage in {folder} was stopped immediately by {sender}, without a checkpoint"
     if outcome["failure"]:
         return f"{sender}: the stage in {folder} has failed: {outcome['failure']['error']}"
-    return outcome["reason"].replace(STOP_REASON, sender)
+    return f"the stage in {folder} was stopped by {outcome['reason'].replace(STOP_REASON, sender)}"

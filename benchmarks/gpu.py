@@ -29,10 +29,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     written after each row, because a machine that is lent may be taken away.
 
     Raises:
-        UserError: there is no GPU, and ``--small`` is not given; or the rows of ``--skip-measured`` are of another GPU
-            or commit.
+        UserError: there is no GPU, and ``--small`` is not given; no row has the text of ``--rows``; or the rows of
+            ``--skip-measured`` are of another GPU or commit.
     """
     start = time.monotonic()
+    all_rows = gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL)
+    rows = [row for row in all_rows if args.rows in row.name]
+    if not rows:
+        raise UserError(f"no row contains {args.rows!r}; choose a text of {', '.join(row.name for row in all_rows)}")
     gpu = call_in_process(describe_gpu, 60.0)  # here, CUDA stays untouched: it cannot be used in a fork otherwise
     if "failed" in gpu:
         raise UserError(f"the GPU cannot be used: {gpu['failed']}; check nvidia-smi")
@@ -44,8 +48,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         print(
             f"{_UNKNOWN_COMMIT}; where git is, run: git rev-parse HEAD > GIT_STATE, and copy that file too", flush=True
         )
-    for row in gpu_rows.list_rows(gpu_rows.SMALL if args.small else gpu_rows.FULL):
-        if args.rows in row.name and row.name not in numbers["rows"]:
+    for row in rows:
+        if row.name not in numbers["rows"]:
             numbers["rows"][row.name] = result = _measure(row, args.seconds - (time.monotonic() - start))
             print(f"{row.name}: {describe_result(result)}", flush=True)
             if args.output:

@@ -76,6 +76,7 @@ def test_rows_that_fail_or_do_not_fit_are_named_and_others_are_measured(tmp_path
     large, small, long = run(tmp_path / "gpu.json", "--rows", "loss", "--seconds", "600")["rows"].values()
     assert large["failed"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
     assert small.items() >= rate.items() and long["skipped"].startswith("it takes about 700 s; ")
+    refused(lambda: run(tmp_path / "gpu.json", "--rows", "Loss"), "no row contains 'Loss'", "small loss, ")
     shown = capsys.readouterr().out
     assert "large loss (failed: OutOfMemoryError" in shown and "long loss (skipped: it takes" in shown
 

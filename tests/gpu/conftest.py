@@ -23,5 +23,6 @@ def on_device() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = [f"{split}/class{i % 2}/{i:02d}.png" for split in ("train", "val") for i in range(32)]
+    count = 33  # an odd number, so that two ranks have unequal shares in a probe
+    names = [f"{split}/class{i % 2}/{i:02d}.png" for split in ("train", "val") for i in range(count)]
     return write_folder(tmp_path_factory.mktemp("images"), names, height=48, width=48)

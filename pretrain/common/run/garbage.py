@@ -30,8 +30,7 @@ class GarbageCollector:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self._is_active:
-            gc.enable()
-            gc.unfreeze()
+            self._let_python_collect()
 
     def count_step(self) -> None:
         """Collect if it is due after this step."""
@@ -47,9 +46,13 @@ class GarbageCollector:
         if not self._is_active:
             yield
             return
-        gc.enable()
+        self._let_python_collect()
         yield
         self._take_over()
+
+    def _let_python_collect(self) -> None:
+        gc.enable()
+        gc.unfreeze()
 
     def _take_over(self) -> None:
         """Collect all garbage, exclude what is left from later collections, and switch automatic ones off."""

@@ -89,6 +89,19 @@ def test_python_collects_in_an_evaluation_and_what_that_leaves_is_not_looked_at_
         assert gc.isenabled()
 
 
+def test_a_cycle_that_was_excluded_is_collected_after_the_next_evaluation(two_ranks: None) -> None:
+    cycle = Cycle()
+    tensor = weakref.ref(cycle.tensor)
+    with GarbageCollector() as collector:
+        collector.count_step()
+        del cycle
+        gc.collect()
+        assert tensor() is not None
+        with collector.automatic():
+            pass
+        assert tensor() is None
+
+
 def fail_in(collector: GarbageCollector) -> None:
     with collector.automatic():
         raise UserError("an evaluation fails")

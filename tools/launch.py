@@ -84,7 +84,7 @@ def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
     """Raise UserError for options that the command does not have, in words that say what replaces one that moved."""
     from tools.launcher.options import find_replacement
 
-    for word in words if hasattr(args, "sbatch") else ():
+    for word in words if hasattr(args, "cluster_file") else ():  # of a command that starts jobs
         option = word.partition("=")[0]
         replacement = find_replacement(option[2:])
         if replacement:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, count_noun
+from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.interface import check_path
+from pretrain.common.run.state import read_working_folder
 
 from . import preflight
 from .coco import catalog
@@ -150,7 +151,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     cfg = load_config(config_file, opts)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; pass the file of a fine-tuned detector")
-    categories = _find_categories(cfg)
+    categories = _find_categories(cfg, read_working_folder(source) if source.is_dir() else "")
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
     check_ranges(cfg)
     preflight.check_inputs(cfg, eval_only=True, weights=True)
@@ -170,11 +171,14 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     return Detector(loaded_engine, build_model(loaded_engine, device, weights), device, categories)
 
 
-def _find_categories(cfg: CfgNode) -> Categories:
+def _find_categories(cfg: CfgNode, folder: str) -> Categories:
     """Find COCO's category records in the order of the labels, in the data sets that the config names.
 
     If these are not on this machine, ids count from 1, and the names are those that the run records, or numbers if it
     records none.
+
+    Args:
+        folder: the folder of relative names, where the detector was trained (default: the working folder).
 
     Raises:
         UserError: the data sets' classes are no longer the run's.
@@ -183,7 +187,7 @@ def _find_categories(cfg: CfgNode) -> Categories:
     names = (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
     recorded = preflight.read_recorded_classes(cfg, eval_only=True)
     for name in names:
-        categories = _read_categories(name)
+        categories = _read_categories(name, folder)
         if categories and recorded:
             labels = category_names({"categories": categories})
             remedy = "restore it, or set DATASETS.TRAIN and TEST to '()'"
@@ -191,15 +195,15 @@ def _find_categories(cfg: CfgNode) -> Categories:
         if len(categories) == count:
             return sorted(categories, key=lambda category: category["id"])
     class_names = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])
-    source = " or ".join(names) or "this detector"
-    log.info(f"the annotations of {source} are not on this machine; categories are {', '.join(class_names)}")
+    problem = f"the annotations of {' or '.join(names) or 'this detector'} are not on this machine"
+    log.warning(f"{problem}; the categories are {shorten_list(class_names)}, and their ids count from 1")
     return [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
 
 
-def _read_categories(name: str) -> Categories:
+def _read_categories(name: str, folder: str) -> Categories:
     """Read the category records of a data set; [] if neither its annotations nor its metadata are on this machine."""
     with contextlib.suppress(UserError):
-        annotations = locate_data_set(name).annotations
+        annotations = locate_data_set(name, folder).annotations
         if annotations:
             return read_annotations(annotations, needs_objects=False)["categories"]
     with contextlib.suppress(UserError):

@@ -114,6 +114,7 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, caplog) 
     assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["images.json", "predictions.json"]
     content = json.loads((tmp_path / "predictions" / "images.json").read_text())
     assert content["categories"] == [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]
+    assert "their ids count from 1" in caplog.text
     assert len(content["images"]) == 6
     refused(lambda: predict.main([*words, str(tmp_path / "predictions")]), "already contains predictions.json")
     for name in ("images.json", "pictures"):

@@ -82,7 +82,7 @@ def start_paper(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Resume the run or pipeline that the launch record in the folder describes."""
-    from .graphs.graph import enter_working_folder, find_record, read_graph
+    from .graphs.graph import find_record, open_graph
 
     record = find_record(args.folder.absolute())
     if record is None:
@@ -92,10 +92,7 @@ def resume(args: argparse.Namespace) -> int:
     if owner != os.getuid():  # its setup lines and modules would run as this user
         remedy = "rerun the original command in a folder that you can write to"
         raise UserError(f"{record} belongs to another user (uid {owner}), whose commands would run as you; {remedy}")
-    with enter_working_folder(record):
-        graph, options = read_graph(record, partition=args.partition, time=args.time)
-        if graph.is_single and options.time:  # the recorded limit counts as given
-            options = options.limit(graph.nodes[0].spec.name)
+    with open_graph(record, partition=args.partition, time=args.time) as (graph, options):
         return _start_or_show(graph, args, options)
 
 
@@ -109,12 +106,15 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: Options | No
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 
-    from .options import resolve_options
+    from .options import check_time, resolve_options
 
     wandb.check_logger()
     options = options or resolve_options(vars(args), args.cluster_file)
-    if graph.is_single and getattr(args, "time", ""):
-        options = options.limit(graph.nodes[0].spec.name)
+    time = getattr(args, "time", "")
+    if time:
+        check_time(time, graph.list_stages())
+        if graph.is_single:
+            options = options.limit(graph.nodes[0].spec.name)
     if args.dry_run or args.test:
         from .graphs import dry_run
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,6 +218,8 @@ def _merge_words(arguments: Mapping[str, Any], site: Mapping[str, Any], path: Pa
 def from_record(values: dict[str, Any], **changes: str) -> Options:
     """Return the options of a record, with ``changes`` that are not empty; dependencies on earlier jobs are dropped."""
     changes = {name: value for name, value in changes.items() if value}
+    if "time" in changes:
+        changes["time"] = _merge_times(values["time"], changes["time"])
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
     options = Options(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
     if options.cluster == "local":
@@ -292,6 +294,21 @@ def _parse_times(text: str) -> dict[str, int]:
             raise UserError(f"--time {text} has two limits for {stage or 'all stages'}; give one")
         times[stage] = parse_minutes(time)
     return {"": _DEFAULT_MINUTES, **times}
+
+
+def _merge_times(earlier: str, time: str) -> str:
+    """Return the limits of ``time``; if it has none for all stages, those of the others stay."""
+    named = {part.rpartition("=")[0] for part in time.split(",")}
+    parts = [part for part in earlier.split(",") if part and part.rpartition("=")[0] not in named]
+    return time if "" in named else ",".join([*parts, time])
+
+
+def check_time(time: str, stages: Collection[str]) -> None:
+    """Raise UserError if ``time``, the command line's --time, has a limit of a stage that is none of ``stages``."""
+    for stage in _parse_times(time):
+        if stage and stage not in stages:
+            problem = f"--time limits {stage}, which is not part of this command ({', '.join(stages)})"
+            raise UserError(f"{problem}; remove {stage}=")
 
 
 def find_replacement(name: str) -> str:

@@ -14,6 +14,7 @@ from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import find_files
+from tools.launcher.record_files import PIPELINE_FILE, read_pipeline
 from tools.stages.base import read_fingerprint
 
 
@@ -79,9 +80,7 @@ def find_runs(folders: Sequence[Path]) -> RunCollection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder; pass a run folder or a folder of runs")
-        for path in find_files(
-            Path(os.path.abspath(folder)), "launch/pipeline.json", "results.json", "duplicates.json"
-        ):
+        for path in find_files(Path(os.path.abspath(folder)), str(PIPELINE_FILE), "results.json", "duplicates.json"):
             if path.name == "results.json":
                 run_folders[path.parent] = None
             elif path.name == "duplicates.json":
@@ -132,12 +131,12 @@ def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
 def _read_pipeline(path: Path, lines: list[str]) -> Pipeline:
     """Read the record of a pipeline or sweep, even if its folder was moved; ``lines`` gets one if it is incomplete."""
     pipeline_folder = path.parents[1]
-    record = read_json(path)
-    plan = record.get("study") or {"branches": {}, "baseline": ""}
+    record = read_pipeline(path)
+    plan = record.study or {"branches": {}, "baseline": ""}
     places = {name: (branch, seed) for branch, names in plan["branches"].items() for seed, name in names.items()}
     stages: dict[Path, Place] = {}
     incomplete: list[str] = []
-    for stage in record["stages"]:
+    for stage in record.stages:
         moved = pipeline_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
         branch, _, name = stage["key"].partition("/")

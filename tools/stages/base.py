@@ -27,8 +27,15 @@ from pretrain.common.config.yaml_io import dump, flatten, load_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_output_path, describe_text, read_start
 from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import RunContext, find_working_folder, read_json_or_empty, read_state
+from pretrain.common.run.state import (
+    RunContext,
+    find_working_folder,
+    read_json_or_empty,
+    read_state,
+    read_working_folder,
+)
 from pretrain.common.weights import provenance
+from pretrain.data.names import resolve
 
 from . import SUMMARIES
 from .registry import find_stage
@@ -170,6 +177,18 @@ class Stage:
         """List the names of what `check_data` checks."""
         return []
 
+    def list_relative_names(self) -> list[str]:
+        """List the data and weights that are others if the stage works in another folder."""
+        folder = find_working_folder()
+        data = [name for name in filter(None, self.list_data()) if self.resolve_name(name, folder) != name]
+        weights = self.inputs if self.reads_weights() else []
+        return [*data, *(path for path in weights if not os.path.isabs(path))]
+
+    @staticmethod
+    def resolve_name(name: str, folder: str) -> str:
+        """Return a name of `list_data` with the paths that are relative to ``folder`` made absolute."""
+        return resolve(name, folder)
+
     def check_data(self, weights: bool) -> None:
         """Raise UserError if data do not exist, or with ``weights`` the weights that the config names."""
 
@@ -217,7 +236,7 @@ class Stage:
         if not file.is_file():
             return ""
         text = file.read_text(encoding="utf-8", errors="replace")
-        started_in = read_state(folder).get("cwd", "")
+        started_in = read_working_folder(folder)
         return text if started_in in ("", find_working_folder()) else pretraining.resolve_paths(text, started_in)
 
     @classmethod

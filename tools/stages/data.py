@@ -38,6 +38,10 @@ class Data(Stage):
 
         make_data.main(self.options.words)
 
+    def list_relative_names(self) -> list[str]:
+        output = self.options.words[-1]
+        return [] if Path(output).is_absolute() else [output]
+
     @property
     def product(self) -> str:
         return str(Path(self.options.words[-1]).absolute())

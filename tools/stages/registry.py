@@ -37,11 +37,15 @@ def find_stage(name: str) -> type[Stage]:
     return STAGES[name]
 
 
+def upgrade_stage(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a stage that this version or an earlier one wrote, whose arguments were a list."""
+    return find_stage(record["stage"]).upgrade(record) if "args" in record else record
+
+
 def build_stage(record: Any) -> Stage:
     """Build the stage of a record, which this version or an earlier one wrote."""
     try:
-        if "args" in record:
-            record = find_stage(record["stage"]).upgrade(record)
+        record = upgrade_stage(record)
         stage = find_stage(record["stage"])
         values = {name: value for name, value in record.items() if name != "stage"}
         return stage(**{**values, "options": from_json(stage.Options, record["options"])})

@@ -15,6 +15,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run.state import RunContext
 from transfer import api, keys, preflight, run_folder
 from transfer import config as fine_tuning
+from transfer.coco.names import resolve
 
 from .base import Stage
 from .options import option
@@ -95,6 +96,10 @@ class Transfer(Stage):
 
     def list_data(self) -> list[str]:
         return [*self.cfg.DATASETS.TRAIN, *self.cfg.DATASETS.TEST]
+
+    @staticmethod
+    def resolve_name(name: str, folder: str) -> str:
+        return resolve(name, folder)
 
     def check_data(self, weights: bool) -> None:
         preflight.check_inputs(self.cfg, eval_only=self.options.eval_only, weights=weights)

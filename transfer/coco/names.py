@@ -59,8 +59,23 @@ def check_not_in_catalog(names: Iterable[str]) -> None:
         raise UserError(f"{problem}{suggest_name(name, COCO_SPLITS)}; {remedy}")
 
 
-def locate_data_set(name: str) -> Source:
+def resolve(name: str, folder: str | Path) -> str:
+    """Return a data set's name with the paths that are relative to ``folder`` made absolute.
+
+    Names that do not contain their paths, and paths that begin with a variable or a home, are left as they are.
+    """
+    fields = name.split(":")
+    if not is_file_name(name) or len(fields) < 3:
+        return name
+    paths = [path if path[:1] in ("", "$", "~") else os.path.join(folder, path) for path in fields[1:3]]
+    return ":".join([fields[0], *paths, *fields[3:]])
+
+
+def locate_data_set(name: str, folder: str | Path = "") -> Source:
     """Find the files of a data set in DATASETS.TRAIN or DATASETS.TEST.
+
+    Args:
+        folder: the folder of relative paths (default: the working folder).
 
     Raises:
         UserError: unknown name, or files that are not where they are expected.
@@ -69,15 +84,15 @@ def locate_data_set(name: str) -> Source:
         fields = name.split(":")
         if len(fields) not in (3, 4) or not all(fields) or fields[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} must be coco:ANNOTATIONS.json:IMAGE_FOLDER, or the same with :skip_bad")
-        annotations = Path(expand(fields[1]))
-        images = Path(expand(fields[2]))
+        annotations = Path(folder, expand(fields[1]))
+        images = Path(folder, expand(fields[2]))
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in COCO_SPLITS:
-        root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
-        folder, file = COCO_SPLITS[name]
+        root = Path(folder, os.environ.get("DETECTRON2_DATASETS", "datasets"), "coco")
+        split, file = COCO_SPLITS[name]
         annotations = root / file
-        images = root / folder
-        hint = f" of {name}; COCO's annotations/ and {folder}/ belong in {root}; or set DETECTRON2_DATASETS"
+        images = root / split
+        hint = f" of {name}; COCO's annotations/ and {split}/ belong in {root}; or set DETECTRON2_DATASETS"
     else:
         files = catalog.find_files(name)
         if files is None:

@@ -52,6 +52,14 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     return read_json_or_empty(Path(folder) / "state.json")
 
 
+def read_working_folder(folder: str | Path) -> str:
+    """Return the folder in which the stage of a run folder worked; it is empty if no stage recorded it.
+
+    Earlier versions did not. What the config of the run names relative to a folder is relative to this one.
+    """
+    return read_state(folder).get("cwd", "")
+
+
 def is_state_of(folder: str | Path, job: str) -> bool:
     """Return whether the job of this name has written the state of a run folder."""
     return read_state(folder).get("job") == job

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.files import read_json
 from pretrain.common.ranks.parent import list_log_files
 from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_outcome
 
+from ..record_files import LAUNCH_FILE, read_launch
 from . import slurm
 from .slurm import JobState
 
@@ -85,7 +85,7 @@ class Job:
         try:
             return cls(folder, **{name: value for name, value in values.items() if name in names})
         except TypeError as error:
-            raise UserError(f"{folder}/launch/launch.json is damaged ({error}); rerun the original command") from error
+            raise UserError(f"{folder / LAUNCH_FILE} is damaged ({error}); rerun the original command") from error
 
     def to_record(self) -> dict[str, Any]:
         """Return the entries of launch.json."""
@@ -131,7 +131,7 @@ class Job:
             remedy = f"wait for it, or: python tools/launch.py cancel {shlex.quote(str(self.folder))}"
             raise UserError(f"job {self.id} ({state.word.lower()}) is already running in {self.folder}; {remedy}")
         if self.may_be_running(state):
-            remedy = f"if you know that it has ended: rm {shlex.quote(str(self.folder / 'launch' / 'launch.json'))}"
+            remedy = f"if you know that it has ended: rm {shlex.quote(str(self.folder / LAUNCH_FILE))}"
             problem = f"job {self.id} may still be running in {self.folder} ({self.explain_unknown()})"
             raise UserError(f"{problem}; {remedy}")
 
@@ -205,8 +205,9 @@ class Job:
 
 def read_jobs(folder: Path) -> list[Job]:
     """Read the jobs that the launcher has started in a run folder, in the order of their starts."""
-    file = folder / "launch" / "launch.json"
-    return [Job.from_record(folder, values) for values in read_json(file)["jobs"]] if file.is_file() else []
+    if not (folder / LAUNCH_FILE).is_file():
+        return []
+    return [Job.from_record(folder, values) for values in read_launch(folder).jobs]
 
 
 def query_states(jobs: Sequence[Job]) -> list[JobState]:

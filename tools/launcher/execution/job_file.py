@@ -2,8 +2,9 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pretrain.common.files import write_json
+from pretrain.common.files import read_json, write_json
 from tools.stages.base import Stage
 
 
@@ -36,3 +37,13 @@ def name_job_file(logs: Path, index: int | str = 0) -> Path:
 def write_job(file: Path, spec: Stage, limits: Limits | None = None) -> None:
     """Write the file of a job, whose path each of its processes gets; only one of SLURM has limits."""
     write_json(file, {"spec": spec.to_json(), "limits": asdict(limits) if limits else {}})
+
+
+def read_job(file: Path) -> dict[str, Any]:
+    """Read the file of a job: its stage, and its limits, if it is one of SLURM.
+
+    A job of SLURM imports the copy of the code that wrote its file. A launcher on this machine may have been started
+    by an earlier version, which wrote the stage alone.
+    """
+    record = read_json(file)
+    return record if "spec" in record else {"spec": record, "limits": {}}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.files import read_json, write_json
+from pretrain.common.files import write_json
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.output import warn
 from pretrain.common.ranks.rank import STOPPED, build_rank_environment, record_error, record_failure
@@ -29,7 +29,7 @@ from tools.stages.base import Stage
 from tools.stages.registry import build_stage
 
 from . import slurm
-from .job_file import Limits
+from .job_file import Limits, read_job
 from .records import format_resume_command
 
 
@@ -62,7 +62,7 @@ def run_stage(spec: Stage, context: RunContext) -> None:
 
 def run_local_rank(context: RunContext, file: str) -> None:
     """Run a rank of the stage in ``file``, which the launcher has started on this machine."""
-    run_stage(build_stage(read_json(file)["spec"]), context)
+    run_stage(build_stage(read_job(Path(file))["spec"]), context)
 
 
 def run_slurm_rank(file: Path) -> None:
@@ -76,7 +76,7 @@ def run_slurm_rank(file: Path) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
     if local_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
-    spec = read_json(file)["spec"]
+    spec = read_job(file)["spec"]
     handler = PreemptionHandler(env, file)
     try:
         with record_error(spec["folder"], file.parent.name):
@@ -105,7 +105,7 @@ class PreemptionHandler:
         self.signals: set[str] = set()
         self._env = env
         self._file = file
-        self._record: dict[str, Any] = read_json(file)
+        self._record: dict[str, Any] = read_job(file)
         self._folder: str = self._record["spec"]["folder"]
         self._limits = Limits(**self._record["limits"])
         self._waits = waits

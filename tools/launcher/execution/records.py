@@ -16,19 +16,20 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.output import warn
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import find_working_folder, read_json_or_empty
+from pretrain.common.run.state import find_working_folder
 from tools.stages.base import Stage
 
+from ..record_files import LAUNCH_FILE, LaunchRecord, find_launch, read_launch
 from ..resources import Resources
 from .job import Job
 
 
 def find_launch_files(folder: Path) -> list[Path]:
     """Return the launch.json of a run folder, or of all stages below the folder of a pipeline."""
-    file = folder / "launch" / "launch.json"
-    files = [file] if file.is_file() else find_files(folder, "launch/launch.json")
+    file = folder / LAUNCH_FILE
+    files = [file] if file.is_file() else find_files(folder, str(LAUNCH_FILE))
     if not files:
-        raise UserError(f"no launch/launch.json in {folder}, or below it; pass the folder of a run or pipeline")
+        raise UserError(f"no {LAUNCH_FILE} in {folder}, or below it; pass the folder of a run or pipeline")
     return files
 
 
@@ -50,27 +51,21 @@ def format_resume_command(folder: str) -> str:
 
 def format_original_command(folder: Path) -> str:
     """Return the command that started the jobs of a run folder, as a user of this working folder types it."""
-    record = read_json_or_empty(folder / "launch" / "launch.json")
-    command = f"python {record.get('command', '')}"
-    working_folder = record.get("cwd", "")
-    is_here = working_folder in ("", find_working_folder())
-    return command if is_here else f"cd {shlex.quote(working_folder)} && {command}"
+    record = read_launch(folder)
+    command = f"python {record.command}"
+    is_here = record.cwd in ("", find_working_folder())
+    return command if is_here else f"cd {shlex.quote(record.cwd)} && {command}"
 
 
 def record_job(spec: Stage, resources: Resources, job: Job) -> None:
     """Add a job to the launch.json of its run folder."""
-    path = job.folder / "launch" / "launch.json"
-    earlier = read_json_or_empty(path)
-    jobs = [*earlier.get("jobs", []), {**job.to_record(), "code": read_git_state()}]
-    is_resumed = sys.argv[1:2] == ["resume"] and "command" in earlier
-    record = {
-        "spec": spec.to_json(),
-        "options": asdict(resources.request),
-        "command": earlier["command"] if is_resumed else shlex.join(sys.argv),
-        "cwd": find_working_folder(),
-        "jobs": jobs,
-    }
+    earlier = find_launch(job.folder)
+    jobs = [*(earlier.jobs if earlier else []), {**job.to_record(), "code": read_git_state()}]
+    command = shlex.join(sys.argv)
+    if earlier and sys.argv[1:2] == ["resume"]:
+        command = earlier.command or command
+    record = LaunchRecord(spec.to_json(), asdict(resources.request), jobs, command, find_working_folder())
     try:
-        write_json(path, record)
+        write_json(job.folder / LAUNCH_FILE, asdict(record))
     except UserError as error:  # too late to refuse: the job is submitted
         warn(f"warning: {error}; {job.cluster} job {job.id} is submitted, but status and cancel cannot find it")

@@ -14,13 +14,13 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, escape_control
-from pretrain.common.files import read_json
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
 from pretrain.common.run.state import read_outcome
 
-from ..graphs.graph import PIPELINE_FILE, find_record
+from ..graphs.graph import find_record
+from ..record_files import LAUNCH_FILE, PIPELINE_FILE, LaunchRecord, read_launch, read_pipeline
 from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
 from .records import find_files, find_launch_files, format_original_command, format_resume_command
 from .slurm import JobState
@@ -66,7 +66,7 @@ def find_stage_to_show(folder: Path) -> Path:
 
     This is a stage that is running, else the one that failed last, else the last one; standard error names it.
     """
-    if folder / "launch" / "launch.json" in find_launch_files(folder):
+    if folder / LAUNCH_FILE in find_launch_files(folder):
         return folder
     entry = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=_rank_for_logs)
     print(
@@ -90,26 +90,27 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = find_files(folder, "state.json", "launch/launch.json", str(PIPELINE_FILE))
+    files = find_files(folder, "state.json", str(LAUNCH_FILE), str(PIPELINE_FILE))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it; pass the folder of a run or pipeline")
     plans: dict[Path, dict[str, Any]] = {}
     abandoned: set[Path] = set()  # stages of pipelines whose launcher has ended
-    launched: dict[Path, dict[str, Any]] = {}  # launch.json, or empty for a run without the launcher
+    launched: dict[Path, LaunchRecord | None] = {}  # None for a run without the launcher
     for file in files:
         if file.name == PIPELINE_FILE.name:
-            stages = {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+            stages = {file.parents[1] / stage["key"]: stage for stage in read_pipeline(file).stages}
             plans |= stages
             abandoned |= set() if find_owner(file.parents[1]) else stages.keys()
-        elif file.name == "launch.json":
-            launched[file.parents[1]] = read_json(file)
+        elif file.name == LAUNCH_FILE.name:
+            launched[file.parents[1]] = read_launch(file.parents[1])
         else:
-            launched.setdefault(file.parent, {})
+            launched.setdefault(file.parent, None)
     jobs = read_last_jobs(launched)
     entries = []
     for run_folder in dict.fromkeys([*plans, *launched]):
         plan = plans.get(run_folder, {})
-        stage = launched.get(run_folder, {}).get("spec", plan).get("stage") or read_stage(run_folder)
+        record = launched.get(run_folder)
+        stage = (record.spec if record else plan).get("stage") or read_stage(run_folder)
         key = plan.get("key", os.path.relpath(run_folder, folder))
         entry = {"key": key, "stage": stage, "folder": run_folder, "waits_for": plan.get("parents", [])}
         entry |= _describe_state(run_folder, *jobs.get(run_folder, (None, JobState(""))))

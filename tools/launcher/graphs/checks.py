@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_no_foreign_files, check_stage_of
-from pretrain.common.run.state import find_working_folder, read_json_or_empty, read_state
-from pretrain.data.names import resolve
+from pretrain.common.run.state import find_working_folder, read_state, read_working_folder
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
 
@@ -18,8 +16,9 @@ from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
 from ..options import Options
+from ..record_files import PIPELINE_FILE, find_launch, read_launch
 from ..resources import Resources
-from .graph import PIPELINE_FILE, REPORT, Graph, Node
+from .graph import REPORT, Graph, Node
 
 
 @dataclass
@@ -100,8 +99,7 @@ def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, nee
 
 def _check_same_work(node: Node, job: Job) -> None:
     """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
-    record = read_json(job.folder / "launch" / "launch.json")
-    submitted = build_stage(record["spec"])
+    submitted = build_stage(read_launch(job.folder).spec)
     if submitted.fingerprint() != node.spec.fingerprint():
         changes = node.spec.describe_changes(submitted.identity, allowed=()) or "what it builds on has changed"
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
@@ -156,12 +154,11 @@ def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:
 
 def _describe_moved_names(spec: Stage) -> list[str]:
     """Describe the relative names of a run that resumes in another working folder, where they may be other images."""
-    earlier = read_state(spec.folder).get("cwd", "")
+    earlier = read_working_folder(spec.folder)
     current = find_working_folder()
     if earlier in ("", current):
         return []
-    relative = [name for name in filter(None, spec.list_data()) if resolve(name, current) != name]
-    return [f"{name} is now that of {current}; the run was started in {earlier}" for name in relative]
+    return [f"{name} is now that of {current}; the run was started in {earlier}" for name in spec.list_relative_names()]
 
 
 def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, needs_data: bool) -> list[str]:
@@ -199,8 +196,8 @@ def check_may_continue(spec: Stage) -> None:
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
     spec.check_same_run()
-    launched = read_json_or_empty(folder / "launch" / "launch.json").get("spec")
-    earlier = build_stage(launched).identity if launched else read_state(folder).get("work")
+    launched = find_launch(folder)
+    earlier = build_stage(launched.spec).identity if launched else read_state(folder).get("work")
     changes = spec.describe_changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")

@@ -8,17 +8,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
-from pretrain.common.files import read_json, write_json
-from pretrain.common.run.state import enter_folder, find_working_folder, read_json_or_empty
+from pretrain.common.errors import UserError, shorten_list
+from pretrain.common.files import write_json
+from pretrain.common.run.state import enter_folder, find_working_folder
 from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage
 
 from ..options import Options, from_record
+from ..record_files import (
+    LAUNCH_FILE,
+    PIPELINE_FILE,
+    LaunchRecord,
+    PipelineRecord,
+    find_launch,
+    read_launch,
+    read_pipeline,
+)
 
 REPORT = "report"  # key of the report, which no other node has
-PIPELINE_FILE = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,11 @@ class Graph:
     @property
     def is_single(self) -> bool:
         return self.report is None
+
+    def list_stages(self) -> list[str]:
+        """List the names of its kinds of stages."""
+        specs = [*(node.spec for node in self.nodes), *([self.report] if self.report else [])]
+        return list(dict.fromkeys(spec.name for spec in specs))
 
 
 def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[str, Any] | None = None) -> Graph:
@@ -97,7 +110,8 @@ def _hash_inputs(spec: Stage, products: set[str]) -> dict[str, str]:
     """
     recorded: dict[str, str] = {}
     if spec.has_checkpoint():
-        recorded = read_json_or_empty(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
+        launched = find_launch(Path(spec.folder))
+        recorded = launched.spec["inputs"] if launched else {}
     hashes = {path: sha or hash_content(path) for path, sha in spec.inputs.items() if path not in products}
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
@@ -111,50 +125,75 @@ def write_graph(graph: Graph, options: Options) -> None:
         spec = node.spec
         place = {"key": node.key, "stage": spec.name, "folder": spec.folder, "parents": list(node.parents)}
         stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
-    record = {"output": graph.output, "cwd": find_working_folder(), "study": graph.study, "stages": stages}
-    write_json(
-        Path(graph.output) / PIPELINE_FILE, {**record, "report": graph.report.to_json(), "options": asdict(options)}
-    )
+    report = graph.report.to_json()
+    record = PipelineRecord(graph.output, stages, report, asdict(options), graph.study, find_working_folder())
+    write_json(Path(graph.output) / PIPELINE_FILE, asdict(record))
 
 
 def find_record(folder: Path) -> Path | None:
     """Return the record of the pipeline or of the single stage in ``folder``."""
-    return next((folder / name for name in (PIPELINE_FILE, "launch/launch.json") if (folder / name).exists()), None)
+    return next((folder / name for name in (PIPELINE_FILE, LAUNCH_FILE) if (folder / name).exists()), None)
 
 
 @contextlib.contextmanager
-def enter_working_folder(record: Path) -> Iterator[None]:
-    """Work in the folder that the stages of a launch.json or pipeline.json were started in, where it names one.
+def open_graph(file: Path, **changes: str) -> Iterator[tuple[Graph, Options]]:
+    """Read a graph and its options, with ``changes``, and work in the folder that it was started in, if it names one.
 
-    What their options and configs name relative to it is then found.
+    What its options and configs name relative to that folder is then found.
+
+    Args:
+        file: launch.json of a single stage, or pipeline.json.
+
+    Raises:
+        UserError: the record or that folder cannot be used, or nobody knows where relative names are.
     """
-    folder = read_json(record).get("cwd", "")
-    if folder in ("", find_working_folder()):
+    folder = file.absolute().parents[1]
+    record = read_pipeline(file) if file.name == PIPELINE_FILE.name else read_launch(folder)
+    with _enter_working_folder(record.cwd, folder):
+        try:
+            options = from_record(record.options, **changes)
+            graph = _rebuild(record)
+        except (KeyError, TypeError) as error:
+            problem = f"{file} is damaged or from another version ({error})"
+            raise UserError(f"{problem}; rerun the original command") from error
+        if folder.resolve() != Path(graph.output).resolve():
+            raise UserError(f"{folder} was moved from {graph.output}; rerun the original command")
+        if not record.cwd:
+            _check_relative_names(graph)
+        yield graph, options
+
+
+def _rebuild(record: LaunchRecord | PipelineRecord) -> Graph:
+    if isinstance(record, LaunchRecord):
+        return build_single(build_stage(record.spec))
+    nodes = (Node(stage["key"], build_stage(stage["spec"]), tuple(stage["parents"])) for stage in record.stages)
+    return Graph(record.output, tuple(nodes), build_stage(record.report), record.study)
+
+
+@contextlib.contextmanager
+def _enter_working_folder(working_folder: str, run: Path) -> Iterator[None]:
+    if working_folder in ("", find_working_folder()):
         yield
         return
-    if not os.path.isdir(folder):
+    if not os.path.isdir(working_folder):
         remedy = "make that folder again, or rerun the original command"
-        raise UserError(f"{record.parents[1]} was started in {folder}, which is gone; {remedy}")
-    print(f"relative names are those of {folder}, where {record.parents[1]} was started", file=sys.stderr)
-    with enter_folder(folder):
+        raise UserError(f"{run} was started in {working_folder}, which is gone; {remedy}")
+    print(f"relative names are those of {working_folder}, where {run} was started", file=sys.stderr)
+    with enter_folder(working_folder):
         yield
 
 
-def read_graph(path: Path, **changes: str) -> tuple[Graph, Options]:
-    """Read the graph of a launch.json, or of a file of `write_graph`, and its options, with ``changes``."""
-    record = read_json(path)
-    try:
-        options = from_record(record["options"], **changes)
-        if path.name == PIPELINE_FILE.name:
-            nodes = tuple(
-                Node(stage["key"], build_stage(stage["spec"]), tuple(stage["parents"])) for stage in record["stages"]
-            )
-            graph = Graph(record["output"], nodes, build_stage(record["report"]), record["study"])
-        else:
-            graph = build_single(build_stage(record["spec"]))
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged or from another version ({error}); rerun the original command") from error
-    folder = path.absolute().parents[1]
-    if folder.resolve() != Path(graph.output).resolve():
-        raise UserError(f"{folder} was moved from {graph.output}; rerun the original command")
-    return graph, options
+def _check_relative_names(graph: Graph) -> None:
+    """Check that the stages of a record without a working folder mean files of this one, if they name any.
+
+    A run or its pipeline lies below the folder that it was started in, unless the user chose another place.
+    """
+    names = list(dict.fromkeys(name for node in graph.nodes for name in node.spec.list_relative_names()))
+    if not names:
+        return
+    root = Path(graph.nodes[0].spec.root or graph.output)
+    is_below = root.resolve().is_relative_to(Path().resolve())
+    text = f"the earlier version that started {graph.output} did not record the folder of {shorten_list(names)}"
+    if not is_below:
+        raise UserError(f"{text}; rerun the original command in that folder")
+    print(f"{text}; it is taken for this one", file=sys.stderr)

@@ -108,6 +108,32 @@ def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
     assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
 
 
+def test_a_resumed_stage_gets_the_limit_of_the_site_file_as_far_as_it_needs_it(started: Started):
+    """The record has what the user asked for: nothing, here and in the second case only for all stages."""
+    Path("site.yaml").write_text("time: 24:00:00\n")
+    site = ["--cluster", "slurm", "--cluster-file", "site.yaml"]
+    limits = []
+    for folder, words in (("a", site), ("b", [*site, "--time", "12:00:00"]), ("c", ["--cluster", "slurm"])):
+        assert launch.main(["knn", "random", *words, "OUTPUT_DIR", folder, *TINY]) == 0
+        graph, options = started.pop()
+        spec = graph.nodes[0].spec
+        record_job(spec, options.for_stage(spec), Job.from_record(Path(spec.folder), LOCAL))
+        assert launch.main(["resume", folder]) == 0
+        limits.append([options.for_stage(spec).minutes, started.pop()[1].for_stage(spec).minutes])
+    assert limits == [[240, 240], [720, 720], [240, 240]]
+
+
+def test_a_limit_of_a_stage_that_the_command_does_not_start_is_refused(started: Started):
+    Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nKNN: own\n")
+    for words in (["knn", "random"], ["pipeline", "p.yaml"]):
+        command = [*words, "--cluster", "slurm", "--time", "24:00:00,convert=2"]
+        refused(
+            lambda command=command: launch.main(command), "--time limits convert, which is not part of this command"
+        )
+    assert launch.main(["pipeline", "p.yaml", "--cluster", "slurm", "--time", "knn=9,report=3"]) == 0
+    assert len(started) == 1
+
+
 @pytest.mark.parametrize("stage", ["os:system", "tools.launcher.execution.submit:snapshot", "os"])
 def test_only_a_known_stage_is_started(stage: str, started: Started):
     folder = str(Path("x").absolute())

@@ -11,7 +11,7 @@ version has no number; what it lacks follows from its form:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,8 +38,8 @@ class LaunchRecord:
     """
 
     spec: dict[str, Any]
-    options: dict[str, Any]
-    jobs: list[dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
     command: str = ""
     cwd: str = ""
     version: int = VERSION
@@ -50,16 +50,16 @@ class PipelineRecord:
     """The content of pipeline.json.
 
     Attributes:
-        output: the folder when it was started; it may have been moved since.
         stages: of each node key, stage (the name of the kind), folder, parents, fingerprint and spec.
+        output: the folder when it was started; it may have been moved since.
         study: of `graph.Graph`.
         report, options, cwd: as in `LaunchRecord`; the report is a stage.
     """
 
-    output: str
     stages: list[dict[str, Any]]
-    report: dict[str, Any]
-    options: dict[str, Any]
+    output: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     study: dict[str, Any] = field(default_factory=dict)
     cwd: str = ""
     version: int = VERSION
@@ -85,22 +85,24 @@ def read_pipeline(file: Path) -> PipelineRecord:
 
 def upgrade_launch(record: dict[str, Any]) -> LaunchRecord:
     """Return the content of a launch.json of this version or an earlier one."""
+    launched = LaunchRecord(**record)
     if "version" in record:
-        return LaunchRecord(**record)
-    options = _upgrade_options(record["options"], [record["spec"]])
-    return LaunchRecord(**{**record, "spec": upgrade_stage(record["spec"]), "options": options})
+        return launched
+    options = _upgrade_options(launched.options, [launched.spec])
+    return replace(launched, spec=upgrade_stage(launched.spec), options=options)
 
 
 def upgrade_pipeline(record: dict[str, Any]) -> PipelineRecord:
     """Return the content of a pipeline.json of this version or an earlier one."""
+    pipeline = PipelineRecord(**record)
     if "version" in record:
-        return PipelineRecord(**record)
-    options = _upgrade_options(record["options"], [stage["spec"] for stage in record["stages"]])
+        return pipeline
+    options = _upgrade_options(pipeline.options, [stage["spec"] for stage in pipeline.stages])
     stages = []
-    for stage in record["stages"]:
+    for stage in pipeline.stages:
         spec = upgrade_stage(stage["spec"])
         stages.append({**stage, "stage": spec["stage"], "spec": spec})
-    return PipelineRecord(**{**record, "stages": stages, "report": upgrade_stage(record["report"]), "options": options})
+    return replace(pipeline, stages=stages, report=upgrade_stage(pipeline.report), options=options)
 
 
 def _read(file: Path, upgrade: Callable[[dict[str, Any]], Record]) -> Record:
@@ -120,6 +122,6 @@ def _upgrade_options(options: dict[str, Any], specs: Iterable[dict[str, Any]]) -
     names = dict.fromkeys(upgrade_stage(spec)["stage"] for spec in specs if "args" in spec)
     if not time or not names:
         return options
-    has_cpu_limit = "time" in options.get("cpu", {})
+    has_cpu_limit = "time" in options["cpu"]
     limits = [f"{name}={time}" for name in names if find_stage(name).gpu or not has_cpu_limit]
     return {**options, "time": ",".join([time, *limits])}

@@ -119,7 +119,7 @@ def detector(
 
 def pipeline(folder: Path, *keys: str, **record: Any) -> None:
     """Write the launcher's record of a pipeline with the stages ``keys``; all but those of moco are complete."""
-    listed = [{"key": key, "folder": str(folder / key), "fingerprint": key} for key in keys]
+    listed = [{"key": key, "folder": str(folder / key), "fingerprint": key, "spec": {"stage": "knn"}} for key in keys]
     (folder / "launch").mkdir(parents=True)
     (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed, **record}))
     for key in keys:

@@ -125,8 +125,14 @@ def write_graph(graph: Graph, options: Options) -> None:
         spec = node.spec
         place = {"key": node.key, "stage": spec.name, "folder": spec.folder, "parents": list(node.parents)}
         stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
-    report = graph.report.to_json()
-    record = PipelineRecord(graph.output, stages, report, asdict(options), graph.study, find_working_folder())
+    record = PipelineRecord(
+        stages=stages,
+        output=graph.output,
+        report=graph.report.to_json(),
+        options=asdict(options),
+        study=graph.study,
+        cwd=find_working_folder(),
+    )
     write_json(Path(graph.output) / PIPELINE_FILE, asdict(record))
 
 

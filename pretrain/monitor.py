@@ -51,7 +51,7 @@ class TrainingMonitor:
         self._scaler = scaler
         self._image_name = image_name
         self._skipped = skipped
-        skipped.update(scaler.get_scale(), 0)
+        skipped.scale = scaler.get_scale()
         self._unit_loss = torch.ones((), device=device)
         self._pending_report: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}

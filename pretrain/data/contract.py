@@ -1,10 +1,11 @@
-"""What every data set must provide, whoever wrote its loader: labels, classes, names and the pixels of each image.
+"""What the loader of a user's data set must provide: labels, classes, names and the pixels of each image.
 
 Each check returns its value in the form that the pipeline uses, or raises one line with the remedy.
 """
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from numbers import Integral
 from typing import Any
 
@@ -14,9 +15,75 @@ from PIL import Image
 from ..common.errors import UserError, count_noun
 from ..common.image_checks import pixels
 from ..common.image_checks.pixels import describe
+from ..common.images import ReductionChooser
+from .image_data import ImageData
+from .sources import Source
 
 _TEMPLATE = "as docs/templates/my_data.py does"
 _NUMBER_THEM = "number them: classes, labels = np.unique(labels, return_inverse=True)"
+
+
+def open_images(loaded: Any, name: str, split: str) -> ImageData:
+    """Check what the loader of the data set ``name`` returned; its images are checked when they are read.
+
+    Raises:
+        UserError: it is not an `ImageData`, or does not keep to the contract.
+    """
+    where = f"data set {name!r}"
+    if not isinstance(loaded, ImageData):
+        expected = "a loader must return ImageData(source, labels, classes), as docs/templates/my_data.py does"
+        remedy = "or raise MissingSplit if the data set has no such split"
+        raise UserError(f"{where}: its loader returned {describe(loaded)} for {split}; {expected}, {remedy}")
+    check_source(loaded.source, where)
+    source = CheckedSource(loaded.source, where)
+    classes = convert_classes(loaded.classes, where)
+    labels = convert_labels(loaded.labels, classes, len(source), where)
+    try:
+        source.name(len(source) - 1)
+    except IndexError as error:
+        raise UserError(
+            f"{where} has {count_noun(len(source), 'image')}, but no name({len(source) - 1}); name all of them"
+        ) from error
+    return dataclasses.replace(loaded, source=source, labels=labels, classes=classes)
+
+
+class CheckedSource:
+    """A user's source, of which every name and image is checked; errors of its code name the image.
+
+    Args:
+        where: names the data set in errors, as in the functions here.
+    """
+
+    def __init__(self, source: Source, where: str) -> None:
+        self.can_reduce = getattr(source, "can_reduce", False)
+        self._source = source
+        self._where = where
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def name(self, index: int) -> str:
+        name = self._call("name", index)
+        if not isinstance(name, (str, os.PathLike)):
+            raise UserError(f"{self._where}: name({index}) returned {describe(name)}; return text, such as its file")
+        return os.fspath(name)
+
+    def read(self, index: int, choose_reduction: ReductionChooser | None = None) -> np.ndarray:
+        image = self._call("read", index, choose_reduction) if choose_reduction else self._call("read", index)
+        rule = "read() must return (H, W, 3) uint8 RGB"
+        return pixels.check_image(
+            image, lambda: f"image {index} ({self.name(index)}) of the {self._where}", rule, _advise
+        )
+
+    def _call(self, method: str, index: int, *options: Any) -> Any:
+        """Call a method of the source, whose error keeps its traceback: only it shows where the mistake is."""
+        try:
+            return getattr(self._source, method)(index, *options)
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(f"{method}({index}) of the {self._where} failed")
+            raise
 
 
 def check_source(source: Any, where: str) -> None:
@@ -107,18 +174,6 @@ def _check_range(low: int, high: int, classes: int, where: str) -> None:
     elif low == 1 and high == classes:
         remedy = "subtract 1"
     raise UserError(f"{where}: labels are from {low} to {high}, but {limit}; {remedy}")
-
-
-def check_image_name(name: Any, index: int, where: str) -> str:
-    """Return the name of image ``index`` as text."""
-    if not isinstance(name, (str, os.PathLike)):
-        raise UserError(f"{where}: name({index}) returned {describe(name)}; return text, such as its file")
-    return os.fspath(name)
-
-
-def check_image(image: Any, name_it: Callable[[], str]) -> np.ndarray:
-    """Return an image that read() of a source returned as (H, W, 3) uint8 (see `pixels.check_image`)."""
-    return pixels.check_image(image, name_it, "read() must return (H, W, 3) uint8 RGB", _advise)
 
 
 def _advise(image: Any) -> str:

@@ -4,6 +4,7 @@ Every set has a fixed order (sorted names), so an index means the same image in 
 """
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -17,8 +18,9 @@ from ..common.errors import UserError, shorten_list, suggest_name
 from ..common.files import expand
 from ..common.image_checks.pixels import describe
 from ..common.images import CorruptImage
+from .contract import open_images
 from .folders import images as folders
-from .image_data import ImageData, MissingSplit, merge, open_images
+from .image_data import ImageData, MissingSplit, merge
 from .named import archives, imagenet
 from .names import FOLDER, LIST_FORM, TAR, check_local, list_names
 from .tars import images as tars
@@ -54,11 +56,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     if len(names) > 1:
         return _load_several(names, name, split, root, download)
     load_split = _find(names[0], root, download)[1]
-    data = open_images(load_split(split), names[0], split)
-    if names[0] in LOADERS:  # a mistake in a user's source is found before a run starts
-        with contextlib.suppress(CorruptImage):  # DATALOADER.ON_CORRUPT decides whether training fails
-            data.read(0)
-    return data
+    return dataclasses.replace(load_split(split), name=names[0])
 
 
 def is_there(name: str, root: str | Path) -> bool:
@@ -159,19 +157,23 @@ def _check_no_pattern(name: str, path: Path) -> None:
     raise UserError(f"{name!r} is a pattern, not a folder; write its parent folder, or a list of folders: {form}")
 
 
-def _call_loader(name: str, split: str, root: Path) -> Any:
-    """Call a user's loader, whose errors keep their traceback: only it shows where the mistake is."""
+def _call_loader(name: str, split: str, root: Path) -> ImageData:
+    """Call a user's loader, whose errors keep their traceback, and check what it returns."""
     loader = LOADERS[name]
     if not callable(loader):
         remedy = "register a function load(split, root), as docs/templates/my_data.py does"
         raise UserError(f"LOADERS[{name!r}] is {describe(loader)}; {remedy}")
     try:
-        return loader(split, root)
+        loaded = loader(split, root)
     except UserError:
         raise
     except Exception as error:
         error.add_note(f"the loader of the data set {name!r}, called for {split!r} and {root!r}, failed")
         raise
+    data = open_images(loaded, name, split)
+    with contextlib.suppress(CorruptImage):  # DATALOADER.ON_CORRUPT decides whether training fails
+        data.read(0)  # a mistake in the user's source is found before a run starts
+    return data
 
 
 def _parse_path(name: str) -> Path:

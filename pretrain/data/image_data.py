@@ -6,15 +6,12 @@ import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..common.errors import UserError, count_noun, shorten_list
-from ..common.image_checks.pixels import describe
+from ..common.errors import UserError, shorten_list
 from ..common.images import ReductionChooser
-from .contract import check_image, check_image_name, check_source, convert_classes, convert_labels
-from .sources import Concatenation, Source, Subset
+from .sources import Concatenation, Source, Subset, read_pixels
 
 
 class MissingSplit(UserError):
@@ -23,14 +20,14 @@ class MissingSplit(UserError):
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set split, which `open_images` has checked.
+    """A data set split. One that a user's loader returns is checked by `contract.open_images`.
 
     Attributes:
         source: where the pixels come from.
-        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one. A loader may also
-            return another kind of whole numbers, such as a list.
+        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one. A user's loader
+            may also return another kind of whole numbers, such as a list.
         classes: class names, in the order of the labels.
-        name: the data set, for errors; `open_images` sets it.
+        name: the data set, for errors; `datasets.load` sets it.
     """
 
     source: Source
@@ -49,28 +46,13 @@ class ImageData:
 
         Raises:
             CorruptImage: it cannot be decoded; the message names the file.
-            UserError: the source returned anything else; the message says what a source must return.
+            UserError: a user's source returned anything else; the message says what a source must return.
         """
-        can_reduce = choose_reduction and getattr(self.source, "can_reduce", False)
-        image = self._call("read", index, choose_reduction) if can_reduce else self._call("read", index)
-        return check_image(image, lambda: f"image {index} ({self.image_name(index)}) of the {self._where()}")
+        return read_pixels(self.source, index, choose_reduction)
 
     def image_name(self, index: int) -> str:
         """Return the file of the image, or its position in a file of many images."""
-        return check_image_name(self._call("name", index), index, self._where())
-
-    def _where(self) -> str:
-        return f"data set {self.name!r}"
-
-    def _call(self, method: str, index: int, *options: Any) -> Any:
-        """Call a method of the source; an error of a user's source keeps its traceback, and names the image."""
-        try:
-            return getattr(self.source, method)(index, *options)
-        except UserError:
-            raise
-        except Exception as error:
-            error.add_note(f"{method}({index}) of the {self._where()} failed")
-            raise
+        return self.source.name(index)
 
     def digest(self) -> str:
         """Return a digest of image names and labels (not of pixels or location)."""
@@ -106,10 +88,14 @@ class ImageData:
             return dataclasses.replace(self, classes=classes)
         repeated = [name for names in (classes, self.classes) for name in names if names.count(name) > 1]
         if repeated:
-            raise UserError(f"{self._where()}: several classes are named {repeated[0]!r}; give each its own name")
+            raise UserError(
+                f"data set {self.name!r}: several classes are named {repeated[0]!r}; give each its own name"
+            )
         missing = sorted(set(self.classes) - set(classes))
         if missing:
-            raise UserError(f"{self._where()}: its classes {shorten_list(missing)} are not in the other data set")
+            raise UserError(
+                f"data set {self.name!r}: its classes {shorten_list(missing)} are not in the other data set"
+            )
         positions = np.array([*map(classes.index, self.classes), -1], np.int64)  # the last: no label
         return dataclasses.replace(self, labels=positions[self.labels], classes=classes)
 
@@ -125,27 +111,3 @@ def merge(parts: list[ImageData], name: str) -> ImageData:
         part_labels = part.relabel(classes).labels
         labels.append(np.full(len(part), -1, np.int64) if part_labels is None else part_labels)
     return ImageData(source, np.concatenate(labels), classes, name)
-
-
-def open_images(loaded: Any, name: str, split: str) -> ImageData:
-    """Check what the loader of the data set ``name`` returned, and convert labels and classes (see `contract`).
-
-    Raises:
-        UserError: it is not an `ImageData`, or does not keep to the contract.
-    """
-    where = f"data set {name!r}"
-    if not isinstance(loaded, ImageData):
-        expected = "a loader must return ImageData(source, labels, classes), as docs/templates/my_data.py does"
-        remedy = "or raise MissingSplit if the data set has no such split"
-        raise UserError(f"{where}: its loader returned {describe(loaded)} for {split}; {expected}, {remedy}")
-    check_source(loaded.source, where)
-    classes = convert_classes(loaded.classes, where)
-    labels = convert_labels(loaded.labels, classes, len(loaded), where)
-    data = dataclasses.replace(loaded, labels=labels, classes=classes, name=name)
-    try:
-        data.image_name(len(data) - 1)
-    except IndexError as error:
-        raise UserError(
-            f"{where} has {count_noun(len(data), 'image')}, but no name({len(data) - 1}); name all of them"
-        ) from error
-    return data

@@ -120,7 +120,8 @@ class Array:
         return np.ascontiguousarray(image)
 
 
-def _read(source: Any, index: int, choose_reduction: images.ReductionChooser | None) -> np.ndarray:
+def read_pixels(source: Any, index: int, choose_reduction: images.ReductionChooser | None) -> np.ndarray:
+    """Read an image of a source, which gets ``choose_reduction`` only if it can reduce images."""
     if choose_reduction and getattr(source, "can_reduce", False):
         return source.read(index, choose_reduction)
     return source.read(index)
@@ -139,7 +140,7 @@ class Subset:
         return len(self.positions)
 
     def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
-        return _read(self.source, int(self.positions[index]), choose_reduction)
+        return read_pixels(self.source, int(self.positions[index]), choose_reduction)
 
     def name(self, index: int) -> str:
         return self.source.name(int(self.positions[index]))
@@ -163,7 +164,7 @@ class Concatenation:
 
     def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
         source, position = self._locate(index)
-        return _read(source, position, choose_reduction)
+        return read_pixels(source, position, choose_reduction)
 
     def name(self, index: int) -> str:
         source, position = self._locate(index)

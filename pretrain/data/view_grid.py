@@ -29,7 +29,8 @@ def draw(data: ImageData, columns: Mapping[str, Augmentation], size: int, images
         images: rows, evenly spaced over the data set; images that cannot be decoded are skipped.
     """
     titles = (_ORIGINAL, *columns)
-    width = max(size, *map(_measure, titles)) + _GAP
+    title_widths = [cv2.getTextSize(title, **_FONT, thickness=1)[0][0] for title in titles]
+    width = max(size, *title_widths) + _GAP
     augmentations = list(columns.values())
     rows = [np.concatenate([_draw_title(title, width) for title in titles], axis=1)]
     for index in sorted(set(np.linspace(0, len(data) - 1, images).round().astype(int).tolist())):
@@ -42,11 +43,6 @@ def draw(data: ImageData, columns: Mapping[str, Augmentation], size: int, images
         cells = [np.pad(cell, white, constant_values=255) for cell in (make_center_view(image, size, size), *views)]
         rows.append(np.concatenate(cells, axis=1))
     return np.concatenate(rows)
-
-
-def _measure(title: str) -> int:
-    """Return the width of a title in pixels."""
-    return cv2.getTextSize(title, **_FONT, thickness=1)[0][0]
 
 
 def _draw_title(title: str, width: int) -> np.ndarray:

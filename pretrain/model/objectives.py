@@ -158,15 +158,17 @@ def build_objective(
 
     if not has_keys:
         lone_network = nn.ModuleDict({"encoder_q": network})
-        _prepare(lone_network, cfg, device)
-        encoder = _build_encoder(network, cfg, device, bn_groups)
+        encoder = _build_encoder(lone_network, network, cfg, device, bn_groups)
         return InBatchObjective(lone_network, encoder, loss, accumulate, cfg.METHOD.LABELS == "class")
 
     num_queues = 2 if cfg.METHOD.DENSE_WEIGHT else 1
     queues = [NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) for _ in range(num_queues)]
     model = MomentumEncoderPair(network, *queues)
-    _prepare(model, cfg, device)
-    encoder = _build_encoder(network, cfg, device, bn_groups)
+    encoder = _build_encoder(model, network, cfg, device, bn_groups)
+    dense = None
+    if model.dense_negatives is not None:
+        head = cast(DenseResNet, model.encoder_q).dense
+        dense = DenseLoss(cfg.METHOD.DENSE_WEIGHT, cfg.METHOD.DENSE_WARMUP_STEPS, head, model.dense_negatives)
     total_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
     momentum = functools.partial(
         schedule.compute_ema_momentum,
@@ -181,7 +183,7 @@ def build_objective(
         loss=loss,
         key_update=KeyUpdate(cfg.MODEL.EMA_UPDATE == "before_keys", momentum),
         accumulate=accumulate,
-        dense=_build_dense_loss(model, cfg),
+        dense=dense,
         seed=cfg.SEED,
     )
 
@@ -198,30 +200,20 @@ def _choose_bn_groups(cfg: CfgNode, has_keys: bool) -> int:
     return bn_groups
 
 
-def _prepare(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
-    """Move the networks to the device in their memory format, and compile them if the config says so."""
+def _build_encoder(model: nn.Module, network: ResNet, cfg: CfgNode, device: torch.device, bn_groups: int) -> Encoder:
+    """Move ``model`` to the device, compile it if the config says so, and return the encoder of its trained network."""
     memory_format = choose_memory_format(cfg.SOLVER.AMP, device.type)
     model.to(device).to(memory_format=cast(Any, memory_format)).train()
     if cfg.SOLVER.COMPILE:
         compile_encoders(model)
-
-
-def _build_encoder(network: ResNet, cfg: CfgNode, device: torch.device, bn_groups: int) -> Encoder:
     return Encoder(
         network=network,
         parallel=distributed.data_parallel(network),
         normalize=views.Normalization(cfg.VIEWS.MEAN, cfg.VIEWS.STD, device),
         autocast=autocast(cfg.SOLVER.AMP, device.type),
-        memory_format=choose_memory_format(cfg.SOLVER.AMP, device.type),
+        memory_format=memory_format,
         bn_groups=bn_groups,
     )
-
-
-def _build_dense_loss(model: MomentumEncoderPair, cfg: CfgNode) -> DenseLoss | None:
-    if model.dense_negatives is None:
-        return None
-    head = cast(DenseResNet, model.encoder_q).dense
-    return DenseLoss(cfg.METHOD.DENSE_WEIGHT, cfg.METHOD.DENSE_WARMUP_STEPS, head, model.dense_negatives)
 
 
 def _build_query_network(cfg: CfgNode, device: torch.device, bn_groups: int, read_weights: bool) -> ResNet:

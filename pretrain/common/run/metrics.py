@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
 class MetricsWriter:
     """`metrics.json` (one JSON object per line, as Detectron2 writes it), and TensorBoard events.
 
-    On opening, lines at or after ``start_iteration`` are dropped, so that a resumed run repeats none.
+    On opening, lines at or after ``start_iteration`` are dropped, so that a resumed run repeats none. Errors of
+    TensorBoard occur in its own thread, and its next call raises them.
     """
 
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
@@ -45,12 +45,12 @@ class MetricsWriter:
         self._end_logging = wandb.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
-        with self._translate_errors():
+        with translate_write_errors(self._path.parent, resume=True):
             self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line and send its numbers to TensorBoard; ``iteration`` counts optimizer steps from 0."""
-        with self._translate_errors():
+        with translate_write_errors(self._path.parent, resume=True):
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
             for name, value in values.items():
@@ -59,15 +59,11 @@ class MetricsWriter:
 
     def add_image(self, name: str, image: Any, iteration: int) -> None:
         """Write an RGB image (3, height, width) for TensorBoard."""
-        with self._translate_errors():
+        with translate_write_errors(self._path.parent, resume=True):
             self._events.add_image(name, image, iteration)
 
-    def _translate_errors(self) -> AbstractContextManager[None]:
-        """Translate errors; TensorBoard's occur in its own thread, and its next call raises them."""
-        return translate_write_errors(self._path.parent, resume=True)
-
     def close(self) -> None:
-        with self._translate_errors():
+        with translate_write_errors(self._path.parent, resume=True):
             self._events.close()
         self._end_logging()
 

@@ -70,8 +70,12 @@ def stage(
     with contextlib.ExitStack() as stack:
         on_first_rank(stack.enter_context, _claim_run_folder(name, output_dir, context, check))
         try:
-            with translate_torch_errors(less_memory), _translate_exit():
-                yield
+            try:
+                with translate_torch_errors(less_memory):
+                    yield
+            except SystemExit as error:  # of a library or a user's module: it would end a notebook without an error
+                problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
+                raise RuntimeError(f"{problem}; raise an exception instead") from error
         except Exception as error:
             if not isinstance(error, Stopped):
                 with contextlib.suppress(UserError):  # the disk may be full
@@ -113,16 +117,6 @@ def translate_torch_errors(less_memory: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translate_exit() -> Iterator[None]:
-    """Raise RuntimeError if a library or a user's module exits: it would end a notebook without an error."""
-    try:
-        yield
-    except SystemExit as error:
-        problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
-        raise RuntimeError(f"{problem}; raise an exception instead") from error
-
-
-@contextlib.contextmanager
 def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
     """Call ``join``, yield its result, and leave the process group that it joined, if any, when the block ends.
 
@@ -137,7 +131,8 @@ def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwa
         with heartbeat():
             yield result
         return
-    _record_collectives(Path(folder))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _record_collectives(Path(folder))
     try:
         result = join(*args, **kwargs)
         with heartbeat():
@@ -153,11 +148,10 @@ def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwa
 
 def _record_collectives(folder: Path) -> None:
     """Switch on torch's flight recorder, whose files torchfrtrace reads, unless the user has set it up."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-        if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the name before torch 2.9, which is still read
-            os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the name before torch 2.9, which is still read
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
 
 
 def leave() -> None:

@@ -1,5 +1,6 @@
 """Data sets distributed as archives: CIFAR, Fashion-MNIST, STL10 and Tiny-ImageNet, in their unpacked files."""
 
+import dataclasses
 import gzip
 import tempfile
 import zlib
@@ -10,6 +11,7 @@ import numpy as np
 
 from ...common.errors import UserError, count_noun, one_line
 from ...common.files import hold_lock
+from ..contract import convert_labels
 from ..folders.images import load_classes
 from ..image_data import ImageData
 from ..sources import Array, Files
@@ -51,7 +53,9 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
             with hold_lock(folder.with_name(f".{folder.name}.lock")):  # other ranks and runs wait for this download
                 if not folder.is_dir():
                     _fetch(name, folder)
-        return _READERS[name](name, split, folder)
+        data = _READERS[name](name, split, folder)
+        labels = convert_labels(data.labels, data.classes, len(data), f"data set {name!r}")  # of a file
+        return dataclasses.replace(data, labels=labels)
     except UserError:
         raise
     except _DAMAGED as error:

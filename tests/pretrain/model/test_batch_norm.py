@@ -2,16 +2,26 @@
 
 import copy
 import types
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.model.batch_norm import GroupedBatchNorm, GroupStatistics
+from pretrain.model.batch_norm import GroupedBatchNorm, GroupedResNet
 from pretrain.model.encoder import build_network
 from tests.counted_calls import CountedCalls
+
+
+class LoneNorm(GroupedResNet):
+    """A network of a single norm."""
+
+    def __init__(self, norm: GroupedBatchNorm) -> None:
+        super().__init__(cast(Any, nn.ModuleDict({"bn1": norm})))
+
+    def _forward_impl(self, x: Tensor) -> Tensor:
+        return self.bn1(x)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4])
@@ -21,16 +31,14 @@ def test_grouped_bn_is_one_bn_per_group(groups, channels_last):
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     bn = GroupedBatchNorm(4, groups).double()
-    statistics = GroupStatistics([bn])
+    network = LoneNorm(bn)
     nn.init.uniform_(bn.weight)
     nn.init.uniform_(bn.bias)
     plain = [nn.BatchNorm2d(4).double() for _ in range(groups)]
     for other in plain:
         other.load_state_dict(bn.state_dict())
     parts = x.chunk(groups)
-    all_GS = statistics.divide()
-    torch.testing.assert_close(bn(x), torch.cat([other(part) for other, part in zip(plain, parts, strict=True)]))
-    statistics.merge(all_GS)
+    torch.testing.assert_close(network(x), torch.cat([other(part) for other, part in zip(plain, parts, strict=True)]))
     torch.testing.assert_close(bn.running_mean, torch.stack([p.get_buffer("running_mean") for p in plain]).mean(0))
     torch.testing.assert_close(bn.running_var, torch.stack([p.get_buffer("running_var") for p in plain]).mean(0))
     assert bn.num_batches_tracked == 1
@@ -60,9 +68,9 @@ def test_a_network_equals_its_norms_one_by_one_in_a_fraction_of_the_calls(groups
     options: Any = {"hidden_dims": [32], "head_bn": True, "dim": 16, "bn_groups": groups, "dense": dense}
     network: Any = build_network("resnet18", "imagenet", **options).to(memory_format=torch.channels_last)
     naive = copy.deepcopy(network)
-    for norm in naive.statistics.norms:
+    for norm in naive.norms:
         norm.forward = types.MethodType(normalize_naively, norm)
-    naive.statistics.norms = []
+    naive.norms = []
     calls = {}
     for seed in range(2):
         images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
@@ -75,7 +83,7 @@ def test_a_network_equals_its_norms_one_by_one_in_a_fraction_of_the_calls(groups
         assert torch.equal(value, naive.state_dict()[name]), name
     for parameter, expected in zip(network.parameters(), naive.parameters(), strict=True):
         assert parameter.grad is expected.grad or torch.equal(parameter.grad, expected.grad)
-    norms = len(network.statistics.norms)
+    norms = len(network.norms)
     ours = calls[False]
     naives = calls[True]
     assert norms == 21 and naives["repeat"] == naives["copy_"] == 2 * norms and naives["select"] == 2 * groups * norms

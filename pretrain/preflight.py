@@ -48,8 +48,8 @@ def check_batch_size(cfg: CfgNode, key: str, train: str, *, holds_out: bool = Fa
 
 
 def check_modules_unchanged(cfg: CfgNode) -> None:
-    """Raise UserError if the user's own modules are not those with which a job was submitted."""
-    digest = extensions.digest() if cfg.IMPORTED else ""
+    """Raise UserError if the user's own modules, of which the config uses some, are not those of the submission."""
+    digest = extensions.digest()
     if digest != cfg.IMPORTED:
         problem = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
         raise UserError(f"{problem}; restore them, or submit the job again")

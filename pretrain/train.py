@@ -89,14 +89,16 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
     folder = output_dir(cfg)
     context = context or RunContext()
     with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
-        on_every_rank(check_modules_unchanged, cfg)
+        if cfg.IMPORTED:
+            on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
         loader = _build_loader(cfg, data, device)
         state = build_train_state(cfg, device, len(loader), data.digest(), read_weights=not saved)
         if saved:
             on_every_rank(state.load_state_dict, saved)
-        _check_same_start(state)
+        if distributed.world_size() > 1:
+            _check_same_start(state)
         step = state.step
         schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
         total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
@@ -196,10 +198,9 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
 
 
 def _check_same_start(state: TrainState) -> None:
-    """Check that all ranks start from the same step, images and weights."""
-    if distributed.world_size() > 1:  # otherwise DDP would silently average gradients of different models
-        start = (state.step, state.images, compute_tensor_digest(*state.objective.model.state_dict().values()))
-        distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
+    """Check that all ranks start from the same step, images and weights: DDP would silently average other gradients."""
+    start = (state.step, state.images, compute_tensor_digest(*state.objective.model.state_dict().values()))
+    distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
 
 
 def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:

@@ -79,7 +79,8 @@ class Files:
         return os.path.join(self.folder, self.names[index])
 
     def read(self, index: int, choose_reduction: images.ReductionChooser | None = None) -> np.ndarray:
-        return images.read_image(self.name(index), choose_reduction)
+        name = self.name(index)
+        return images.decode(images.read_file(name), name, choose_reduction)
 
 
 class Array:

@@ -32,9 +32,9 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
 
     If that fails, the run continues without it, with a warning.
     """
-    check_logger()
     if not os.environ.get(VARIABLE, "").strip():
         return lambda: None
+    check_logger()
     folder = Path(output_dir).absolute()
     record = folder / ID_FILE
     config = folder / "config.yaml"

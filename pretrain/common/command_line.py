@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UserError, escape_unprintable, one_line
@@ -63,6 +64,10 @@ def _run(main: Callable[[Sequence[str] | None], int | None]) -> int:
     except KeyboardInterrupt:
         warn("interrupted by SIGINT (Ctrl-C)")
         return 130
+    except ModuleNotFoundError as error:
+        if not _is_outside_venv():  # a package that a user's module needs, or a bug of ours
+            raise
+        warn(f"error: {sys.executable} has no {error.name}; run: source .venv/bin/activate (make setup creates .venv)")
     except FileNotFoundError:
         if find_working_folder():
             raise
@@ -72,6 +77,12 @@ def _run(main: Callable[[Sequence[str] | None], int | None]) -> int:
             raise
         return _report_output_error(error)
     return 2
+
+
+def _is_outside_venv() -> bool:
+    """Return whether a checkout is run by a Python other than that of its .venv."""
+    checkout = Path(__file__).resolve().parents[2]
+    return (checkout / "Makefile").is_file() and Path(sys.prefix).resolve() != (checkout / ".venv").resolve()
 
 
 def _report_output_error(error: OSError) -> int:

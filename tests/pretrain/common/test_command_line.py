@@ -45,6 +45,19 @@ def test_the_last_line(error: BaseException, status: int, line: str, capsys: pyt
     assert ended.value.code == status and capsys.readouterr().err.startswith(line)
 
 
+def test_a_python_that_is_not_the_environments_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def main(_: object) -> None:
+        raise ModuleNotFoundError("No module named 'fvcore'", name="fvcore")
+
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    with pytest.raises(SystemExit) as ended:
+        run_command_line(main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {sys.executable} has no fvcore; run: source .venv/bin/activate")
+
+
 @pytest.mark.parametrize(("number", "text"), [(0, "0 classes"), (1, "1 class"), (1200, "1,200 classes")])
 def test_one_is_singular(number: int, text: str):
     assert count_noun(number, "class", "classes") == text

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "new folder; for onnx, a new file that ends in .onnx"
     parser.add_argument("--output", metavar="PATH", required=True, help=text)
     args = parser.parse_args(argv)
-    check_output_path(args.output, "--output")
+    check_output_path(args.output, "--output", is_file=args.format == "onnx")
     source = Path(args.source)
     output = Path(args.output)
     if not os.path.isdir(source):

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from .errors import UserError, first_line, one_line, suggest_name
 
 _NAME_BYTES = 255  # longest name that Linux file systems allow
+_UNFINISHED_BYTES = 48  # what `atomic_writer` adds to a file's name, and to that of its record, weights.pth.json
 _EXAMPLES = ("digits", "trees")  # folders of datasets/ that recipes and pages use, and tools/make_data.py makes
 
 
@@ -56,14 +57,21 @@ def expand(path: str | Path) -> str:
     return os.path.expanduser(os.path.expandvars(path))
 
 
-def check_output_path(path: str, option: str) -> None:
-    """Raise UserError if the output path ``path`` is a URL, or would be a folder that nobody would find again."""
+def check_output_path(path: str, option: str, *, is_file: bool = False) -> None:
+    """Raise UserError if the output path ``path`` is a URL, or would be a folder that nobody would find again.
+
+    Args:
+        is_file: it is a file that `atomic_writer` writes, whose name must be shorter than a folder's.
+    """
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
     if "://" in path:
         raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
     if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
         raise UserError(f"{option} is {path!r}; choose names no longer than {_NAME_BYTES} bytes")
+    longest = _NAME_BYTES - _UNFINISHED_BYTES
+    if is_file and len(os.fsencode(Path(path).name)) > longest:
+        raise UserError(f"{option} is {path!r}; choose a name no longer than {longest} bytes")
     variable = re.search(r"^.*?\$[{\w][^/]*", path)
     if variable and not os.path.isdir(variable[0]):
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")

@@ -46,6 +46,7 @@ class Convert(Stage):
         """Load the conversion of a run or checkpoint; its run folder is ``folder`` (default: next to the output)."""
         source = str(Path(options.source).absolute())
         output = str(Path(options.output).absolute())
+        check_output_path(output, "OUTPUT", is_file=True)
         run_folder = str(Path(folder or f"{output}.run").absolute())
         return cls(run_folder, replace(options, source=source, output=output), inputs={source: ""})
 
@@ -76,5 +77,5 @@ def run(options: Convert.Options) -> None:
     """Convert, and print a summary."""
     from transfer.weights.convert import convert
 
-    check_output_path(options.output, "OUTPUT")
+    check_output_path(options.output, "OUTPUT", is_file=True)
     print(convert(**asdict(options)).summary())

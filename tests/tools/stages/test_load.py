@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pretrain.common.files import atomic_write
 from pretrain.common.run.state import update_state
 from pretrain.config import from_yaml_text
 from pretrain.methods import METHODS
@@ -64,3 +65,11 @@ def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", "a\udcffb"])
 def test_a_folder_name_with_control_characters_is_refused(name: str):
     assert refused(lambda: build_convert("a.pth", "b.pth", name), "OUTPUT_DIR").isprintable()
+
+
+def test_a_file_may_not_have_a_name_to_which_nothing_can_be_added(tmp_path: Path):
+    """It is written under a longer name first, and has a record next to it."""
+    longest = "x" * (255 - 48 - len(".pth"))
+    target = Path(build_convert("source.pth", str(tmp_path / f"{longest}.pth")).product)
+    atomic_write(target.with_name(f"{target.name}.json"), "{}")
+    refused(lambda: build_convert("source.pth", f"{longest}é.pth"), "OUTPUT is", "no longer than 207 bytes")

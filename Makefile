@@ -12,7 +12,7 @@ comma := ,
 empty :=
 # What modules of a site and pip's own settings set: with them, pip would take a package elsewhere for one of .venv's, or
 # install elsewhere. Its indexes and proxies stay.
-unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS
+unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_PYTHON PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS
 export PIP_USER := 0
 # Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
 DETECTRON2 ?= https://github.com/facebookresearch/detectron2

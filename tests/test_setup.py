@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Answers as Python does where the rule asks; -m venv copies it to .venv/bin. It has no pip if no_pip exists, and so on.
 PYTHON = """\
 #!/bin/bash
-echo "$PYTHONPATH|$PIP_TARGET|$PIP_USER|$*" >> {folder}/calls
+echo "$PYTHONPATH|$PIP_TARGET$PIP_PYTHON|$PIP_USER|$*" >> {folder}/calls
 case "$*" in
     *print*) echo Python 3.12.0 of /opt/${{0##*/}};;
     *"-m venv"*) rm -rf .venv; mkdir -p .venv/bin; cp $0 .venv/bin/python;;
@@ -48,7 +48,8 @@ def calls(project: Path) -> list[str]:
 
 
 def test_a_site_s_modules_do_not_reach_pip(project: Path):
-    assert make(project, "setup", "PYTHON=./python", PYTHONPATH="/site", PIP_TARGET="/t", PIP_USER="1")[0] == 0
+    site = {"PYTHONPATH": "/site", "PIP_TARGET": "/t", "PIP_PYTHON": "/usr/bin/python3", "PIP_USER": "1"}
+    assert make(project, "setup", "PYTHON=./python", **site)[0] == 0
     lines = calls(project)
     assert all(line.startswith("||0|") for line in lines)
     steps = ["-m venv --clear .venv", "-m pip -q install -e .[dev,docs]", "-I tools/packages.py dev,docs"]

@@ -42,9 +42,11 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two stages at the same time, each one process on one thread, with one GPU where there are GPUs: the numbers do not depend on
 # how many cores or GPUs a machine has.
 SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
-# One test file per worker. Tests mostly wait, so three workers pay off even on two cores. The slow tests on a SLURM cluster run
-# alone, because they wait for real time limits.
-IN_PARALLEL := -n 3 --dist loadfile
+# A worker runs tests in their order, which share fixtures; one that has none left takes half of another's. Tests mostly wait, so
+# three workers pay off even on two cores. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
+IN_PARALLEL := -n 3 --dist worksteal
+# Tests start hundreds of processes, each of which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup check-python detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
 

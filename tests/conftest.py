@@ -20,8 +20,6 @@ from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture fo
 # Reasons for which a test may be skipped where P2T_NO_SKIPS is set, as .ci/run does: any other skip fails the run.
 _ALLOWED_SKIPS = ("no CUDA device", "lightly is not installed")
 _REFUSED_SKIPS = pytest.StashKey[list[str]]()
-# Files that take longest run first: the last ones then end at the same time.
-_LONGEST = ("test_one_device", "test_two_ranks", "test_kills", "test_slurm_pretraining", "test_stops", "test_learning")
 
 
 def write_images(root: Path) -> Path:
@@ -79,11 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    config.option.loadscopereorder = False  # of xdist, which would begin with the files of most tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in _LONGEST)
     if importlib.util.find_spec("detectron2") is None:
         for item in items:
             if item.get_closest_marker("detectron2"):

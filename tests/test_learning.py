@@ -42,7 +42,7 @@ def knn(images: Path, output: Path, *more: str) -> float:
     keys = (
         "MODEL.ARCH resnet18 MODEL.STEM cifar MODEL.HEAD_HIDDEN_DIMS [64] MODEL.EMBEDDING_DIM 32 MODEL.QUEUE_SIZE 256 "
         "MODEL.EMA_MOMENTUM 0.99 METHOD.TEMPERATURE 0.1 VIEWS.QUERY sce_weak VIEWS.KEY sce_weak "
-        f"VIEWS.IMAGE_SIZE {IMAGE} SOLVER.OPTIMIZER adamw SOLVER.BASE_LR 0.002 SOLVER.IMS_PER_BATCH 32 SOLVER.EPOCHS 4 "
+        f"VIEWS.IMAGE_SIZE {IMAGE} SOLVER.OPTIMIZER adamw SOLVER.BASE_LR 0.002 SOLVER.IMS_PER_BATCH 32 SOLVER.EPOCHS 2 "
         "SOLVER.WARMUP_EPOCHS 1.0 SOLVER.CHECKPOINT_PERIOD 1000 PROBE.KNN_K 5 DATALOADER.NUM_WORKERS 0 DEVICE cpu"
     )
     words = [*keys.split(), "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(output), *more]
@@ -50,18 +50,18 @@ def knn(images: Path, output: Path, *more: str) -> float:
 
 
 def test_pretraining_learns(tints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kNN after 80 steps, seeds 0, 1, 2: random 23.1, 16.9, 26.6; MoCo v2 60.3, 45.3, 59.1; JCL 71.9, 66.9, 70.0."""
+    """kNN after 40 steps of JCL, seeds 0, 1, 2: 63.1, 45.9, 58.1; of random weights 23.1, 16.9, 26.6."""
     tiny.use(monkeypatch)
     random = knn(tints, tmp_path / "random", "SOLVER.MAX_STEPS", "1", "SOLVER.BASE_LR", "0.0")
-    jcl = ("METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "3", "METHOD.JCL_LAMBDA", "1.0")
-    scores = {"mocov2": knn(tints, tmp_path / "mocov2"), "jcl": knn(tints, tmp_path / "jcl", *jcl)}
-    assert min(scores.values()) >= random + 8, (random, scores)
+    jcl = knn(tints, tmp_path / "jcl", "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "3", "METHOD.JCL_LAMBDA", "1.0")
+    assert jcl >= random + 15, (random, jcl)
 
 
-def test_a_detector_learns(tmp_path: Path) -> None:
-    """AP50 on six images was 85.1 (with SEED 1 33.4, with SEED 2 22.1); after one iteration it is below 1."""
+def test_a_detector_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AP50 on six images was 70.9 (with SEED 2 52.2); after one iteration it is below 1."""
+    tiny.use(monkeypatch)
     name = tiny_coco.write(tmp_path / "data")
-    keys = {"SOLVER__MAX_ITER": 100, "SOLVER__STEPS": (80,), "SOLVER__BASE_LR": 0.03, "SEED": 3}
+    keys = {"SOLVER__MAX_ITER": 80, "SOLVER__STEPS": (64,), "SOLVER__BASE_LR": 0.03, "SEED": 3}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     data_sets = tiny_coco.read_data_sets(cfg)
     metrics = train.run(Run(cfg, "torchvision"), torch.device("cpu"), data_sets)["metrics"]

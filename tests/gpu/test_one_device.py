@@ -68,7 +68,7 @@ def test_speed_keeps_the_first_loss(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_objective_runs_in_half_precision(on_device: Call, images: Path, tmp_path: Path, method: str) -> None:
-    words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", "1", "SOLVER.AMP", "fp16", *SHORT)
+    words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", "1", "SOLVER.AMP", "fp16", "DATALOADER.NUM_WORKERS", "0", *SHORT)
     results = on_device(runs.pretrain, images, tmp_path, *words)
     assert results["steps"] == len(losses(tmp_path)) == 2
 

@@ -11,6 +11,8 @@ from tests.transfer import tiny_coco
 from transfer import api
 from transfer.coco.data import DataSets
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 
 

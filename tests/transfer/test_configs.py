@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import tiny
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import preflight
@@ -72,7 +73,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("recipe", "overrides", "engine"), FORMS)
-def test_smoke_form_trains(tmp_path: Path, recipe: str, overrides: dict[str, Any], engine: str) -> None:
+def test_smoke_form_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, overrides: dict[str, Any], engine: str
+) -> None:
+    tiny.use(monkeypatch)
     words = ["--config-file", str(CONFIGS / recipe), "--engine", engine, *smoke_words(tmp_path, recipe)]
     results: dict[str, Any] = tiny_coco.fine_tune([*words, *tiny_coco.words(overrides)])
     second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe]

@@ -22,6 +22,8 @@ from tests.transfer import tiny_coco
 from transfer import HOOKS, MAPPERS, preflight
 from transfer.coco.names import locate_data_set
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "templates" / "my_detection.py"
 

@@ -1,5 +1,6 @@
 """A request to stop ends the current step, precise BN or evaluation of either engine, and nothing is lost."""
 
+import importlib
 import json
 import os
 import signal
@@ -12,10 +13,14 @@ import pytest
 import torch
 
 from pretrain.common import images
+from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks import parent
+from pretrain.common.run.state import RunContext
 from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.stops import stop_before_batch
 from tests.transfer.test_train_net import ENGINES, EVALUATION, PRECISE_BN, stop_in, words, work
+from transfer import train_net
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -106,6 +111,23 @@ def test_an_image_that_goes_bad_in_training_is_named_and_costs_no_iteration(
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
+def test_a_stop_of_several_processes_reaches_their_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them reads the run from a file, and is asked to stop by the request of the command that starts them."""
+
+    def run_one(entry: str, words: list[str], count: int, folder: str, logs: Path, stop: StopRequest) -> None:
+        assert (count, folder, logs.parent) == (2, str(tmp_path / "out"), tmp_path / "out/launch")
+        signal.raise_signal(signal.SIGTERM)
+        module, function = entry.split(":")
+        getattr(importlib.import_module(module), function)(RunContext(stop, logs.name), *words)
+
+    monkeypatch.setattr(parent, "run_ranks", run_one)
+    argv = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=3, DATASETS__TEST=())
+    stopped(lambda: train_net.main(argv), "SIGTERM")
+    (checkpoint,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(checkpoint, weights_only=True)["iteration"] == 0
+
+
+@pytest.mark.slow
 def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     """Sent to the whole process group during the ranks' imports, the signal takes effect once they can be stopped."""
     arguments = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)

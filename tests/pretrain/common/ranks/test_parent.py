@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +16,24 @@ from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.ranks.parent import name_log_folder, run_ranks
 
 ROOT = Path(__file__).parents[4]
+ENTRIES = "tests.pretrain.common.ranks.entries"
+# A command that runs an entry of two ranks in a folder.
+COMMAND = """
+import sys
+
+from pretrain.common.command_line import run_command_line
+from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks.parent import name_log_folder, run_ranks
+
+entry, folder = sys.argv[1:]
+
+def main(_):
+    stop = StopRequest()
+    with stop.handle_signals():
+        run_ranks(entry, [folder], 2, folder, name_log_folder(folder), stop)
+
+run_command_line(main)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +44,7 @@ def _entries_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(folder: Path, entry: str, *words: str, stop: StopRequest | None = None) -> Path:
     """Run two ranks; return their log folder."""
     logs = name_log_folder(folder)
-    name = f"tests.pretrain.common.ranks.entries:{entry}"
-    run_ranks(name, [str(folder), *words], 2, folder, logs, stop or StopRequest(), grace_s=0.5)
+    run_ranks(f"{ENTRIES}:{entry}", [str(folder), *words], 2, folder, logs, stop or StopRequest(), grace_s=0.5)
     return logs
 
 
@@ -76,3 +96,16 @@ def test_a_request_to_stop_reaches_every_rank(tmp_path: Path) -> None:
         run(tmp_path, "wait_for_stop", stop=stop)
     assert caught.value.remedy == "add --resume"
     assert os.listdir(tmp_path / "launch")
+
+
+def test_a_signal_to_all_processes_ends_in_one_line(tmp_path: Path) -> None:
+    """Sent to the whole process group during the ranks' imports, the signal takes effect once they can be stopped."""
+    command = [sys.executable, "-c", COMMAND, f"{ENTRIES}:wait_for_stop", str(tmp_path)]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    ranks = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(ranks.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGTERM)
+    _, errors = running.communicate(timeout=120)
+    assert (running.returncode, errors) == (130, "stopped by SIGTERM; add --resume\n")

@@ -58,11 +58,11 @@ def test_pretraining_learns(tints: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_detector_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AP50 on six images was 70.9 (with SEED 2 52.2); after one iteration it is below 1."""
+    """AP on six images was 33.4 (SEED 2: 19.5); with the RPN's targets inverted 7.2, with other boxes' classes 12.2."""
     tiny.use(monkeypatch)
     name = tiny_coco.write(tmp_path / "data")
     keys = {"SOLVER__MAX_ITER": 80, "SOLVER__STEPS": (64,), "SOLVER__BASE_LR": 0.03, "SEED": 3}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     data_sets = tiny_coco.read_data_sets(cfg)
     metrics = train.run(Run(cfg, "torchvision"), torch.device("cpu"), data_sets)["metrics"]
-    assert metrics["bbox"]["AP50"] > 15, metrics
+    assert metrics["bbox"]["AP"] > 15, metrics

@@ -6,7 +6,7 @@ The values of recipes are in configs/pretrain/*.yaml, never here.
 
 import itertools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from fvcore.common.config import CfgNode
 
 from .common.config import extensions, yaml_io
 from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, copy_value
-from .common.config.yaml_io import flatten, get, parse_yaml
+from .common.config.overrides import format_value
+from .common.config.yaml_io import describe_file, flatten, get, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
 from .data import names
@@ -58,10 +59,10 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] 
     if base:
         _merge_text(cfg, keys, base)
         cfg.OUTPUT_DIR = ""  # that of the run
-    named = yaml_io.merge(cfg, keys, config_file, overrides)
+    files = yaml_io.merge(cfg, keys, config_file, overrides)
     if not base:
-        _set_data_set_defaults(cfg, named)
-    check_config(cfg, keys)
+        _set_data_set_defaults(cfg, files)
+    check_config(cfg, keys, files)
     if not base:
         # A digest of the user's modules, so that no run resumes with other versions of them.
         is_imported = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
@@ -119,12 +120,16 @@ def output_dir(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
-def check_config(cfg: CfgNode, keys: Keys) -> None:
-    """Raise UserError for the first invalid value: one line with the value, the limit and the remedy."""
+def check_config(cfg: CfgNode, keys: Keys, files: Mapping[str, Path | None]) -> None:
+    """Raise UserError for the first invalid value: one line with the value, the limit and the remedy.
+
+    Args:
+        files: the file that sets a key, if one does.
+    """
     for key, row in keys.items():
         for value in get(cfg, key) if isinstance(row.default, list) else [get(cfg, key)]:
             if row.limits:
-                row.limits.check(key, value)
+                row.limits.check(key + describe_file(files.get(key)), value)
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
@@ -134,7 +139,7 @@ def check_config(cfg: CfgNode, keys: Keys) -> None:
         if name.startswith("folder:") and output.is_relative_to(folder):
             problem = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
             raise UserError(f"{problem}; choose another OUTPUT_DIR")
-    _check_unread_keys(cfg, keys)
+    _check_unread_keys(cfg, keys, files)
     for section in ("SOLVER", "LINEAR"):
         _check_schedule(cfg, section)
     _check_combinations(cfg)
@@ -163,11 +168,26 @@ def _check_combinations(cfg: CfgNode) -> None:
         raise UserError(f"{problem}; set RESIZE to at least the crop, or to 0, which CROP none needs")
 
 
-def _check_unread_keys(cfg: CfgNode, keys: Keys) -> None:
-    """Reject keys that the chosen method, optimizer or schedule ignores."""
+def _check_unread_keys(cfg: CfgNode, keys: Keys, files: Mapping[str, Path | None]) -> None:
+    """Reject keys that the chosen method, optimizer or schedule ignores: overrides first, then those of files."""
     values = dict(flatten(cfg))
-    for key, row in keys.items():
-        if values[key] != row.default and not row.is_read(values):
-            chosen = f"{row.chooser} {values[row.chooser]}"
-            remedy = f"omit it (default: {row.default}), or set {row.chooser} {' or '.join(row.readers)}"
-            raise UserError(f"{key} is {values[key]}, which {chosen} does not read; {remedy}")
+    unread = [row for key, row in keys.items() if values[key] != row.default and not row.is_read(values)]
+    if not unread:
+        return
+    chooser = unread[0].chooser
+    unread = [row for row in unread if row.chooser == chooser]
+    rows = [row for row in unread if not files.get(row.name)] or unread
+    settings: dict[str, list[str]] = {}
+    for row in rows:
+        settings.setdefault(describe_file(files.get(row.name)), []).append(
+            f"{row.name} {format_value(values[row.name])}"
+        )
+    problem = ", ".join(" and ".join(words) + file for file, words in settings.items())
+    remedy = "omit it" if len(rows) == 1 else "omit them"
+    if files.get(rows[0].name):  # perhaps a recipe that is not the user's to edit
+        defaults = " ".join(f"{row.name} {format_value(row.default)}" for row in rows)
+        remedy = f"choose another recipe, or add {defaults} (default)"
+    readers = [name for name in rows[0].readers if all(name in row.readers for row in rows)]
+    if readers:
+        remedy += f", or set {chooser} {' or '.join(readers)}"
+    raise UserError(f"{chooser} {values[chooser]} does not read {problem}; {remedy}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from docs import citing, costs, recipes
-from pretrain.common.config.yaml_io import flatten, read_leaves
+from pretrain.common.config.yaml_io import flatten, read_settings
 from pretrain.config import load_config
 from tools.reporting import paper_tables
 from transfer.config import load_config as load_detector_config
@@ -76,7 +76,7 @@ def test_recipes_differ_in_more_than_two_keys() -> None:
     """A variant of one or two keys should be a command with overrides, or a row of a table in configs/papers."""
     configs: dict[str, dict[str, Any]] = {}
     for path in RECIPES:
-        sections = {key.partition(".")[0] for key in read_leaves(path)}
+        sections = {key.partition(".")[0] for key in read_settings(path)}
         if {"DATA", "DATASETS"} & sections and "BRANCHES" not in sections:
             load = load_detector_config if "DATASETS" in sections else load_config
             configs[path.stem] = dict(flatten(load(path)))

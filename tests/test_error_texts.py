@@ -55,8 +55,7 @@ TEXTS: list[tuple[Callable[[], Any], str]] = [
     (config("SEED"), "override 'SEED' has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03"),
     (
         config("SOLVER.STEPS", "[60]"),
-        "SOLVER.STEPS is [60], which SOLVER.LR_SCHEDULE cosine does not read; omit it (default: [120, 160]), "
-        "or set SOLVER.LR_SCHEDULE step",
+        "SOLVER.LR_SCHEDULE cosine does not read SOLVER.STEPS [60]; omit it, or set SOLVER.LR_SCHEDULE step",
     ),
     (partial(load_config, "kez.yaml"), "no config file at kez.yaml; did you mean 'key.yaml'?"),
     (

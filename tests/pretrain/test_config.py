@@ -57,6 +57,36 @@ def test_values_that_cannot_work_are_refused_with_the_key(words: str):
     refused(lambda: load_config(None, words.split()), key.removesuffix("R") if key.endswith("LRR") else key)
 
 
+def test_keys_that_are_not_read_are_named_together_with_the_files_that_set_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/queue.yaml").write_text("MODEL: {QUEUE_SIZE: 256, EMA_MOMENTUM: 0.99}\nSEED: 3\n")
+    (tmp_path / "jcl.yaml").write_text("_BASE_: parts/queue.yaml\nMETHOD: {NAME: jcl, NUM_KEYS: 5}\n")
+    simclr = ["METHOD.NAME", "simclr"]
+    defaults = ["METHOD.NUM_KEYS", "1", "MODEL.QUEUE_SIZE", "65536", "MODEL.EMA_MOMENTUM", "0.999"]
+    text = refused(lambda: load_config("jcl.yaml", simclr))
+    assert text == (
+        "METHOD.NAME simclr does not read METHOD.NUM_KEYS 5 in jcl.yaml, "
+        "MODEL.QUEUE_SIZE 256 and MODEL.EMA_MOMENTUM 0.99 in parts/queue.yaml; "
+        f"choose another recipe, or add {' '.join(defaults)} (default), or set METHOD.NAME multikey or jcl"
+    )
+    assert load_config("jcl.yaml", [*simclr, *defaults]).SEED == 3  # the remedy works
+    overridden = refused(lambda: load_config("jcl.yaml", [*simclr, "MODEL.QUEUE_SIZE", "512"]))
+    assert overridden.startswith("METHOD.NAME simclr does not read MODEL.QUEUE_SIZE 512; omit it, or set METHOD.NAME m")
+
+
+def test_a_value_out_of_range_is_named_with_the_file_that_sets_it(tmp_path: Path):
+    base = tmp_path / "base.yaml"
+    base.write_text("SOLVER: {EPOCHS: 0, BASE_LR: 1.0}\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("_BASE_: base.yaml\nSOLVER: {BASE_LR: -1.0}\n")
+    refused(lambda: load_config(recipe, ["SOLVER.EPOCHS", "3"]), f"SOLVER.BASE_LR in {recipe} is -1.0")
+    refused(lambda: load_config(recipe, ["SOLVER.BASE_LR", "1.0"]), f"SOLVER.EPOCHS in {base} is 0; it must be at")
+    refused(lambda: load_config(recipe, ["SOLVER.EPOCHS", "3", "SOLVER.BASE_LR", "-2"]), "SOLVER.BASE_LR is -2.0")
+
+
 def test_values_follow_from_a_named_data_set_unless_they_are_set(tmp_path: Path):
     (tmp_path / "base.yaml").write_text("DATA: {TRAIN: cifar10}\nMODEL: {STEM: imagenet}\n")
     cfg = load_config(tmp_path / "base.yaml", ["DATA.TRAIN", "cifar100"])

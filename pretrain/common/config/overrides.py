@@ -66,12 +66,12 @@ def describe(keys: Sequence[Key], prefix: str) -> str:
     for key in listed:
         values = key.describe_values()
         limits = f"  ({values})" if values else ""
-        lines += [f"{key.name} {_format_value(key.default)}{limits}"]
+        lines += [f"{key.name} {format_value(key.default)}{limits}"]
         lines += textwrap.wrap(" ".join(key.meaning.split()), 100, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _format_value(value: Any) -> str:
-    """Format a value as it would be typed."""
+def format_value(value: Any) -> str:
+    """Format a value as it is typed after its key."""
     text = str(list(value) if isinstance(value, tuple) else value)
     return f"'{text}'" if not text or " " in text else text

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from fvcore.common.config import CfgNode
@@ -23,6 +23,13 @@ _REASONS = {
 # libyaml's, where PyYAML was built with it.
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class Setting(NamedTuple):
+    """A value that a config file gives to a key, and that file: the one that is read, or one of its `_BASE_`."""
+
+    value: Any
+    file: Path
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,33 +104,43 @@ def get(cfg: CfgNode, key: str) -> Any:
     return node
 
 
-def merge(cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: Sequence[Any] = ()) -> set[str]:
-    """Merge a YAML file (and its `_BASE_`), then overrides, into ``cfg`` in place; return the keys that they name.
+def merge(
+    cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: Sequence[Any] = ()
+) -> dict[str, Path | None]:
+    """Merge a YAML file (and its `_BASE_`), then overrides, into ``cfg`` in place.
 
     Args:
         keys: every key of ``cfg``.
         overrides: ``["SOLVER.BASE_LR", "0.03", ...]``; a value is text, as on a command line, or Python's or NumPy's.
+
+    Returns:
+        The file that sets each key, which may be a `_BASE_`; None for an override. Other keys are not in it.
 
     Raises:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
     """
     if len(overrides) % 2:
         raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
-    leaves = _read_file(config_file) if config_file else {}
-    for key, value in leaves.items():
-        _merge_value(cfg, keys, key, value, f" in {config_file}")
+    settings = _read_file(config_file) if config_file else {}
+    for key, setting in settings.items():
+        _merge_value(cfg, keys, key, setting.value, describe_file(setting.file))
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):
         _merge_value(cfg, keys, key, value)
-    return {*leaves, *overrides[::2]}
+    return {key: setting.file for key, setting in settings.items()} | dict.fromkeys(overrides[::2])
 
 
-def _read_file(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file over its `_BASE_`: every dotted key and its value."""
+def describe_file(file: Path | None) -> str:
+    """Return what follows a key in an error: the file that sets it, or nothing if it is an override."""
+    return f" in {file}" if file else ""
+
+
+def _read_file(path: str | Path) -> dict[str, Setting]:
+    """Read a YAML file over its `_BASE_`: every dotted key and its setting."""
     path = check_file(path, "config file", "*.yaml")
     if path.suffix == ".py":
         raise UserError(f"{path} is Python, such as Detectron2's lazy configs; give a YAML file")
     try:
-        return read_leaves(path)
+        return read_settings(path)
     except UserError:
         raise
     except OSError as error:
@@ -137,8 +154,8 @@ def _read_file(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} or its _BASE_ does not contain KEY: VALUE lines of YAML: {reason}") from error
 
 
-def read_leaves(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read every dotted key of a file and its value, after those of its `_BASE_`: a file, or a list of them in order.
+def read_settings(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Setting]:
+    """Read every dotted key of a file, after those of its `_BASE_`: a file, or a list of them in order.
 
     Args:
         referring: the files whose `_BASE_` led here.
@@ -147,15 +164,16 @@ def read_leaves(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Any]:
         UserError: a key occurs twice in one of the files.
         OSError, yaml.YAMLError, AttributeError, TypeError, ValueError: it is not a config.
     """
-    path = Path(os.path.abspath(path))
-    if path in referring:
+    path = Path(os.path.normpath(path))
+    absolute = Path(os.path.abspath(path))
+    if absolute in referring:
         raise ValueError(_REASONS[RecursionError])
-    content = load_yaml(path.read_text(encoding="utf-8"), where=f" in {path}")
+    content = load_yaml(path.read_text(encoding="utf-8"), where=describe_file(path))
     bases = content.pop("_BASE_", [])
-    leaves: dict[str, Any] = {}
+    settings: dict[str, Setting] = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        leaves |= read_leaves(path.parent / os.path.expanduser(base), (*referring, path))
-    return leaves | dict(flatten(content))
+        settings |= read_settings(path.parent / os.path.expanduser(base), (*referring, absolute))
+    return settings | {key: Setting(value, path) for key, value in flatten(content)}
 
 
 def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = "") -> None:

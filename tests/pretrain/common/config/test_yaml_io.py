@@ -49,6 +49,17 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
     assert len(refused(lambda: merge(default_config(), tmp_path / "a.yaml"), FILES[text])) < 600
 
 
+def test_the_file_that_sets_a_key_is_returned_and_named_in_errors(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    recipe = tmp_path / "recipe.yaml"
+    base.write_text("SEED: 1\nSOLVER: {BASE_LR: 0.5, GAMMA: 0.5}\n")
+    recipe.write_text("_BASE_: base.yaml\nSOLVER: {BASE_LR: 0.25}\n")
+    files = yaml_io.merge(default_config(), list_keys(), recipe, ["SEED", "3"])
+    assert files == {"SEED": None, "SOLVER.BASE_LR": recipe, "SOLVER.GAMMA": base}
+    base.write_text("SOLVR: {GAMMA: 0.5}\n")
+    refused(lambda: merge(default_config(), recipe), f"SOLVR.GAMMA in {base};")
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True])
 def test_what_is_no_number_is_called_so(value: object) -> None:
     refused(lambda: Range().check("SOLVER.BASE_LR", value), "SOLVER.BASE_LR", value, "finite number", "at least 0")

@@ -10,6 +10,7 @@ are the exception: a test makes these images.
 import argparse
 import glob
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -27,6 +28,7 @@ import yaml
 import pretrain
 from pretrain.common.config import extensions
 from pretrain.config import load_config
+from pretrain.methods import ops
 from tests.resnets import resnet_state
 from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable, snippets
 from tests.tools.test_make_trees import write_wheel
@@ -51,7 +53,7 @@ RUN_ELSEWHERE = {
 # Appended to the commands of the pages. No key of DATA or DATASETS: the data are those of the page.
 FEWER_IMAGES = "--images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
-    "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
+    "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 "
     "LINEAR.EPOCHS 1 LINEAR.LR_SCHEDULE cosine LINEAR.IMS_PER_BATCH 16"
 )
 FINE_TUNING = (
@@ -119,6 +121,22 @@ def test_every_snippet_is_one_that_is_checked() -> None:
             assert program_of(line) or (program == "make" and words[0] in targets) or re.fullmatch(OTHERS, line), line
 
 
+def test_the_operations_that_objectives_share_are_listed() -> None:
+    page = (ROOT / "docs/tutorials/own_objective.md").read_text()
+    listed = {
+        name: arguments.split(", ") for name, arguments in re.findall(r"^\| `(\w+)\((.+?)\)` \|", page, re.MULTILINE)
+    }
+    functions = dict(inspect.getmembers(ops, inspect.isfunction))
+    assert sorted(listed) == [
+        name for name in functions if functions[name].__module__ == ops.__name__ and name[0] != "_"
+    ]
+    for name, arguments in listed.items():
+        named = [argument for argument in arguments if argument != "..."]
+        assert [*inspect.signature(functions[name]).parameters][: len(named)] == named
+    arguments = [*inspect.signature(ops.check_batch_inputs).parameters]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == arguments
+
+
 def test_every_test_that_is_named_exists() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = {
@@ -182,7 +200,7 @@ def test_few_commands_of_the_pages_are_shortened() -> None:
     programs = [(program, words_of(words)) for program, words in filter(None, map(program_of, lines))]
     data_sets = [words[0] for program, words in programs if program == "tools/make_data.py"]
     assert sorted(data_sets) == [*["digits"] * 5, "duplicates", "trees"]  # fewer images; no download
-    assert sum(is_training(program, words) for program, words in programs) == 8  # fewer steps on smaller images
+    assert sum(is_training(program, words) for program, words in programs) == 9  # fewer steps on smaller images
     added = [*PRETRAINING.split(), *shlex.split(FINE_TUNING)]
     assert not [word for word in added if word.startswith(("DATA.", "DATASETS.", "MODEL.ROI_HEADS"))]
 

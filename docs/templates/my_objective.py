@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pretrain import METHODS, register
 from pretrain.common.config.limits import AT_LEAST_0
-from pretrain.methods.method import TEMPERATURE, Hyperparameter, LossOutput, Method
+from pretrain.methods import TEMPERATURE, Hyperparameter, LossOutput, Method
 from pretrain.methods.ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
 

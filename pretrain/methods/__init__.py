@@ -5,7 +5,7 @@ from typing import Any
 from ..common.config.limits import ABOVE_0, AT_LEAST_0, FRACTION, Choice
 from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
-__all__ = ["METHODS", "LossOutput"]
+__all__ = ["METHODS", "TEMPERATURE", "Hyperparameter", "LossOutput", "Method"]
 
 KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
 JCL_LAMBDA = Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance")

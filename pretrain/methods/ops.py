@@ -39,6 +39,25 @@ def check_queue_inputs(
     return q_ND.to(dtypes[0]), keys_MND.to(dtypes[1]), queue_DK.to(dtypes[2])
 
 
+def check_batch_inputs(
+    anchors_AD: Tensor, candidates_BD: Tensor, anchor_labels_A: Tensor, candidate_labels_B: Tensor, self_index_A: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Check the shapes of an in-batch objective's inputs and return the embeddings in at least float32.
+
+    Raises:
+        ValueError: their shapes disagree, or one of A, B and D is 0.
+    """
+    shapes = [tuple(x.shape) for x in (anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)]
+    a = shapes[0][0]
+    b = shapes[1][0]
+    d = shapes[0][-1]
+    if shapes != [(a, d), (b, d), (a,), (b,), (a,)] or 0 in (a, b, d):
+        limits = "(A, D), (B, D), (A,), (B,) and (A,), none of these 0"
+        raise ValueError(f"anchors, candidates, their labels and self_index are {shapes}; they must be {limits}")
+    dtypes = [torch.promote_types(x.dtype, torch.float32) for x in (anchors_AD, candidates_BD)]
+    return anchors_AD.to(dtypes[0]), candidates_BD.to(dtypes[1])
+
+
 class QueueSoftmax(NamedTuple):
     """Sums over the softmax of each vector's logits over the queue."""
 

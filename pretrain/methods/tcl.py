@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..common.config.limits import ABOVE_0, AT_LEAST_0
 from .method import LossOutput
-from .ops import chunked_loss
+from .ops import check_batch_inputs, chunked_loss
 
 
 def tcl(
@@ -54,7 +54,8 @@ def tcl(
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
     AT_LEAST_0.check("k2", k2)
-    _check_shapes(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)
+    labels = (anchor_labels_A, candidate_labels_B)
+    anchors_AD, candidates_BD = check_batch_inputs(anchors_AD, candidates_BD, *labels, self_index_A)
     columns_B = torch.arange(candidates_BD.shape[0], device=candidates_BD.device)
     sums: list[dict[str, Tensor]] = []
 
@@ -67,9 +68,6 @@ def tcl(
         sums.append(_sum_batch(similarity_RB.detach(), positive_RB, same_RB))
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
-    # At least float32: exp(1 / 0.01) overflows half types.
-    anchors_AD = anchors_AD.to(torch.promote_types(anchors_AD.dtype, torch.float32))
-    candidates_BD = candidates_BD.to(torch.promote_types(candidates_BD.dtype, torch.float32))
     loss = chunked_loss(anchors_AD, candidates_BD, loss_fn) / len(anchors_AD)
     totals = {name: torch.stack([block[name] for block in sums]).sum(dim=0) for name in sums[0]}
     pairs = totals["pairs"]
@@ -111,15 +109,3 @@ def _sum_batch(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> d
     similar = torch.where(positive_AB, similarity_AB, 0.0).sum()
     pairs = positive_AB.sum()
     return {"pairs": pairs.to(similar.dtype), "correct": correct.to(similar.dtype), "similar": similar}
-
-
-def _check_shapes(
-    anchors_AD: Tensor, candidates_BD: Tensor, anchor_labels_A: Tensor, candidate_labels_B: Tensor, self_index_A: Tensor
-) -> None:
-    shapes = [tuple(x.shape) for x in (anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)]
-    a = shapes[0][0]
-    b = shapes[1][0]
-    d = shapes[0][-1]
-    if shapes != [(a, d), (b, d), (a,), (b,), (a,)] or 0 in (a, b, d):
-        limits = "(A, D), (B, D), (A,), (B,) and (A,), none of these 0"
-        raise ValueError(f"anchors, candidates, their labels and self_index are {shapes}; they must be {limits}")

@@ -1,6 +1,7 @@
 """User-defined objectives, views and data sets, from the templates in docs/templates."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,11 +17,15 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.preflight import check_same_run
 from tests.errors import refused
+from tests.pretrain.methods.draws import batch_case, sets
 from tests.tools.launcher.helpers import build_pretrain, build_probe
 
 ROOT = Path(__file__).parents[4]
-TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
-SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
+METHOD_NAMES = {"my_batch_objective": "decoupled", "my_objective": "margin"}
+TEMPLATES = [
+    ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("batch_objective", "data", "objective", "views")
+]
+SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
 
 
 @pytest.mark.docs
@@ -37,7 +42,7 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert results["steps"] == 2
-    assert results["method"] == ("margin" if path.stem == "my_objective" else "mocov2")
+    assert results["method"] == METHOD_NAMES.get(path.stem, "mocov2")
     assert f"P2T_IMPORT={path}" in (tmp_path / "run/environment.txt").read_text()
 
 
@@ -86,6 +91,26 @@ def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytes
     loss = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
     logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2
     assert torch.allclose(loss, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
+
+
+def test_the_decoupled_loss_of_the_template_equals_its_equation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(METHODS, "decoupled", METHODS["simclr"])  # as above
+    del METHODS["decoupled"]
+    from docs.templates.my_batch_objective import decoupled  # type: ignore[import-not-found]
+
+    assert load_config(None, ["METHOD.NAME", "decoupled"]).METHOD.NAME == "decoupled"
+    case = batch_case(0, [0, 1, 2, 0, 1, 2], anchors=slice(2, 5))
+    similarities = (case.anchors_AD @ case.candidates_BD.T / 0.2).tolist()
+    expected = 0.0
+    for i in range(3):
+        (positive,), negatives = sets(case, i)
+        expected += math.log(sum(math.exp(similarities[i][j]) for j in negatives)) - similarities[i][positive]
+    output = decoupled(*case, temperature=0.2)
+    assert math.isclose(output.loss.item(), expected / 3, rel_tol=1e-12)
+    positives = [similarities[i][sets(case, i)[0][0]] * 0.2 for i in range(3)]
+    assert math.isclose(output.metrics["positive_similarity"].item(), sum(positives) / 3, rel_tol=1e-6)
+    with pytest.raises(ValueError, match="self_index"):
+        decoupled(*case[:4], case.self_index_A[:2], temperature=0.2)
 
 
 def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

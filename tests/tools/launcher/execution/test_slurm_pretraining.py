@@ -97,7 +97,7 @@ SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a 
     "DATA": "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4 datasets/digits",
     "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
     "OVERRIDES": f"{PRETRAINING} DATA.TRAIN folder:datasets/digits/images "
-    "METHOD.NUM_KEYS 2 MODEL.STEM imagenet MODEL.BN_GROUPS 4 SOLVER.MAX_STEPS 40 "
+    "METHOD.NUM_KEYS 2 MODEL.QUEUE_SIZE 32 MODEL.STEM imagenet MODEL.BN_GROUPS 4 SOLVER.MAX_STEPS 40 "
     "SOLVER.LOG_PERIOD 1 DATA.VAL folder:datasets/digits/images PROBE.KNN_K 5 DEVICE cpu",
     "TRANSFER": {"mask": str(MASK)},
     "TRANSFER_OVERRIDES": f"{FINE_TUNING} MODEL.RESNETS.DEPTH 18 MODEL.RESNETS.RES2_OUT_CHANNELS 64 MODEL.DEVICE cpu "

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
+
+from pretrain.common.run.state import update_state
+from pretrain.config import load_config
 
 
 def resnet_state(arch: str = "resnet18", seed: int = 0, head: bool = True) -> dict[str, Tensor]:
@@ -33,6 +36,15 @@ def _resnet_state(build: Callable[..., nn.Module], seed: int) -> dict[str, Tenso
             module.get_buffer("running_var").uniform_(0.5, 2.0)
             module.get_buffer("num_batches_tracked").fill_(7)
     return model.state_dict()
+
+
+def write_run(folder: Path, arch: str, keys: Sequence[str] = ()) -> None:
+    """Write a run folder of pretraining with random encoders of seeds 0 (query) and 1 (key)."""
+    folder.mkdir(parents=True)
+    config = load_config(None, ["METHOD.NAME", "jcl", "MODEL.ARCH", arch, "DATA.TRAIN", "cifar10", *keys])
+    file = {**moco(resnet_state(arch), resnet_state(arch, seed=1)), "arch": arch, "step": 700, "config": config.dump()}
+    torch.save(file, folder / "checkpoint_final.pth")
+    update_state(folder, stage="pretrain")
 
 
 def caffe2(folded: bool = False) -> dict[str, np.ndarray]:

@@ -3,8 +3,8 @@
 In the pages, a snippet is a fenced block. Snippets run page by page, in order and in a folder of the page's own, with
 as little training as possible. Their data are those of the page: an earlier command makes them, with fewer images, or
 from small drawings where it would download photographs. A snippet whose first line is a comment ``# Needs ...`` (GPUs,
-SLURM, data, internet) is only parsed, and so is a command that other tests run. README's commands for your own images
-are the exception: a test makes these images.
+SLURM, data, internet) is only parsed, and so is a command that other tests run. Exceptions are README's commands for
+your own images, which a test makes, and other_frameworks.md, which test_other_frameworks.py runs.
 """
 
 import argparse

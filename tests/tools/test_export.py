@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torchvision.transforms import functional
 
 from pretrain.common.files import sha256
-from pretrain.common.run.state import update_state
-from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
 from tests.errors import refused
-from tests.resnets import caffe2, moco, resnet_state
+from tests.resnets import caffe2, resnet_state, write_run
 from tools import export
 from tools.exporting import formats, source
 
@@ -43,12 +41,8 @@ ONNX = needs("onnxscript", "onnxruntime")
 def run(tmp_path: Path) -> Path:
     """Write a run folder of pretraining with a random ResNet-18."""
     folder = tmp_path / "pretrain"
-    folder.mkdir()
-    keys = ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18", "DATA.TRAIN", "cifar10", "SEED", "3"]
-    keys += ["VIEWS.MEAN", str(MEAN), "VIEWS.STD", str(STD), "VIEWS.IMAGE_SIZE", str(SIZE), "PROBE.RESIZE", str(RESIZE)]
-    file = moco(resnet_state("resnet18"), resnet_state("resnet18", seed=1))
-    torch.save({**file, "step": 700, "config": load_config(None, keys).dump()}, folder / "checkpoint_final.pth")
-    update_state(folder, stage="pretrain")
+    keys = ["SEED", "3", "VIEWS.MEAN", str(MEAN), "VIEWS.STD", str(STD)]
+    write_run(folder, "resnet18", [*keys, "VIEWS.IMAGE_SIZE", str(SIZE), "PROBE.RESIZE", str(RESIZE)])
     return folder
 
 

@@ -25,7 +25,7 @@ from .named import archives, imagenet
 from .names import FOLDER, LIST_FORM, TAR, check_local, list_names
 from .tars import images as tars
 
-__all__ = ["LOADERS", "NAMES", "ImageData", "MissingSplit", "check_exists", "is_there", "load"]
+__all__ = ["LOADERS", "NAMES", "ImageData", "MissingSplit", "check_exists", "has_splits", "is_there", "load"]
 
 log = logging.getLogger(__name__)
 NAMES = ("imagenet", "imagenet100", *archives.LAYOUTS)  # the data sets that are found in DATA.ROOT
@@ -78,7 +78,7 @@ def check_exists(name: str, root: str | Path = "datasets", download: bool = Fals
 def _load_several(names: list[str], name: str, split: str, root: str | Path, download: bool) -> ImageData:
     """Load a split of several data sets as one; those without splits belong to train where others have a val split."""
     _check_no_overlap(names)
-    with_splits = [member for member in names if _has_splits(member)]
+    with_splits = [member for member in names if has_splits(member)]
     if split == "val" and 0 < len(with_splits) < len(names):
         log.info(f"the val split is that of {shorten_list(with_splits)}; the others of {name} have none")
         names = with_splits
@@ -95,11 +95,17 @@ def _load_several(names: list[str], name: str, split: str, root: str | Path, dow
     return merge(parts, name)
 
 
-def _has_splits(name: str) -> bool:
-    """Return False for a data set that serves as every split: tars, and folders without folders of splits."""
-    if name.startswith(FOLDER):
-        return folders.has_splits(_parse_path(name))
-    return not name.startswith(TAR)
+def has_splits(value: str) -> bool:
+    """Return False if a key's ``value`` names only data that serve as every split.
+
+    These are tars, and folders without folders of splits.
+    """
+    for name in list_names(value):
+        if name.startswith(FOLDER) and folders.has_splits(_parse_path(name)):
+            return True
+        if not name.startswith((FOLDER, TAR)):
+            return True
+    return False
 
 
 def _check_no_overlap(names: list[str]) -> None:

@@ -84,13 +84,13 @@ class Loader:
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
-        items = self._items(first_step, total_steps)
-        loaded = _load(self._read_batch, items, self._name_item, self.num_workers, self.pin_memory, stop)
+        items = self._order_items(first_step, total_steps)
+        loaded = _load_batches(self._read_batch, items, self._name_item, self.num_workers, self.pin_memory, stop)
         for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
 
-    def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
+    def _order_items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yield for each step the (epoch, position) of each image of this rank."""
         rank_batch_size = self.batch_size // self.world_size
         order = None
@@ -182,7 +182,7 @@ def load_eval_batches(
     """
     batches = [positions_N[i : i + batch_size].tolist() for i in range(0, len(positions_N), batch_size)]
     read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
-    for images_NHWC, index_n in _load(read, batches, data.image_name, num_workers, pin_memory, stop):
+    for images_NHWC, index_n in _load_batches(read, batches, data.image_name, num_workers, pin_memory, stop):
         yield images_NHWC.permute(0, 3, 1, 2), index_n
 
 
@@ -214,7 +214,7 @@ def _read_center_views(
 
 
 @dataclass(frozen=True)
-class _Batches(Dataset):
+class _BatchReader(Dataset):
     """Calls ``read`` with a batch of positions, in a worker."""
 
     read: Callable[[Any], Any]
@@ -226,7 +226,7 @@ class _Batches(Dataset):
             return error  # returned, because DataLoader would wrap it in a traceback
 
 
-def _load(
+def _load_batches(
     read: Callable[[Any], Any],
     batches: Iterable[Any],
     describe: Callable[[Any], str],
@@ -239,8 +239,8 @@ def _load(
     Args:
         describe: returns the name of an item's image.
     """
-    options: dict[str, Any] = {"collate_fn": _identity, "worker_init_fn": _start_worker, "pin_memory": pin_memory}
-    loader = SignalSafeDataLoader(_Batches(read), batches, num_workers, describe=describe, stop=stop, **options)
+    options: dict[str, Any] = {"collate_fn": _identity, "worker_init_fn": _prepare_worker, "pin_memory": pin_memory}
+    loader = SignalSafeDataLoader(_BatchReader(read), batches, num_workers, describe=describe, stop=stop, **options)
     for item in loader:
         if isinstance(item, CorruptImage):
             remedy = "do not delete it, because a run resumes only with the same images"
@@ -254,7 +254,7 @@ def _identity(loaded: Any) -> Any:
     return loaded
 
 
-def _start_worker(worker: int) -> None:
+def _prepare_worker(worker: int) -> None:
     interrupt.ignore_in_worker(worker)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

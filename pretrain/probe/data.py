@@ -52,7 +52,9 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
     _check_labels(train_name, train)  # before a missing val split, which unlabeled images do not need
     if train.count_classes() == 1:
         raise MissingLabels(f"{train_name} has only one class, so nothing to score; make one folder per class")
-    val = datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    val = train  # of a data set that serves as every split, and is not listed again
+    if val_name != train_name or datasets.has_splits(val_name):
+        val = datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     _check_labels(val_name, val)
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake

@@ -61,9 +61,6 @@ def meet(poll_s: float = POLL_S, lost_after_s: float = LOST_AFTER_S) -> None:
 @contextlib.contextmanager
 def heartbeat(beat_s: float = BEAT_S) -> Iterator[None]:
     """Show the other ranks, until the block ends, that this process is alive."""
-    if not dist.is_initialized():
-        yield
-        return
     ended = threading.Event()
     arguments = (distributed_c10d._get_default_store(), f"heartbeat/{dist.get_rank()}", ended, beat_s)
     threading.Thread(target=_beat, args=arguments, daemon=True).start()

@@ -135,7 +135,7 @@ def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwa
         _record_collectives(Path(folder))
     try:
         result = join(*args, **kwargs)
-        with heartbeat():
+        with heartbeat() if dist.is_initialized() else contextlib.nullcontext():
             yield result
     except Stopped:  # all ranks have agreed on it
         leave()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pretrain.config import from_yaml_text, load_config
-from pretrain.data.datasets import ImageData, MissingSplit, check_exists, load
+from pretrain.data import datasets
+from pretrain.data.datasets import ImageData, MissingSplit, check_exists, has_splits, load
 from pretrain.data.names import resolve
 from pretrain.data.sources import Array
 from pretrain.probe.data import MissingLabels, load_probe_data
@@ -81,6 +82,15 @@ def test_the_val_split_of_a_list_has_no_training_images(top: Path, caplog: pytes
     write_folder(top / "train_only2", ["train/cat/1.png"], 4, 4)
     with pytest.raises(MissingSplit, match="none of"):
         load(several(top, "train_only", "train_only2"), "val")
+
+
+def test_data_that_serve_as_every_split_are_not_listed_again(top: Path, monkeypatch: pytest.MonkeyPatch):
+    cfg = load_config(None, ["DATA.TRAIN", several(top, "a", "b")])
+    train = load(cfg.DATA.TRAIN, "train")
+    monkeypatch.setattr(datasets, "load", pytest.fail)
+    with pytest.raises(MissingLabels, match="no val split"):
+        load_probe_data(cfg, train)
+    assert has_splits(several(top, "a", "splits")) and not has_splits(f"folder:{top}/a,folder:{top}/b")
 
 
 def test_val_may_lack_classes_of_train(top: Path):

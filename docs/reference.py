@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import tempfile
@@ -19,6 +20,7 @@ from pretrain.common.weights.backbone import extract_backbone
 from pretrain.common.weights.file import read_weights_file
 from tests.pretrain.common.layouts import LAYOUTS
 from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
+from tools.launcher.commands import list_commands
 from transfer import keys as fine_tuning
 from transfer import train_net
 
@@ -77,7 +79,7 @@ def _commands() -> str:
     """Return the help of every program; options that all of the launcher's jobs share occur once."""
     parts = ["## tools/launch.py"]
     shared = {}
-    for name in _choices(launch):
+    for name in itertools.chain(*list_commands().values()):
         text, *sections = re.split(r"\n\n(?=config keys:|resources:)", _help(launch, name))
         shared |= {section.partition(":")[0]: section for section in sections}
         parts.append(f"### launch.py {name}\n\n{_block(text)}")

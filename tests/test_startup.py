@@ -3,14 +3,18 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pretrain.common.files import write_json
 from tests.tools.launcher.helpers import build_convert, build_pretrain, build_probe, build_transfer, complete
+from tools.launcher import record_files
 from tools.launcher.graphs.graph import build_single
 from tools.stages import recipes
 from tools.stages.base import Stage
@@ -78,8 +82,8 @@ ANSWERS = {
 NOT_NEEDED = {
     ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.options",
     ("pretrain", "--method", "jcl", "--help"): "cv2 tools.report tools.launcher.doctor tools.launcher.graphs.start",
-    ("status", "tests/golden/run"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.stages.transfer",
-    ("report", "tests/golden/run"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",
+    ("status", "RUN"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.stages.transfer",
+    ("report", "RUN"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",
 }
 
 
@@ -131,12 +135,25 @@ def test_help_and_complete_runs_are_answered_without_torch(
     assert (status, imported) == (0, []) and ANSWERS[words] in out, err
 
 
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the pipeline of an earlier version, with the launcher's records as this version writes them."""
+    folder = tmp_path_factory.mktemp("golden") / "run"
+    shutil.copytree(ROOT / "tests/golden/run", folder)
+    for file in folder.rglob(record_files.PIPELINE_FILE.name):
+        write_json(file, asdict(record_files.read_pipeline(file)))
+    for file in folder.rglob(record_files.LAUNCH_FILE.name):
+        write_json(file, asdict(record_files.read_launch(file.parents[1])))
+    return folder
+
+
 @pytest.mark.parametrize("words", NOT_NEEDED, ids=" ".join)
-def test_a_command_imports_only_what_it_needs(words: tuple[str, ...]) -> None:
+def test_a_command_imports_only_what_it_needs(words: tuple[str, ...], run_folder: Path) -> None:
     code = "import runpy, sys; sys.argv[0] = sys.argv[1]; del sys.argv[1]\n"
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
     code += "finally: print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, LAUNCH, *words], cwd=ROOT, capture_output=True, text=True)
+    command = [str(run_folder) if word == "RUN" else word for word in words]
+    done = subprocess.run([sys.executable, "-c", code, LAUNCH, *command], cwd=ROOT, capture_output=True, text=True)
     imported = set(done.stderr.splitlines()[-1].split())
     assert done.returncode == 0 and "tools.launcher.commands" in imported, done.stderr
     assert imported & set(NOT_NEEDED[words].split()) == set()

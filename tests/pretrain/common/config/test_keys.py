@@ -104,6 +104,6 @@ def test_what_holds_for_a_key_of_solver_holds_for_its_twin() -> None:
     for section in ("SOLVER", "LINEAR"):
         for words in bad:
             keys = [f"{section}.{word}" if word.isupper() and word[0].isalpha() else word for word in words.split()]
-            refused(lambda keys=keys: load_config(None, keys), f"{section}.STEPS is [")
+            refused(lambda keys=keys: load_config(None, keys), f"{section}.STEPS")
     good = load_config(None, ["LINEAR.EPOCHS", "4", "LINEAR.LR_SCHEDULE", "cosine"])
     assert good.LINEAR.STEPS == default_config().LINEAR.STEPS

@@ -1,5 +1,6 @@
 """The GPUs of this machine."""
 
+import ctypes
 import functools
 import os
 import subprocess
@@ -7,8 +8,9 @@ import sys
 
 from pretrain.common.errors import UserError
 
-# Of the drivers without which torch finds no GPU: NVIDIA's, on Jetson and in Windows' Linux, and AMD's.
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+# Without these, torch finds no GPU. NVIDIA's device files do not tell: the first program on the GPU may create them.
+NVIDIA_DRIVER = "libcuda.so.1"
+AMD_DEVICE = "/dev/kfd"
 
 
 def list_visible_gpus() -> list[str]:
@@ -38,7 +40,7 @@ def _count_devices() -> int:
 
     Without a driver, the answer is known, and importing torch takes seconds.
     """
-    if not any(map(os.path.exists, DRIVER_FILES)):
+    if not _has_driver():
         return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
@@ -46,3 +48,11 @@ def _count_devices() -> int:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
         raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL(NVIDIA_DRIVER)  # loads the library, and does not initialize it
+    except OSError:
+        return os.path.exists(AMD_DEVICE)
+    return True

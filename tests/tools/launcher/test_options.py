@@ -237,14 +237,15 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "DRIVER_FILES", (str(tmp_path / "torch.py"),))
+    monkeypatch.setattr(gpus, "NVIDIA_DRIVER", "libc.so.6")
     gpus._count_devices.cache_clear()
     assert [gpus.list_visible_gpus(), Options(cluster="local").count_gpus()] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
     gpus._count_devices.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
     refused(gpus.list_visible_gpus, "torch cannot count the GPUs", "libcuda", "name them in CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(gpus, "DRIVER_FILES", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setattr(gpus, "NVIDIA_DRIVER", "libmissing.so.1")
+    monkeypatch.setattr(gpus, "AMD_DEVICE", str(tmp_path / "kfd"))
     gpus._count_devices.cache_clear()
     assert gpus.list_visible_gpus() == []  # without a driver, torch is not asked
 

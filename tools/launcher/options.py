@@ -316,8 +316,8 @@ def find_replacement(name: str) -> str:
     name = name.replace("_", "-")
     if name in MOVED_OPTIONS:
         return MOVED_OPTIONS[name]
-    own = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(Options)))
-    if is_option(name) and name not in own:
+    launcher_options = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(Options)))
+    if is_option(name) and name not in launcher_options:
         return f"pass it to sbatch: --sbatch {name}=VALUE, or sbatch: {{{name}: VALUE}} in the site file"
     return ""
 

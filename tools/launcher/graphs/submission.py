@@ -130,8 +130,8 @@ def describe_cost(plan: Plan) -> str:
     requests: Counter[tuple[str, int, int, int]] = Counter()
     for key, node in plan.missing.items():
         resources = plan.resources[key]
-        own = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
-        gpus = resources.nodes * resources.gpus or own
+        requested = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
+        gpus = resources.nodes * resources.gpus or requested
         if gpus:
             requests[node.spec.name, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []

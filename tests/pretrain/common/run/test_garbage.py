@@ -49,8 +49,8 @@ def record_collections() -> Iterator[list[int]]:
 
 def allocate() -> None:
     """Allocate enough objects that Python would collect."""
-    kept = [[] for _ in range(10 * gc.get_threshold()[0])]
-    kept.clear()
+    lists = [[] for _ in range(10 * gc.get_threshold()[0])]
+    lists.clear()
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def test_python_collects_in_an_evaluation_and_what_that_leaves_is_not_looked_at_
         collector.count_step()
         with collector.automatic():
             with record_collections() as generations:
-                kept = [[] for _ in range(10 * gc.get_threshold()[0])]
+                lists = [[] for _ in range(10 * gc.get_threshold()[0])]
             assert generations
-        assert not gc.isenabled() and not any(item is kept for item in gc.get_objects())
+        assert not gc.isenabled() and not any(item is lists for item in gc.get_objects())
         refused(lambda: fail_in(collector), "an evaluation fails")
         assert gc.isenabled()
 

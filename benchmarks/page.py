@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("benchmarks.page")
+
 from benchmarks.gpu import build_tables, is_commit
-from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from tools import ROOT
@@ -59,7 +63,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = replace_section(PAGE.read_text(encoding="utf-8"), build_section(read_measured()))
     PAGE.write_text(page, encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    run_command_line(main)

@@ -8,8 +8,13 @@ import argparse
 import os
 from collections.abc import Sequence
 
+if __name__ == "__main__":
+    from .common.command_line import run_program
+
+    run_program("pretrain.__main__")
+
 from . import preflight
-from .common.command_line import Parser, run_command_line
+from .common.command_line import Parser
 from .common.config import overrides
 from .common.run import wandb
 from .common.run.state import RunContext
@@ -42,7 +47,3 @@ def _run(argv: Sequence[str] | None, context: RunContext) -> None:
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg, context=context)
-
-
-if __name__ == "__main__":
-    run_command_line(main)

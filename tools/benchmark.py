@@ -16,9 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.benchmark")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 
@@ -94,7 +98,3 @@ def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.A
 
 def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
     sub.add_argument(option, type=int, default=default, help=f"{text} (default: {default})")
-
-
-if __name__ == "__main__":
-    run_command_line(main)

@@ -11,9 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.convert_to_d2")
+
+from pretrain.common.command_line import Parser
 from tools.stages.convert import Convert, run
 from tools.stages.options import add_arguments, read_arguments
 
@@ -23,7 +27,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, Convert.Options)
     run(read_arguments(Convert.Options, parser.parse_args(argv)))
-
-
-if __name__ == "__main__":
-    run_command_line(main)

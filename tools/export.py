@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.export")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError
 from pretrain.common.files import build_write_error, check_file, check_output_path
 
@@ -48,7 +52,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise build_write_error(output, error) from error
     summary = ", ".join(f"{name} {difference:.1e}" for name, difference in differences.items())
     print(f"backbone of {source} -> {output}\nlargest relative difference, one image through both: {summary}")
-
-
-if __name__ == "__main__":
-    run_command_line(main)

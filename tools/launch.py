@@ -20,9 +20,13 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.launch")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from tools.launcher.commands import Commands, list_commands
@@ -90,7 +94,3 @@ def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
         if replacement:
             raise UserError(f"launch.py has no option {option}; {replacement}")
     overrides.check_options(words, args.parser, args.command)
-
-
-if __name__ == "__main__":
-    run_command_line(main)

@@ -20,9 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.make_data")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
@@ -211,7 +215,3 @@ def _add_duplicates(kinds: Any) -> None:
     duplicates.add_argument("test", help="test images: another one; of a folder with splits, its val split")
     text = "run folder or checkpoint whose frozen features are compared (default: a random ResNet-18)"
     duplicates.add_argument("--weights", default="random", metavar="RUN", help=text)
-
-
-if __name__ == "__main__":
-    run_command_line(main)

@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.predict")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_output_path, check_writable
@@ -97,7 +101,3 @@ def _find_images(paths: Sequence[str]) -> dict[str, str]:
                 raise UserError(f"duplicate image name {name}; pass their common parent folder")
             images[name] = os.path.join(path, name) if is_folder else path
     return images
-
-
-if __name__ == "__main__":
-    run_command_line(main)

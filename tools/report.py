@@ -16,9 +16,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.report")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
@@ -137,7 +141,3 @@ def _name_folders(folders: Sequence[Path]) -> str:
     """Return the names of the first folders of a report."""
     names = [folder.name for folder in folders]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-if __name__ == "__main__":
-    run_command_line(main)

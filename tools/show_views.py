@@ -8,9 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
+if __name__ == "__main__":  # run as a file: the packages lie one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("tools.show_views")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError, count_noun, suggest_name
 from pretrain.data.augmentations import AUGMENTATIONS
 
@@ -41,7 +45,3 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--views", type=int, default=8, help="views per image (default: 8)")
     parser.add_argument("--output", default="views.png", help="output file (default: views.png)")
     return parser
-
-
-if __name__ == "__main__":
-    run_command_line(main)

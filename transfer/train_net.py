@@ -23,8 +23,11 @@ from pathlib import Path
 
 if __name__ == "__main__":  # run as a file: the packages lie one folder up
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from pretrain.common.command_line import run_program
 
-from pretrain.common.command_line import Parser, run_command_line
+    run_program("transfer.train_net")
+
+from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import RunContext
@@ -82,7 +85,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             api.start(run, context, args.num_gpus)
     if "RANK" not in os.environ and not run.eval_only:  # of several ranks, each would print it
         print(f"next: python tools/launch.py report {shlex.quote(run.cfg.OUTPUT_DIR)}")
-
-
-if __name__ == "__main__":
-    run_command_line(main)

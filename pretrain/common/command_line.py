@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}; see --help")
 
 
-def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
+def run_program(module: str) -> NoReturn:
+    """Run the ``main`` of ``module`` as a command line.
+
+    A program calls this above its imports: those of its module then end as everything else does, where a package is
+    missing or Ctrl-C comes while torch is read.
+    """
+    run_command_line(lambda argv: importlib.import_module(module).main(argv))
+
+
+def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     """Run ``main(None)`` and exit: 0 when done, 2 for a user's mistake (one line, no traceback), 130 if stopped.
 
     Any other exception is a bug of ours and keeps its traceback (exit status 1).

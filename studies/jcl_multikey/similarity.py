@@ -18,6 +18,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.jcl_multikey.similarity")
+
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
@@ -25,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from pretrain.common.command_line import Parser, run_command_line
+from pretrain.common.command_line import Parser
 from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import check_file, read_json, write_json
@@ -189,7 +194,3 @@ def _name_run(run: str) -> str:
     """Return the legend label of a run: the branch name in a pipeline, else the folder name."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "pretrain" else path.stem
-
-
-if __name__ == "__main__":
-    run_command_line(main)

@@ -19,10 +19,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.lightly.compare")
+
 from tabulate import tabulate
 
 from benchmarks.machine import describe_environment
-from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_writable, write_json
 from tools import ROOT
@@ -116,7 +120,3 @@ def make_photos(folder: Path, count: int) -> None:
         left = rng.integers(photo.shape[1] - width + 1)
         crop = photo[top : top + height, left : left + width]
         write_jpeg(folder / f"{number:05d}.jpg", cv2.resize(crop, (500, 375), interpolation=cv2.INTER_CUBIC))
-
-
-if __name__ == "__main__":
-    run_command_line(main)

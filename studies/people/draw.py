@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.people.draw")
+
 import cv2
 import numpy as np
 from pycocotools import mask as run_lengths
 
-from pretrain.common.command_line import run_command_line
 from tools import make_data
 from tools.data.coco_writer import CocoWriter, write_jpeg
 
@@ -218,7 +222,3 @@ def _label_keypoints(points: np.ndarray, owner: np.ndarray, number: int, rng: np
         else:
             flat += [x, y, 2 if owner[y, x] == number else 1]
     return flat
-
-
-if __name__ == "__main__":
-    run_command_line(main)

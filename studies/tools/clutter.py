@@ -10,10 +10,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.tools.clutter")
+
 import cv2
 import numpy as np
 
-from pretrain.common.command_line import run_command_line
 from tools import make_data
 from tools.data.coco_writer import write_jpeg
 from tools.data.digits import enlarge, place_digit, render, split_digits
@@ -59,7 +63,3 @@ def _add_clutter(ink: np.ndarray, digits: list[np.ndarray], rng: np.random.Gener
     cluttered = np.maximum(ink, surroundings[size // 2 : size * 3 // 2, size // 2 : size * 3 // 2])
     start, end = rng.integers(0, size, (2, 2)).tolist()
     return cv2.line(cluttered, start, end, 0.0, size // 8)
-
-
-if __name__ == "__main__":
-    run_command_line(main)

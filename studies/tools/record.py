@@ -17,8 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.tools.record")
+
 from benchmarks.machine import read_processor
-from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
 from tools import ROOT
@@ -205,7 +209,3 @@ def _lines(study: Study, x: str) -> Any:
     axes.minorticks_off()
     axes.legend()
     return drawn
-
-
-if __name__ == "__main__":
-    run_command_line(main)

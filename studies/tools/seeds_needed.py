@@ -12,9 +12,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
+if __name__ == "__main__":
+    from pretrain.common.command_line import run_program
+
+    run_program("studies.tools.seeds_needed")
+
 from tabulate import tabulate
 
-from pretrain.common.command_line import run_command_line
 from pretrain.common.files import read_json
 from tools import ROOT
 from tools.reporting.seeds.power import MOST_SEEDS, Spread, count_seeds, estimate_spread
@@ -88,7 +92,3 @@ def _replay() -> Iterator[tuple[int, int]]:
             for some in itertools.combinations(seeds, 3):
                 spread = estimate_spread({name: {seed: row[seed] for seed in some} for name, row in branches.items()})
                 yield count_seeds(spread, _DIFFERENCE) or MOST_SEEDS, target
-
-
-if __name__ == "__main__":
-    run_command_line(main)

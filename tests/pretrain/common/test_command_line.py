@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import Stopped
+from tools import ROOT
 
 
 def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +58,27 @@ def test_a_python_that_is_not_the_environments_is_named(
         run_command_line(main)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {sys.executable} has no fvcore; run: source .venv/bin/activate")
+
+
+PROGRAMS = sorted(
+    str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*.py") if "run_program" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("program", ["-mpretrain", "transfer/train_net.py", *PROGRAMS])
+def test_a_missing_package_is_one_line(program: str) -> None:
+    """``-S`` leaves out the environment's packages."""
+    done = subprocess.run([sys.executable, "-S", program, "--help"], cwd=ROOT, capture_output=True, text=True)
+    remedy = r"error: \S+ has no \w+; run: source .venv/bin/activate \(make setup creates .venv\)\n"
+    assert (done.returncode == 2 and re.fullmatch(remedy, done.stderr)) or (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_stop_while_a_program_imports_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "from pretrain.common.command_line import run_program; run_program('stopped')"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT (Ctrl-C)\n")
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 classes"), (1, "1 class"), (1200, "1,200 classes")])

@@ -10,9 +10,16 @@ UV := .venv-uv/bin/uv
 READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
 comma := ,
 empty :=
-# What modules of a site and pip's own settings set: with them, pip would take a package elsewhere for one of .venv's, or
-# install elsewhere. Its indexes and proxies stay.
-unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_PYTHON PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS
+space := $(empty) $(empty)
+# What modules of a site and the shell set: with it, Python would import other packages than .venv's, or none of this folder.
+unexport PYTHONPATH PYTHONHOME PYTHONPLATLIBDIR PYTHONSAFEPATH PYTHONOPTIMIZE PYTHONINSPECT
+# Tests start hundreds of processes, each of which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+# Of pip's settings, those that say which packages it may take, and how it gets them. With others, it would take a package
+# elsewhere for one of .venv's, or install elsewhere.
+PIP_SOURCES := INDEX_URL EXTRA_INDEX_URL NO_INDEX FIND_LINKS CONSTRAINT ONLY_BINARY NO_BINARY PREFER_BINARY CONFIG_FILE \
+    TRUSTED_HOST CERT CLIENT_CERT PROXY KEYRING_PROVIDER USE_FEATURE TIMEOUT DEFAULT_TIMEOUT RETRIES CACHE_DIR NO_CACHE_DIR
+unexport $(filter-out $(PIP_SOURCES:%=PIP_%),$(filter PIP_%,$(.VARIABLES)))
 export PIP_USER := 0
 # Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
 DETECTRON2 ?= https://github.com/facebookresearch/detectron2
@@ -21,10 +28,16 @@ DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
 DETECTRON2_WHEEL := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pretrain-to-transfer/detectron2-02b5c4e2-pure/detectron2-0.6-py3-none-any.whl
 # Extras of pyproject.toml; with dev,docs,export,loggers, no test is skipped because a package is missing.
 EXTRAS ?= dev,docs
-override EXTRAS := $(subst $(empty) $(empty),,$(EXTRAS))
+override EXTRAS := $(subst $(space),$(comma),$(sort $(subst $(comma),$(space),$(EXTRAS))))
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
 LOCKED ?=
+override LOCKED := $(filter-out 0 no false,$(LOCKED))
 LOCKED_EXTRAS := dev,docs,export,loggers
+KNOWN_EXTRAS := $(if $(LOCKED),$(subst $(comma),$(space),$(LOCKED_EXTRAS)),$(shell \
+    sed -n '/^.project.optional-dependencies/,/^.tool/s/^\([a-z]*\) = .*/\1/p' pyproject.toml))
+UNKNOWN_EXTRAS := $(filter-out $(KNOWN_EXTRAS),$(subst $(comma),$(space),$(EXTRAS)))
+$(if $(UNKNOWN_EXTRAS),$(error EXTRAS: there is no $(UNKNOWN_EXTRAS) in $(if \
+    $(LOCKED),requirements.lock (LOCKED=1),pyproject.toml); choose from $(KNOWN_EXTRAS)))
 # The demo's engine: detectron2 or torchvision, each in its own run folder. If empty, the engine that the file names, in runs/demo.
 ENGINE ?=
 # The Python of .venv: the one that is named, or the first of these that runs and is new enough. A version manager may list
@@ -32,8 +45,9 @@ ENGINE ?=
 SETUP_PYTHON = $(PYTHON)
 PYTHONS := python3.11 python3.12 python3.13 python3
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
-# Not empty if there is a .venv whose Python does not run.
-IS_BROKEN := $(shell [ ! -e $(VENV) ] || $(BIN)/python -c '' 2>/dev/null || echo broken)
+HAS_PIP := $(BIN)/python -I -c 'import pip' 2>/dev/null
+# Not empty if there is a .venv whose Python does not run or has no pip.
+IS_BROKEN := $(shell [ ! -e $(VENV) ] || $(HAS_PIP) || echo broken)
 # Prints a Python's version and installation, by which two are told apart.
 IDENTIFY := import os, sys; print("Python", sys.version.split()[0], "of", os.path.realpath(sys.base_prefix))
 # One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
@@ -45,8 +59,6 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
 # A worker runs tests in their order, which share fixtures; one that has none left takes half of another's. Tests mostly wait, so
 # three workers pay off even on two cores. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist worksteal
-# Tests start hundreds of processes, each of which would compile every module again.
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup check-python detectron2 test test-detectron2 test-all gpu test-lowest test-newest lock audit lint docs studies site demo demo-quick clean
 
@@ -81,13 +93,17 @@ setup: $(READY)
 
 .FORCE:
 
-# A Python that is named is tried even where .venv exists.
+# A .venv that runs is used or refused, and a Python that is named is tried even where .venv exists.
 check-python:
-	@[ -n "$(SETUP_PYTHON)" ] || exit 0; \
+	@python="$$($(BIN)/python -I -c '$(IDENTIFY)' 2>/dev/null)" || python=; \
+	[ -z "$$python" ] || $(BIN)/python -I -c '$(IS_NEW_ENOUGH)' || { \
+	    echo "error: $(VENV) has $$python, which is older than Python 3.11; run make clean first" >&2; exit 2; }; \
+	[ -z "$$python" ] || ( set +u; . $(BIN)/activate && [ "$$VIRTUAL_ENV" -ef $(VENV) ] ) 2>/dev/null || { \
+	    echo "error: activating $(VENV) does not lead to it: it was moved or copied here; run make clean first" >&2; exit 2; }; \
+	[ -n "$(SETUP_PYTHON)" ] || exit 0; \
 	"$(SETUP_PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
 	    echo "error: PYTHON=$(SETUP_PYTHON) does not run or is older than Python 3.11; name another, or none" >&2; exit 2; }; \
-	python="$$($(BIN)/python -c '$(IDENTIFY)' 2>/dev/null)" || exit 0; \
-	[ "$$python" = "$$("$(SETUP_PYTHON)" -c '$(IDENTIFY)')" ] || { \
+	[ -z "$$python" ] || [ "$$python" = "$$("$(SETUP_PYTHON)" -c '$(IDENTIFY)')" ] || { \
 	    echo "error: $(VENV) has $$python, not PYTHON=$(SETUP_PYTHON); run make clean first, or omit PYTHON" >&2; exit 2; }
 
 # The stamp is written last, so that an interrupted setup is repeated. A .venv without pip gets it; one whose Python is gone is
@@ -101,41 +117,42 @@ $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-pyt
 	    echo "error: no Python 3.11 or newer was found ($$(python3 --version 2>&1)); install one, or name it:" \
 	        "make setup PYTHON=/path/to/python3.11" >&2; exit 2; \
 	fi; \
-	"$$found" tools/packages.py --names "$(EXTRAS)" || exit 2; \
-	if $(BIN)/python -c '' 2>/dev/null; then \
-	    $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
-	else \
+	$(HAS_PIP) || { $(BIN)/python -I -m ensurepip >/dev/null 2>&1 && $(HAS_PIP); } || { \
+	    [ -e $(VENV)/pyvenv.cfg ] || rmdir $(VENV) 2>/dev/null || [ ! -e $(VENV) -a ! -L $(VENV) ] || { \
+	        echo "error: $(VENV) is not a virtual environment; move it away, and run make setup again" >&2; exit 2; }; \
 	    "$$found" -m venv --clear $(VENV); \
-	fi || { \
-	    echo "error: $$found cannot create $(VENV) with pip; install its venv module (Debian and Ubuntu: apt install" \
-	        "python3-venv), or name another Python: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
+	} || { \
+	    echo "error: $$found cannot create $(VENV) with pip, for the reason above; if that is its venv module, install it" \
+	        "(Debian and Ubuntu: apt install python3-venv), or name another Python: make setup PYTHON=/path/to/python3.11" >&2; \
+	    exit 2; }
 	@echo "setting up $(VENV) (the first time, it downloads 3.2 GB and prints nothing for minutes)"
 	@{ $(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock &&) \
 	$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
-	$(if $(wildcard $(DETECTRON2_WHEEL)),$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL) &&) \
+	{ [ ! -e "$(DETECTRON2_WHEEL)" ] || $(BIN)/python -m pip -q install "$(DETECTRON2_WHEEL)"; } && \
 	$(BIN)/python -I tools/packages.py $(if $(LOCKED),$(LOCKED_EXTRAS),$(EXTRAS)); } || { \
 	    echo "error: $(VENV) is incomplete, for the reason above; check the network, the disk and pip's settings" \
 	        "($(BIN)/python -m pip config list), and run make setup again" >&2; exit 2; }
 	@rm -f $(VENV)/.set-up-* && touch $@
 	@echo "$(VENV) is ready; before any python command: source $(BIN)/activate"
 
-detectron2: setup $(DETECTRON2_WHEEL)
-	@$(BIN)/python -m pip -q install --force-reinstall --no-deps $(DETECTRON2_WHEEL)
-	@$(BIN)/python -m pip -q install $(DETECTRON2_WHEEL)
-	@echo "Detectron2 is installed from $(DETECTRON2_WHEEL) (delete that file to build it again)"
-
 # The build imports torch; it therefore runs in this environment, with a setuptools that still has pkg_resources. It leaves
 # out the C++ extension (deformable convolutions, rotated boxes), which this project does not call.
-$(DETECTRON2_WHEEL): | setup
-	@$(BIN)/python -m pip -q install 'setuptools<82' wheel
-	@tree="$$(mktemp -d)"; trap 'rm -rf "$$tree"' EXIT; \
-	git init -q "$$tree"; \
-	git --git-dir "$$tree/.git" fetch -q --depth 1 "$(DETECTRON2)" $(DETECTRON2_COMMIT) || { \
-	    echo "error: no commit $(DETECTRON2_COMMIT) at $(DETECTRON2); on a machine without internet, copy a git checkout of" \
-	        "Detectron2 there and run make detectron2 DETECTRON2=/path/to/it" >&2; exit 2; }; \
-	git -C "$$tree" checkout -q FETCH_HEAD; \
-	sed -i.original 's/ext_modules=get_extensions()/ext_modules=[]/' "$$tree/setup.py"; \
-	$(BIN)/python -m pip -q wheel --no-deps --no-build-isolation --wheel-dir "$(@D)" "$$tree"
+detectron2: setup
+	@[ -e "$(DETECTRON2_WHEEL)" ] || { \
+	    $(BIN)/python -m pip -q install 'setuptools<82' wheel; \
+	    tree="$$(mktemp -d)"; trap 'rm -rf "$$tree"' EXIT; \
+	    git init -q "$$tree"; \
+	    git --git-dir "$$tree/.git" fetch -q --depth 1 "$(DETECTRON2)" $(DETECTRON2_COMMIT) || { \
+	        echo "error: no commit $(DETECTRON2_COMMIT) at $(DETECTRON2); on a machine without internet, copy a git checkout of" \
+	            "Detectron2 there and run make detectron2 DETECTRON2=/path/to/it" >&2; exit 2; }; \
+	    git -C "$$tree" checkout -q FETCH_HEAD; \
+	    sed -i.original 's/ext_modules=get_extensions()/ext_modules=[]/' "$$tree/setup.py"; \
+	    folder="$(DETECTRON2_WHEEL)"; \
+	    $(BIN)/python -m pip -q wheel --no-deps --no-build-isolation --wheel-dir "$${folder%/*}" "$$tree"; \
+	}
+	@$(BIN)/python -m pip -q install --force-reinstall --no-deps "$(DETECTRON2_WHEEL)"
+	@$(BIN)/python -m pip -q install "$(DETECTRON2_WHEEL)"
+	@echo "Detectron2 is installed from $(DETECTRON2_WHEEL) (delete that file to build it again)"
 
 test: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)

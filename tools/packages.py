@@ -63,11 +63,10 @@ def main() -> int:
     """Check the packages; print what is wrong, and return 1 if something is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("extras", nargs="?", default="", help="extras of pyproject.toml, separated by commas")
-    parser.add_argument("--names", action="store_true", help="check only that these extras exist")
     args = parser.parse_args()
     try:
         requirements = read_requirements([name for name in args.extras.split(",") if name])
-        problems = [] if args.names else find_unfit(requirements) or find_broken(requirements)
+        problems = find_unfit(requirements) or find_broken(requirements)
     except (ValueError, ImportError) as error:
         problems = [str(error)]
     for problem in problems:

@@ -2,4 +2,5 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]  # the checkout
+ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the copy of its code that jobs run
+GUIDE = "docs/read_a_report.md"  # below ROOT; each report names it

@@ -163,7 +163,7 @@ class Options:
         block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
         sbatch = merge_options(keep_for_cpus(resources.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
-        return replace(resources, **place, sbatch=sbatch)
+        return replace(resources, **place, sbatch=sbatch, is_on_cpu_nodes=bool(self.cpu))
 
 
 def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:

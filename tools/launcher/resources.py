@@ -19,6 +19,7 @@ class Resources:
         parallel: stages, or jobs of an array, that run at the same time.
         sbatch, srun: further options without their dashes; an empty value is a flag.
         request: what the user asked for, which the record of the job keeps for `resume`.
+        is_on_cpu_nodes: whether the site file places the stage on other nodes than those with GPUs.
     """
 
     cluster: str
@@ -38,6 +39,7 @@ class Resources:
     python: str
     setup: tuple[str, ...]
     request: Options
+    is_on_cpu_nodes: bool = False
 
     def describe_gpus(self) -> str:
         """Return the GPUs per node as sbatch takes them, ``a100:2``."""

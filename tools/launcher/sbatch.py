@@ -19,8 +19,10 @@ _SET_FOR_SRUN = (
     *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "export", "output", "error", "multi-prog"),
     *("kill-on-bad-exit", "unbuffered", "relative", "pty", "no-allocate", "jobid", "chdir", "help", "usage", "version"),
 )
+# Options by which a job asks for GPUs, besides the one that the launcher gives.
+_GPU_REQUESTS = ("gres", "gpus", "gpus-per-socket", "gpus-per-task", "tres-per-task")
 # Options that fit one kind of node: stages that the site file places on CPU nodes do not inherit them.
-_NODE_OPTIONS = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
+NODE_OPTIONS = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
 # Any two options of a line exclude each other. (SLURM accepts the last two lines, but one option then has no effect.)
 EXCLUSIVE = (
     ("mem", "mem-per-cpu", "mem-per-gpu"),
@@ -144,7 +146,7 @@ def merge_options(*layers: Mapping[str, str]) -> dict[str, str]:
 
 def keep_for_cpus(options: Mapping[str, str], on_other_nodes: bool) -> dict[str, str]:
     """Return the options that fit a stage without a GPU, which may run on other nodes."""
-    unfit = _NODE_OPTIONS if on_other_nodes else ()
+    unfit = NODE_OPTIONS if on_other_nodes else ()
     return {key: value for key, value in options.items() if key not in unfit and not asks_for_gpus(key, value)}
 
 
@@ -176,7 +178,7 @@ def check_options(options: Mapping[str, str], source: str, has_gpus: bool) -> No
         hint = "omit it, or use the launcher's own option (launch.py pretrain --help)"
         if is_for_gpus:
             hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
-        if key in SET_BY_LAUNCHER or (key in ("gres", "gpus") and is_for_gpus and has_gpus):
+        if key in SET_BY_LAUNCHER or (key in _GPU_REQUESTS and is_for_gpus and has_gpus):
             raise UserError(f"{source} {key} is set by the launcher; {hint}")
         other = next((other for other in SET_BY_LAUNCHER if other in _list_excluded(key)), "")
         if other:
@@ -207,15 +209,19 @@ def check_srun_options(options: Collection[str]) -> None:
 
 
 def asks_for_gpus(key: str, value: str) -> bool:
-    """Return whether an option of sbatch is for GPUs."""
-    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
+    """Return whether an option of sbatch is for GPUs, or for shares of one."""
+    if key.startswith(("gres", "tres")):
+        return bool(re.search("gpu|shard|mps", f"{key}={value}"))
+    return "gpu" in key
 
 
 def count_gpus(options: Mapping[str, str], nodes: int, tasks: int) -> int:
-    """Return how many GPUs the options ask for by themselves; ``tasks`` are the processes per node."""
-    factors = {"gres": nodes, "gpus": 1, "gpus-per-task": nodes * tasks, "tres-per-task": nodes * tasks}
+    """Return how many whole GPUs the options ask for by themselves; ``tasks`` are the processes per node."""
+    sockets = re.match(r"\d+", options.get("sockets-per-node", ""))
+    per_node = {"gpus": 1 / nodes, "gres": 1, "gpus-per-socket": int(sockets[0]) if sockets else 1}
     total = 0
-    for name, factor in factors.items():
+    for name in _GPU_REQUESTS:
+        factor = round(nodes * per_node.get(name, tasks))
         for request in options.get(name, "").split(","):
             if request and (name.startswith("gpus") or "gpu" in request):
                 number = re.search(r"(?:^|[:=])(\d+)$", request)

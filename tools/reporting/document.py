@@ -11,12 +11,11 @@ import tabulate
 from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
 from pretrain.common.run.state import shorten_path
-from tools import ROOT
+from tools import GUIDE, ROOT
 
 from .files import RunCollection
 from .runs import DetectorScore, Score
 
-GUIDE = ROOT / "docs" / "read_a_report.md"
 tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
 
@@ -93,7 +92,7 @@ class Report:
 def render_markdown(report: Report) -> str:
     """Return the report as Markdown."""
     blocks = [f"# {_join_lines(report.title)}\n", *([_render_bullets(report.headline)] if report.headline else [])]
-    blocks.append(f"How to read this report: {shorten_path(GUIDE)}\n")
+    blocks.append(f"How to read this report: {shorten_path(ROOT / GUIDE)}\n")
     blocks += map(render_figure, report.feature_maps)
     blocks += map(render_section, report.tables)
     blocks += map(render_figure, report.figures)

@@ -91,7 +91,7 @@ def load() -> None:
             module = importlib.import_module(name)
         except Exception as error:  # whatever the user's code raises
             raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {one_line(error)}") from error
-        if extension.endswith(".py") and not os.path.samefile(extension, str(module.__file__)):
+        if extension.endswith(".py") and os.path.realpath(extension) != os.path.realpath(str(module.__file__)):
             problem = f"--import {extension}: Python's module {name} is already {module.__file__} in this process"
             raise UserError(f"{problem}; rename one of the files")
 

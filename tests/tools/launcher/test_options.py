@@ -104,6 +104,16 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
         ({"sbatch": [("gpus", "8")]}, "gpus is set by the launcher; write --gpus"),
         ({"sbatch": [("gres", "gpu:a100:8")]}, "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0"),
+        (
+            {"sbatch": [("gres", "scratch:9,shard:1")]},
+            "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0",
+        ),
+        (
+            {"sbatch": [("gpus-per-task", "1")]},
+            "gpus-per-task is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0",
+        ),
+        ({"sbatch": [("gpus-per-socket", "1")]}, "gpus-per-socket is set by the launcher; write --gpus"),
+        ({"sbatch": [("tres_per_task", "gres/gpu:1")]}, "tres-per-task is set by the launcher; write --gpus"),
         *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
         ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
         *(

@@ -20,11 +20,11 @@ from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.ranks.parent import name_log_folder
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import CODE, read_git_state
-from tools import ROOT
+from tools import GUIDE, ROOT
 from tools.stages.base import Stage
 
 from ..resources import Resources
-from ..sbatch import SET_BY_LAUNCHER, format_minutes, list_variables
+from ..sbatch import NODE_OPTIONS, SET_BY_LAUNCHER, format_minutes, list_variables
 from . import slurm
 from .job import SCRIPT, Job
 from .job_file import Limits, name_job_file, write_job
@@ -172,7 +172,7 @@ def _hash_code(root: Path) -> str:
 
 def _list_code(root: Path) -> list[Path]:
     """List the files of the code, also in linked folders, but no hidden or cached ones, which come and go."""
-    files = []
+    files = [root / GUIDE]
     for name in CODE:
         for folder, folders, names in os.walk(root / name, followlinks=True):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
@@ -202,9 +202,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def _list_variables(resources: Resources) -> dict[str, str]:
-    """Return the variables of this shell that sbatch reads, without those of options in the script."""
+    """Return the variables of this shell that sbatch reads, without those that the script sets or that do not fit."""
     absent = {name for name in ("partition", "account") if not getattr(resources, name)}
-    return list_variables({*SET_BY_LAUNCHER, *resources.sbatch} - absent)
+    unfit = NODE_OPTIONS if resources.is_on_cpu_nodes else ()
+    return list_variables({*SET_BY_LAUNCHER, *resources.sbatch, *unfit} - absent)
 
 
 def build_environment(resources: Resources) -> dict[str, str]:

@@ -148,7 +148,7 @@ def describe_cost(plan: Plan) -> str:
         limit = f"{count_noun(gpus, 'GPU')} x {minutes / 60:.4g} h x {count_noun(attempts, 'attempt')}"
         lines.append(f"# {stage}: {count_noun(jobs, 'job')}, each at most {limit} = {cost:,.0f} GPU-hours")
     if not lines:
-        return "# no GPU-hours: no stage asks for GPUs"
+        return "# no GPU-hours: no stage asks for whole GPUs"
     remark = "--max-timeouts sets the attempts; those that are preempted are extra"
     limit = f"at most {total:,.0f} GPU-hours in total"
     if unlimited:

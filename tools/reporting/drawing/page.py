@@ -11,9 +11,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pretrain.common.errors import escape_control
+from tools import GUIDE, ROOT
 
 from .. import provenance
-from ..document import GUIDE, Figure, Report, Table
+from ..document import Figure, Report, Table
 from ..files import shorten_names
 from . import curves
 
@@ -33,7 +34,7 @@ def render_page(report: Report, file: Path) -> str:
         lists=report.lists,
         title=report.title,
         headline=report.headline,
-        guide=_make_link(GUIDE, file),
+        guide=_make_link(ROOT / GUIDE, file),
         views=[(name, _make_link(path, file)) for name, path in _find_views(report)],
     )
     return escape_control(text)

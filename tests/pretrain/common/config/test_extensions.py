@@ -71,6 +71,8 @@ def test_modules_are_imported_for_one_command_alone(tmp_path: Path, monkeypatch:
         assert extensions.VARIABLE not in os.environ
     with extensions.using([str(files[2])]):
         refused(extensions.load, files[1], files[2], "rename")
+        files[1].unlink()
+        refused(extensions.load, files[1], files[2], "rename")
 
 
 def test_a_name_that_is_taken_is_refused():

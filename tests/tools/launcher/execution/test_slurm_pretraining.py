@@ -42,8 +42,9 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     """Let jobs import a module with this ``text``, as --import does; what it changes in this process is restored."""
     monkeypatch.setattr(torchvision.models, "resnet18", torchvision.models.resnet18)
     monkeypatch.setattr(TrainingMonitor, "step", TrainingMonitor.step)
-    (folder / "extension.py").write_text(text)
-    monkeypatch.setenv("P2T_IMPORT", str(folder / "extension.py"))
+    module = folder / f"extension_of_{folder.name}.py"  # this process imports those of other tests, too
+    module.write_text(text)
+    monkeypatch.setenv("P2T_IMPORT", str(module))
 
 
 @pytest.mark.slow
@@ -129,6 +130,10 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert whole == cut
     weights, resumed = (read(Path(name, "jcl/mask/model_final.pth"))["model"] for name in ("whole", "cut"))
     assert weights.keys() == resumed.keys() and all(torch.equal(value, resumed[key]) for key, value in weights.items())
-    tables = [Path(name, "report.md").read_text().partition("## Cost")[0] for name in ("whole", "cut")]
+    reports = [Path(name, "report.md").read_text() for name in ("whole", "cut")]
+    assert all(
+        Path(guide).is_file() for text in reports for guide in re.findall(r"How to read this report: (.*)", text)
+    )
+    tables = ["## " + text.partition("## ")[2].partition("## Cost")[0] for text in reports]
     tables = [re.sub(r"\b[0-9a-f]{8}\b", "", text) for text in tables]  # files' hashes depend on their folder
     assert tables[0] == tables[1]

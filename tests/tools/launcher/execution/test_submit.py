@@ -13,6 +13,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
+from tests.tools.launcher.fake_stages import FakeOnCpu
 from tests.tools.launcher.helpers import chain, fake, job_of, run_alone, submit_jobs
 from tools.launcher.execution import records, submit
 from tools.launcher.graphs.graph import build_single
@@ -66,18 +67,24 @@ def test_sbatch_gets_the_users_environment_only(cluster: Path, tmp_path: Path, m
             "MEM_PER_NODE=100M WAIT_ALL_NODES=1 GRES=scratch:9",
         ),
         (replace(OPTIONS, account="a", sbatch={"switches": "1"}), "ACCOUNT=b REQ_SWITCH=2", "WCKEY=c"),
+        (
+            replace(OPTIONS, cpu={"partition": "cpu"}),
+            "PARTITION=gpu CONSTRAINT=a100 QOS=gpu MEM_PER_NODE=400G EXCLUSIVE=user RESERVATION=r GRES=shard:1",
+            "ACCOUNT=b WCKEY=c",
+        ),
     ],
-    ids=["GPUs", "what every script has", "given"],
+    ids=["GPUs", "what every script has", "given", "a stage on CPU nodes"],
 )
 def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, hidden: str, counting: str
 ):
     for word in f"{hidden} {counting}".split():
         monkeypatch.setenv("SBATCH_" + word.partition("=")[0], word.partition("=")[2])
-    submit_jobs([fake(tmp_path / "run")], options)
+    stage = FakeOnCpu(str(tmp_path / "run")) if options.cpu else fake(tmp_path / "run")
+    submit_jobs([stage], options)
     received = set(re.findall("^SBATCH_(.*)", (cluster / "env").read_text(), re.MULTILINE))
     assert received == set(counting.split())
-    script = submit.render_script([fake(tmp_path / "run")], options.for_stage(fake("a")), tmp_path, "")
+    script = submit.render_script([stage], options.for_stage(stage), tmp_path, "")
     shown = re.findall(r"^# .*$", script, re.MULTILINE)[-1]
     assert set(re.findall(r"SBATCH_([^ ,]*)", shown)) == received
 

@@ -13,7 +13,7 @@ from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeOnCpu, FakeTraining
 from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_of, job_of, run_alone, wait_for
 from tests.transfer import tiny_coco
-from tools import launch
+from tools import GUIDE, launch
 from tools.launcher.execution import jobs, submit
 from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Node, build_single
@@ -151,6 +151,7 @@ def test_the_wrapper_of_a_site_may_print_more(tmp_path: Path, cluster: Path, pro
 def test_the_code_is_copied_once_per_version_and_repaired(tmp_path: Path, cluster: Path, monkeypatch):
     submit.copy_code(tmp_path / "run")
     (copy,) = tmp_path.glob("run/launch/code-*")
+    assert (copy / GUIDE).is_file()  # which the report of a job names
     (copy / "tools/launch.py").unlink()  # a purge of old files
     assert run_alone(fake(tmp_path / "run"), OPTIONS) == 0
     assert list(tmp_path.glob("run/launch/code-*")) == [copy] and (copy / "tools/launch.py").exists()

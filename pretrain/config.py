@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 from .common.config import extensions, yaml_io
 from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, copy_value
 from .common.config.overrides import format_value
-from .common.config.yaml_io import describe_file, flatten, get, parse_yaml
+from .common.config.yaml_io import flatten, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
 from .data import names
@@ -59,10 +59,10 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] 
     if base:
         _merge_text(cfg, keys, base)
         cfg.OUTPUT_DIR = ""  # that of the run
-    files = yaml_io.merge(cfg, keys, config_file, overrides)
+    places = yaml_io.merge(cfg, keys, config_file, overrides)
     if not base:
-        _set_data_set_defaults(cfg, files)
-    check_config(cfg, keys, files)
+        _set_data_set_defaults(cfg, places)
+    check_config(cfg, keys, places)
     if not base:
         # A digest of the user's modules, so that no run resumes with other versions of them.
         is_imported = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
@@ -120,42 +120,39 @@ def output_dir(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
-def check_config(cfg: CfgNode, keys: Keys, files: Mapping[str, Path | None]) -> None:
+def check_config(cfg: CfgNode, keys: Keys, places: Mapping[str, str]) -> None:
     """Raise UserError for the first invalid value: one line with the value, the limit and the remedy.
 
     Args:
-        files: the file that sets a key, if one does.
+        places: what follows a key in an error: `" in a.yaml"` if a file sets it (`yaml_io.merge`).
     """
+    values = dict(flatten(cfg))
     for key, row in keys.items():
-        for value in get(cfg, key) if isinstance(row.default, list) else [get(cfg, key)]:
+        for value in values[key] if isinstance(row.default, list) else [values[key]]:
             if row.limits:
-                row.limits.check(key + describe_file(files.get(key)), value)
+                row.limits.check(key + places.get(key, ""), value)
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
-        if len(get(cfg, key)) != 3:
-            raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
+        if len(values[key]) != 3:
+            raise UserError(f"{key} is {values[key]}; it must be 3 numbers, one per RGB channel")
     output = Path(cfg.OUTPUT_DIR or "runs").resolve()
     for name in itertools.chain(*map(list_names, (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL))):
-        folder = Path(expand(name.removeprefix("folder:").strip())).resolve()
+        folder = Path(expand(names.find_path(name))).resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
             problem = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
             raise UserError(f"{problem}; choose another OUTPUT_DIR")
-    _check_unread_keys(cfg, keys, files)
-    for section in ("SOLVER", "LINEAR"):
-        _check_schedule(cfg, section)
+    _check_unread_keys(values, keys, places)
     _check_combinations(cfg)
 
 
-def _check_schedule(cfg: CfgNode, section: str) -> None:
-    """Raise UserError unless the learning rate of a section changes within its epochs."""
-    schedule = cfg[section]
-    limit = f"{section}.EPOCHS {schedule.EPOCHS}"
-    if schedule.LR_SCHEDULE == "step" and any(epoch >= schedule.EPOCHS for epoch in schedule.STEPS):
-        raise UserError(f"{section}.STEPS is {schedule.STEPS}; each must be below {limit}; set both")
-    if schedule.get("WARMUP_EPOCHS", 0) > schedule.EPOCHS:  # a linear probe has no warm-up
-        raise UserError(f"{section}.WARMUP_EPOCHS is {schedule.WARMUP_EPOCHS}; set at most {limit}")
-
-
 def _check_combinations(cfg: CfgNode) -> None:
+    """Raise UserError for values that contradict each other, such as a learning rate that changes after the end."""
+    for section in ("SOLVER", "LINEAR"):
+        schedule = cfg[section]
+        limit = f"{section}.EPOCHS {schedule.EPOCHS}"
+        if schedule.LR_SCHEDULE == "step" and any(epoch >= schedule.EPOCHS for epoch in schedule.STEPS):
+            raise UserError(f"{section}.STEPS is {schedule.STEPS}; each must be below {limit}; set both")
+        if schedule.get("WARMUP_EPOCHS", 0) > schedule.EPOCHS:  # a linear probe has no warm-up
+            raise UserError(f"{section}.WARMUP_EPOCHS is {schedule.WARMUP_EPOCHS}; set at most {limit}")
     if METHODS[cfg.METHOD.NAME].kind == "batch" and cfg.SOLVER.IMS_PER_BATCH == 1:
         raise UserError(f"SOLVER.IMS_PER_BATCH is 1, but METHOD.NAME {cfg.METHOD.NAME} needs negatives; set 2 or more")
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
@@ -168,23 +165,21 @@ def _check_combinations(cfg: CfgNode) -> None:
         raise UserError(f"{problem}; set RESIZE to at least the crop, or to 0, which CROP none needs")
 
 
-def _check_unread_keys(cfg: CfgNode, keys: Keys, files: Mapping[str, Path | None]) -> None:
+def _check_unread_keys(values: Mapping[str, Any], keys: Keys, places: Mapping[str, str]) -> None:
     """Reject keys that the chosen method, optimizer or schedule ignores: overrides first, then those of files."""
-    values = dict(flatten(cfg))
     unread = [row for key, row in keys.items() if values[key] != row.default and not row.is_read(values)]
     if not unread:
         return
     chooser = unread[0].chooser
     unread = [row for row in unread if row.chooser == chooser]
-    rows = [row for row in unread if not files.get(row.name)] or unread
+    rows = [row for row in unread if not places.get(row.name)] or unread
     settings: dict[str, list[str]] = {}
     for row in rows:
-        settings.setdefault(describe_file(files.get(row.name)), []).append(
-            f"{row.name} {format_value(values[row.name])}"
-        )
-    problem = ", ".join(" and ".join(words) + file for file, words in settings.items())
+        words = f"{row.name} {format_value(values[row.name])}"
+        settings.setdefault(places.get(row.name, ""), []).append(words)
+    problem = ", ".join(" and ".join(words) + place for place, words in settings.items())
     remedy = "omit it" if len(rows) == 1 else "omit them"
-    if files.get(rows[0].name):  # perhaps a recipe that is not the user's to edit
+    if places.get(rows[0].name):  # perhaps a recipe that is not the user's to edit
         defaults = " ".join(f"{row.name} {format_value(row.default)}" for row in rows)
         remedy = f"choose another recipe, or add {defaults} (default)"
     readers = [name for name in rows[0].readers if all(name in row.readers for row in rows)]

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import yaml
 from fvcore.common.config import CfgNode
+from yaml.representer import SafeRepresenter
 
 from ..errors import UserError, one_line
 from ..files import check_file, check_output_path, expand
-from .keys import Keys, copy_value, expected_type, suggest_key
+from .keys import Keys, expected_type, suggest_key
 
 # yacs raises these for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)
@@ -22,14 +23,14 @@ _REASONS = {
 }
 # libyaml's, where PyYAML was built with it.
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_FAST_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class Setting(NamedTuple):
-    """A value that a config file gives to a key, and that file: the one that is read, or one of its `_BASE_`."""
+    """A value that a config file gives to a key, and how errors name the file (or `_BASE_`): " in a.yaml"."""
 
     value: Any
-    file: Path
+    where: str
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -51,23 +52,38 @@ def load_yaml(text: str, loader: Any = _FAST_LOADER, where: str = "") -> Any:
         UserError: a key occurs twice: PyYAML would silently use the last one.
         yaml.YAMLError: it is not YAML.
     """
-    try:
-        return _load(loader(text), where)
-    except yaml.YAMLError:
-        if loader is not _FAST_LOADER:
-            raise
-    reader = yaml.SafeLoader(text)  # its errors say more, and it reads names of files that are not UTF-8
-    reader.name = where.removeprefix(" in ") or reader.name
-    return _load(reader, where)
-
-
-def _load(reader: Any, where: str) -> Any:
+    reader = loader(text)
+    if loader is yaml.SafeLoader:
+        reader.name = where.removeprefix(" in ") or reader.name
     try:
         tree = reader.get_single_node()
-        _check_repeated_keys(tree, where)
+        _check_repeated_keys(tree, where, {})
         return reader.construct_document(tree) if tree else None
+    except yaml.YAMLError:
+        if loader is yaml.SafeLoader or loader is not _FAST_LOADER:
+            raise
     finally:
         reader.dispose()
+    return load_yaml(text, yaml.SafeLoader, where)  # its errors say more, and it reads names that are not UTF-8
+
+
+def _check_repeated_keys(tree: yaml.Node | None, where: str, lines: dict[str, int], prefix: str = "") -> None:
+    """Raise UserError for a key that occurs twice, also if it occurs once in its section and once dotted.
+
+    Args:
+        lines: the line of every key before ``tree``; its own are added. The key of an item in a list is its number.
+        prefix: the sections that ``tree`` is in, with dots.
+    """
+    for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
+        name = f"{prefix}{key.value}"
+        line = key.start_mark.line + 1
+        if name in lines:
+            raise UserError(f"{name} occurs twice{where}, on lines {lines[name]} and {line}; remove one")
+        lines[name] = line
+        _check_repeated_keys(value, where, lines, f"{name}.")
+    for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
+        if isinstance(item, yaml.MappingNode):
+            _check_repeated_keys(item, where, lines, f"{prefix}{number}.")
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
@@ -81,17 +97,22 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return loaded
 
 
+class _Dumper(_FAST_DUMPER):
+    """Writes configs as dictionaries, and a list that occurs twice as two lists."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_multi_representer(CfgNode, SafeRepresenter.represent_dict)
+
+
 def dump(cfg: CfgNode) -> str:
     """Return the YAML text that ``cfg.dump()`` returns, in a fifth of the time."""
-    tree = _copy_tree(cfg)
     try:
-        return yaml.dump(tree, Dumper=_FAST_DUMPER)
+        return yaml.dump(cfg, Dumper=_Dumper)
     except UnicodeEncodeError:  # a path that is not UTF-8, which libyaml cannot write
-        return yaml.safe_dump(tree)
-
-
-def _copy_tree(cfg: CfgNode) -> dict[str, Any]:
-    return {key: _copy_tree(value) if isinstance(value, CfgNode) else copy_value(value) for key, value in cfg.items()}
+        return cfg.dump()
 
 
 def get(cfg: CfgNode, key: str) -> Any:
@@ -104,9 +125,7 @@ def get(cfg: CfgNode, key: str) -> Any:
     return node
 
 
-def merge(
-    cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: Sequence[Any] = ()
-) -> dict[str, Path | None]:
+def merge(cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: Sequence[Any] = ()) -> dict[str, str]:
     """Merge a YAML file (and its `_BASE_`), then overrides, into ``cfg`` in place.
 
     Args:
@@ -114,7 +133,7 @@ def merge(
         overrides: ``["SOLVER.BASE_LR", "0.03", ...]``; a value is text, as on a command line, or Python's or NumPy's.
 
     Returns:
-        The file that sets each key, which may be a `_BASE_`; None for an override. Other keys are not in it.
+        How an error names the file that sets each key, `" in a.yaml"`; "" for an override. Other keys are not in it.
 
     Raises:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
@@ -123,15 +142,10 @@ def merge(
         raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
     settings = _read_file(config_file) if config_file else {}
     for key, setting in settings.items():
-        _merge_value(cfg, keys, key, setting.value, describe_file(setting.file))
+        _merge_value(cfg, keys, key, setting.value, setting.where)
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):
         _merge_value(cfg, keys, key, value)
-    return {key: setting.file for key, setting in settings.items()} | dict.fromkeys(overrides[::2])
-
-
-def describe_file(file: Path | None) -> str:
-    """Return what follows a key in an error: the file that sets it, or nothing if it is an override."""
-    return f" in {file}" if file else ""
+    return {key: setting.where for key, setting in settings.items()} | dict.fromkeys(overrides[::2], "")
 
 
 def _read_file(path: str | Path) -> dict[str, Setting]:
@@ -168,12 +182,13 @@ def read_settings(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Set
     absolute = Path(os.path.abspath(path))
     if absolute in referring:
         raise ValueError(_REASONS[RecursionError])
-    content = load_yaml(path.read_text(encoding="utf-8"), where=describe_file(path))
+    where = f" in {path}"
+    content = load_yaml(path.read_text(encoding="utf-8"), where=where)
     bases = content.pop("_BASE_", [])
     settings: dict[str, Setting] = {}
     for base in bases if isinstance(bases, list) else [bases]:
         settings |= read_settings(path.parent / os.path.expanduser(base), (*referring, absolute))
-    return settings | {key: Setting(value, path) for key, value in flatten(content)}
+    return settings | {key: Setting(value, where) for key, value in flatten(content)}
 
 
 def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = "") -> None:
@@ -232,22 +247,3 @@ def _convert(value: Any, default: Any, accepted: Any = object) -> Any:
         item_default = default[0] if isinstance(default, list) and default else None
         return [_convert(item, item_default, float) for item in value]
     return int(value) if type(default) is int and isinstance(value, float) and value.is_integer() else value
-
-
-def _check_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
-    """Raise UserError for a key that occurs twice, also if it occurs once in its section and once dotted."""
-    lines: dict[str, int] = {}
-    for name, line in _yield_keys(tree):
-        if name in lines:
-            raise UserError(f"{name} occurs twice{where}, on lines {lines[name]} and {line}; remove one")
-        lines[name] = line
-
-
-def _yield_keys(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield every dotted key and its line; the key of an item in a list is its number."""
-    for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
-        yield f"{prefix}{key.value}", key.start_mark.line + 1
-        yield from _yield_keys(value, f"{prefix}{key.value}.")
-    for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
-        if isinstance(item, yaml.MappingNode):
-            yield from _yield_keys(item, f"{prefix}{number}.")

@@ -54,8 +54,8 @@ def test_the_file_that_sets_a_key_is_returned_and_named_in_errors(tmp_path: Path
     recipe = tmp_path / "recipe.yaml"
     base.write_text("SEED: 1\nSOLVER: {BASE_LR: 0.5, GAMMA: 0.5}\n")
     recipe.write_text("_BASE_: base.yaml\nSOLVER: {BASE_LR: 0.25}\n")
-    files = yaml_io.merge(default_config(), list_keys(), recipe, ["SEED", "3"])
-    assert files == {"SEED": None, "SOLVER.BASE_LR": recipe, "SOLVER.GAMMA": base}
+    places = yaml_io.merge(default_config(), list_keys(), recipe, ["SEED", "3"])
+    assert places == {"SEED": "", "SOLVER.BASE_LR": f" in {recipe}", "SOLVER.GAMMA": f" in {base}"}
     base.write_text("SOLVR: {GAMMA: 0.5}\n")
     refused(lambda: merge(default_config(), recipe), f"SOLVR.GAMMA in {base};")
 

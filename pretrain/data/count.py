@@ -9,7 +9,7 @@ from pathlib import Path
 from ..common.files import expand
 from ..common.images import SUFFIXES
 from . import datasets
-from .names import FOLDER, TAR, list_names
+from .names import FOLDER, TAR, find_path, list_names
 from .tars import images as tars
 
 
@@ -29,11 +29,11 @@ def count_images(name: str, root: str | Path, enough: int, many_files: int = 20_
         return None if None in counts else sum(filter(None, counts))
     (name,) = names
     if name.startswith(TAR):
-        files = tars.find_tars(name.removeprefix(TAR))
+        files = tars.find_tars(find_path(name))
         count = sum(1 for _ in itertools.islice(_list_tar_images(files), enough))
         return None if count == enough else count
     if name.startswith(FOLDER):
-        files = _list_files(expand(name.removeprefix(FOLDER).strip()))
+        files = _list_files(expand(find_path(name)))
         is_small = sum(1 for _ in itertools.islice(files, many_files + 1)) <= many_files
         return len(datasets.load(name, "train", root)) if is_small else None
     return None

@@ -22,7 +22,7 @@ from .contract import open_images
 from .folders import images as folders
 from .image_data import ImageData, MissingSplit, merge
 from .named import archives, imagenet
-from .names import FOLDER, LIST_FORM, TAR, check_local, list_names
+from .names import FOLDER, LIST_FORM, TAR, check_local, find_path, list_names
 from .tars import images as tars
 
 __all__ = ["LOADERS", "NAMES", "ImageData", "MissingSplit", "check_exists", "has_splits", "is_there", "load"]
@@ -111,7 +111,7 @@ def has_splits(value: str) -> bool:
 def _check_no_overlap(names: list[str]) -> None:
     """Raise UserError if one of several folders is in another one, or tars are in two: images would be read twice."""
     folder_paths = {name: _parse_path(name).resolve() for name in names if name.startswith(FOLDER)}
-    patterns = {name: name.removeprefix(TAR) for name in names if name.startswith(TAR)}
+    patterns = {name: find_path(name) for name in names if name.startswith(TAR)}
     tar_paths = {name: set(map(os.path.realpath, tars.find_tars(pattern))) for name, pattern in patterns.items()}
     for name, other in itertools.permutations(names, 2):
         has_folders = name in folder_paths and other in folder_paths
@@ -134,7 +134,7 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
             _check_no_pattern(name, path)
         return is_folder, lambda split: folders.load_folder(path, split)
     if name.startswith(TAR):
-        pattern = name.removeprefix(TAR)
+        pattern = find_path(name)
         return tars.find_tars(pattern), lambda _split: tars.load_tars(pattern)
     check_local(str(root))
     if name in ("imagenet", "imagenet100"):
@@ -183,7 +183,7 @@ def _call_loader(name: str, split: str, root: Path) -> ImageData:
 
 
 def _parse_path(name: str) -> Path:
-    path = name.partition(":")[2].strip()
+    path = find_path(name)
     if not path:
-        raise UserError(f"{name!r} names no folder; write folder:/path (is a shell variable empty?)")
+        raise UserError(f"{name.strip()!r} names no folder; write folder:/path (is a shell variable empty?)")
     return Path(expand(path))

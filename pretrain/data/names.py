@@ -16,22 +16,35 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(pipe|hf|s3|gs|https?):")
 def list_names(value: str) -> list[str]:
     """List the data sets that the value of a key names: a single one, ``['folder:/a', 'tar:/b.tar']``, or with commas.
 
+    A path may end in a blank; blanks before a comma belong to no path.
+
     Raises:
         UserError: the list is empty, contains anything but text, or names a data set twice.
     """
     text = value.strip()
     is_list = text.startswith(("[", "("))
     try:
-        names = list(ast.literal_eval(text)) if is_list else re.split(rf",\s*(?={FOLDER}|{TAR})", text)
+        names = list(ast.literal_eval(text)) if is_list else re.split(rf"\s*,\s*(?={FOLDER}|{TAR})", value.lstrip())
     except (ValueError, SyntaxError, TypeError):  # without quotes, which a shell removes
         names = [name.strip(" '\"") for name in text.strip("[]()").split(",")]
-    names = [name.strip() if isinstance(name, str) else name for name in names]
+    names = [_strip_blanks(name) if isinstance(name, str) else name for name in names]
     if is_list and (not names or not all(isinstance(name, str) and name for name in names)):
         raise UserError(f"{value!r} is not a list of data sets; write {LIST_FORM}")
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise UserError(f"{value} names {repeated[0]} twice; remove one")
     return names
+
+
+def _strip_blanks(name: str) -> str:
+    """Remove the blanks around a name, except those that may end a path."""
+    name = name.lstrip()
+    return name if name.startswith((FOLDER, TAR)) else name.rstrip()
+
+
+def find_path(name: str) -> str:
+    """Return the path of ``folder:/path`` or ``tar:/path``, which may end in a blank; another name as it is."""
+    return name.removeprefix(FOLDER).removeprefix(TAR).lstrip()
 
 
 def resolve(value: str, folder: str | Path) -> str:
@@ -48,13 +61,13 @@ def resolve(value: str, folder: str | Path) -> str:
 
 def _resolve_one(name: str, folder: str | Path) -> str:
     prefix = next((prefix for prefix in (FOLDER, TAR) if name.startswith(prefix)), "")
-    path = name.removeprefix(prefix).strip()
+    path = find_path(name)
     return f"{prefix}{os.path.join(folder, path)}" if prefix and path and path[0] not in "$~" else name
 
 
 def check_local(name: str) -> None:
     """Raise UserError if ``name`` or its path is an address: images are read from this machine's file systems."""
-    path = name.removeprefix(FOLDER).removeprefix(TAR).strip()
+    path = find_path(name)
     if path.lower().startswith("file://"):
         raise UserError(f"{name!r} is an address; write folder:{path[7:]}, or tar:{path[7:]} for tars")
     if _ADDRESS.match(path):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,14 @@ COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|d
 _THREADS = 16  # threads that list class folders; file servers have high latency
 
 
+class Entries(NamedTuple):
+    """What is in a folder: the names of folders and of images, sorted, and the kinds of the files that are not read."""
+
+    folders: list[str]
+    images: list[str]
+    unread: list[str]
+
+
 def load_folder(folder: Path, split: str) -> ImageData:
     """Load a split of ``folder``; a folder without split subfolders serves as every split.
 
@@ -32,12 +41,12 @@ def load_folder(folder: Path, split: str) -> ImageData:
         UserError: there is no image, the split is missing, or it is not clear which folders are splits and which are
             classes.
     """
-    folders = list_folders(folder)
-    split_folders = _find_splits(folders)
+    entries = list_entries(folder)
+    split_folders = _find_splits(entries.folders)
     splits = [*split_folders["train"], *split_folders["val"]]
     if not splits:
-        return load_classes(folder, None, f"folder:{folder}", allow_flat=True)
-    class_folders = [f for f in folders if f not in splits]
+        return _load_entries(folder, entries, None, f"folder:{folder}", allow_flat=True)
+    class_folders = [f for f in entries.folders if f not in splits]
     if class_folders and not (split_folders["train"] and split_folders["val"]):
         problem = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/; is {splits[0]}/ a split or a class?"
         remedy = f"for a split, write folder:{folder}/{splits[0]}; for a class, move all classes into {folder}/train/"
@@ -52,13 +61,17 @@ def load_folder(folder: Path, split: str) -> ImageData:
     if len(candidates) > 1:
         both = f"{candidates[0]}/ and {candidates[1]}/"
         raise UserError(f"{folder} contains {both}, both of the {split} split; keep one of them")
-    classes = list_folders(folder / split_folders["train"][0]) if split_folders["train"] else []
-    return load_classes(folder / candidates[0], classes or None, f"folder:{folder}", allow_flat=True)
+    entries = list_entries(folder / candidates[0])
+    classes: list[str] = []  # of the training images, whose order is that of the labels in every split
+    if split_folders["train"]:
+        train = split_folders["train"][0]
+        classes = entries.folders if train == candidates[0] else list_entries(folder / train).folders
+    return _load_entries(folder / candidates[0], entries, classes or None, f"folder:{folder}", allow_flat=True)
 
 
 def has_splits(folder: Path) -> bool:
     """Return True if ``folder`` contains folders of splits, False if it serves as every split."""
-    return any(_find_splits(list_folders(folder)).values())
+    return any(_find_splits(list_entries(folder).folders).values())
 
 
 def _find_splits(folders: list[str]) -> dict[str, list[str]]:
@@ -70,10 +83,18 @@ def _remove_year(folder: str) -> str:
     return re.sub(r"(19|20)\d\d$", "", folder.lower())  # COCO's train2017 is train
 
 
-def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat: bool = False) -> ImageData:
+def load_classes(folder: Path, classes: list[str] | None, name: str) -> ImageData:
+    """Load the images of a named data set, which lie below one folder per class (see `_load_entries`)."""
+    return _load_entries(folder, list_entries(folder), classes, name)
+
+
+def _load_entries(
+    folder: Path, entries: Entries, classes: list[str] | None, name: str, allow_flat: bool = False
+) -> ImageData:
     """Load the images below one folder per class.
 
     Args:
+        entries: what is in ``folder``.
         classes: class folders to read, in the order of their labels (default: all).
         name: the data set, for messages.
         allow_flat: accept unlabeled images directly in ``folder``, and missing classes.
@@ -82,13 +103,13 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         UserError: there is no image, the class folders are not those expected, or folders below ``folder``, which are
             not named in ``classes``, are splits.
     """
-    class_folders, images, unread = _list_entries(folder)
+    class_folders, images, unread = entries
     if images and not allow_flat:
         remedy = "sort them (ImageNet's val: torchvision.datasets.ImageNet does it)"
         expected = f"one folder per class, {folder}/n########/*.JPEG"
         raise MissingSplit(f"{name}: images are directly in {folder}; expected {expected}; {remedy}")
     if images:
-        names = list_images(folder)
+        names = list_images(folder, entries)
         _check_no_splits(folder, names)
         _check_no_masks(folder, names)
         return ImageData(Files(folder, names), None, [])
@@ -103,7 +124,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
         raise MissingSplit(f"{name}: {folder}/{unknown[0]} is not one of the training classes; rename or remove it")
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
     with ThreadPoolExecutor(_THREADS) as pool:
-        class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], unread)), labels))
+        class_images = list(pool.map(lambda label: list(_walk(folder / classes[label], None, unread)), labels))
     warn_of_unread(unread, folder)
     pairs = zip(labels, class_images, strict=True)
     names = [f"{classes[label]}/{image}" for label, images in pairs for image in images]
@@ -118,22 +139,26 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, allow_flat:
     return ImageData(Files(folder, names), np.repeat(np.array(labels, np.int64), counts), list(classes))
 
 
-def list_images(folder: Path) -> list[str]:
-    """List names relative to ``folder`` in sorted order, with subfolders expanded in place."""
+def list_images(folder: Path, entries: Entries | None = None) -> list[str]:
+    """List names relative to ``folder`` in sorted order, with subfolders expanded in place.
+
+    Args:
+        entries: what is in ``folder``, if that is known.
+    """
     unread: list[str] = []
-    names = list(_walk(folder, unread))
+    names = list(_walk(folder, entries, unread))
     warn_of_unread(unread, folder)
     return names
 
 
-def _walk(folder: Path, unread: list[str]) -> Iterator[str]:
-    folders, images, other_files = _list_entries(folder)
+def _walk(folder: Path, entries: Entries | None, unread: list[str]) -> Iterator[str]:
+    folders, images, other_files = entries or list_entries(folder)
     unread.extend(other_files)  # from several threads
     for name in sorted([*folders, *images]):
         if name.lower().endswith(SUFFIXES):
             yield name
         else:
-            yield from (f"{name}/{image}" for image in _walk(folder / name, unread))
+            yield from (f"{name}/{image}" for image in _walk(folder / name, None, unread))
 
 
 def warn_of_unread(unread: list[str], folder: Path) -> None:
@@ -167,13 +192,8 @@ def _check_no_masks(folder: Path, names: list[str]) -> None:
         raise UserError(f"{folder / masks.images} {masks.describe()}; {remedy}")
 
 
-def list_folders(folder: Path) -> list[str]:
-    """List the names of the folders in ``folder``, sorted."""
-    return _list_entries(folder)[0]
-
-
-def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """List the names of the folders and of the images in ``folder``, sorted, and the kinds of other files."""
+def list_entries(folder: Path) -> Entries:
+    """List what is in ``folder``; raise UserError if there is no such folder."""
     folders: list[str] = []
     images: list[str] = []
     unread: list[str] = []
@@ -195,7 +215,8 @@ def _list_entries(folder: Path) -> tuple[list[str], list[str], list[str]]:
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
         remedy = suggest_making(folder) or "; expected images, or one folder per class"
-        raise UserError(f"no image folder at {folder}{remedy}") from None
+        shown = repr(str(folder)) if str(folder)[-1].isspace() else folder  # a blank at its end would not be seen
+        raise UserError(f"no image folder at {shown}{remedy}") from None
     except OSError as error:
         raise UserError(f"cannot list {error.filename or folder}: {error.strerror}; check its permissions") from error
-    return sorted(folders), sorted(images), unread
+    return Entries(sorted(folders), sorted(images), unread)

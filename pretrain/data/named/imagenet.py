@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.errors import UserError, shorten_list
-from ..folders.images import list_folders, load_classes
+from ..folders.images import list_entries, load_classes
 from ..image_data import ImageData, MissingSplit
 from ..tars.images import TarImages, number_names
 from ..tars.index import open_index
@@ -40,7 +40,7 @@ def load_folders(name: str, split: str, root: Path) -> ImageData:
         raise UserError(f"no ImageNet in DATA.ROOT {root}: expected {layout}; {remedy}")
     if not os.path.isdir(top / split):
         raise MissingSplit(f"{name}: no {top / split}; expected {top / split}/n########/*.JPEG")
-    classes = list_folders(top / "train")  # val's labels are train's
+    classes = list_entries(top / "train").folders  # val's labels are train's
     if name == "imagenet100":
         classes = list_imagenet100()
     elif split == "train":

@@ -56,7 +56,7 @@ def find_tars(pattern: str) -> list[str]:
     Raises:
         UserError: no tar matches, or a tar that the braces name is missing.
     """
-    paths = expand_braces(expand(pattern.strip()))
+    paths = expand_braces(expand(pattern))
     # glob also lists links whose target is missing.
     matches = {path: [path] if os.path.isfile(path) else list(filter(os.path.isfile, glob(path))) for path in paths}
     tars = [tar for names in matches.values() for tar in sorted(names) if not tar.endswith(INDEX_SUFFIX)]

@@ -9,6 +9,7 @@ import pytest
 
 from pretrain.config import from_yaml_text, load_config
 from pretrain.data import datasets
+from pretrain.data.count import count_images
 from pretrain.data.datasets import ImageData, MissingSplit, check_exists, has_splits, load
 from pretrain.data.names import resolve
 from pretrain.data.sources import Array
@@ -99,6 +100,21 @@ def test_val_may_lack_classes_of_train(top: Path):
     assert labels(load_probe_data(cfg).val) == [2]
     write_folder(top / "splits/val", ["emu/1.png"], 4, 4)
     refused(lambda: load_probe_data(cfg), "no class emu", "the same classes")
+
+
+def test_a_path_may_end_in_a_blank(top: Path):
+    (top / "a").rename(top / "a ")
+    for name, count in (
+        (f" folder: {top}/a ", 2),
+        (several(top, "a ", "b"), 4),
+        (f"folder:{top}/b , folder:{top}/a ", 4),
+    ):
+        check_exists(name)
+        assert len(load(name, "train")) == count_images(name, top, enough=1000) == count
+    refused(lambda: load(f"folder:{top}/b ", "train"), f"no image folder at '{top}/b '")
+    inside = ["DATA.TRAIN", f"folder:{top}/a ", "OUTPUT_DIR", f"{top}/a /run"]
+    refused(lambda: load_config(None, inside), "OUTPUT_DIR", "is inside")
+    assert resolve("folder:a ", top) == f"folder:{top}/a "
 
 
 def test_what_is_no_list_of_data_sets(top: Path):

@@ -103,6 +103,23 @@ def test_folders_of_a_nas_and_links(tmp_path: Path, warnings: list[str]):
     assert f"2 files are not read: broken link {tmp_path}/dog, folders called *.png" in warnings[0]
 
 
+LAYOUTS = {  # images: the folders that are listed to load them, relative to the data set
+    "1.png 2.png": ["."],
+    "a/1.png b/2.png": [".", "a", "b"],
+    "train/a/1.png val/a/2.png": [".", "train", "train/a"],
+}
+
+
+@pytest.mark.parametrize("images", LAYOUTS)
+def test_each_folder_is_listed_once(tmp_path: Path, images: str, monkeypatch: pytest.MonkeyPatch):
+    write_folder(tmp_path, images.split())
+    listed: list[str] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(os.path.relpath(path, tmp_path)), scan(path))[1])
+    load(f"folder:{tmp_path}", "train")
+    assert sorted(listed) == LAYOUTS[images]
+
+
 def test_one_folder_per_class(tmp_path: Path):
     write_folder(tmp_path, ["cat/2.png", "cat/1.png", "dog/deep/3.png", "ant/4.png"])
     data = load(f"folder:{tmp_path}", "val")  # it has no train and val, so the folder itself is the data set

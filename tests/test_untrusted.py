@@ -67,7 +67,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     logs.mkdir(parents=True)
     spec = build_probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
-    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
+    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.JobOptions()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
     end(folder, "failed", stage=text, host=text, reason=text, job="submission")
     write_failure(folder, 0, UserError(text), "submission")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tools.stages.base import Stage
 
     from .graphs.graph import Graph
-    from .options import Options
+    from .options import JobOptions
 
 
 def start_stage(stage: type[Stage], args: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def cancel(args: argparse.Namespace) -> None:
     jobs.cancel(args.folder, args.now)
 
 
-def _start_or_show(graph: Graph, args: argparse.Namespace, options: Options | None = None) -> int:
+def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions | None = None) -> int:
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 

@@ -114,13 +114,13 @@ def _add_resources(
     """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     from tools.stages.options import add_arguments
 
-    from .options import Options
+    from .options import JobOptions
 
     _add_modes(sub)
     if keys:
         overrides.add_keys(sub, keys)
     resources = sub.add_argument_group("resources")
-    add_arguments(resources, Options, skip)
+    add_arguments(resources, JobOptions, skip)
     default = "~/.config/pretrain-to-transfer/cluster.yaml"
     text = f"read the site's defaults for SLURM jobs from this file (default: {default})"
     resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)

@@ -1,4 +1,4 @@
-"""The resources of a job. `Options` is the only list of them.
+"""The resources of a job. `JobOptions` is the only list of them.
 
 The command line's options, the keys of the site file and sbatch's parameters are made from its fields. The command line
 takes precedence over the site file, and the site file over the defaults.
@@ -55,7 +55,7 @@ def _parse_gpus(text: str) -> int | str:
 
 
 @dataclass(frozen=True)
-class Options:
+class JobOptions:
     """Resources of a job.
 
     Attributes:
@@ -143,7 +143,7 @@ class Options:
         )
         return resources if spec.gpu or not is_slurm else self._move_to_cpus(resources)
 
-    def limit(self, stage: str) -> Options:
+    def limit(self, stage: str) -> JobOptions:
         """Return the options with the time for all stages as the one of a ``stage``, unless it has its own."""
         times = _parse_times(self.time)
         own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
@@ -166,7 +166,7 @@ class Options:
         return replace(resources, **place, sbatch=sbatch, is_on_cpu_nodes=bool(self.cpu))
 
 
-def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Options:
+def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> JobOptions:
     """Merge options over a site file, which describes SLURM jobs only.
 
     Args:
@@ -175,7 +175,7 @@ def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Opt
     # Without a home, expanduser keeps the "~": there is no such file.
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
-    metadata = {item.name: item.metadata for item in fields(Options)}
+    metadata = {item.name: item.metadata for item in fields(JobOptions)}
     arguments = {name: value for name, value in arguments.items() if name in metadata}
     site: dict[str, Any] = {}
     if cluster_file or os.path.lexists(path):
@@ -189,10 +189,10 @@ def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Opt
         cluster = choose_cluster()
     if cluster == "local":
         _check_local(arguments, cluster_file)
-        options = Options(**{**arguments, "cluster": cluster})
+        options = JobOptions(**{**arguments, "cluster": cluster})
         _check(options)
         return options
-    options = Options(**{**site, **arguments, **_merge_words(arguments, site, path), "cluster": cluster})
+    options = JobOptions(**{**site, **arguments, **_merge_words(arguments, site, path), "cluster": cluster})
     try:
         _check(options)
     except UserError as error:
@@ -215,13 +215,13 @@ def _merge_words(arguments: Mapping[str, Any], site: Mapping[str, Any], path: Pa
     return words
 
 
-def from_record(values: dict[str, Any], **changes: str) -> Options:
+def from_record(values: dict[str, Any], **changes: str) -> JobOptions:
     """Return the options of a record, with ``changes`` that are not empty; dependencies on earlier jobs are dropped."""
     changes = {name: value for name, value in changes.items() if value}
     if "time" in changes:
         changes["time"] = _merge_times(values["time"], changes["time"])
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
-    options = Options(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
+    options = JobOptions(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
     if options.cluster == "local":
         _check_local(changes, "")
     _check(options)
@@ -237,7 +237,7 @@ def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
         raise UserError(f"{format_option(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
 
 
-def _check(options: Options) -> None:
+def _check(options: JobOptions) -> None:
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}; choose one of them")
     for item in fields(options):
@@ -271,7 +271,7 @@ def _check(options: Options) -> None:
         )
 
 
-def _check_slurm_options(options: Options) -> None:
+def _check_slurm_options(options: JobOptions) -> None:
     """Check what is passed on to SLURM's programs, and the time limits."""
     check_srun_options(options.srun)
     check_options(options.sbatch, "--sbatch", options.count_gpus() > 0)
@@ -316,12 +316,12 @@ def find_replacement(name: str) -> str:
     name = name.replace("_", "-")
     if name in MOVED_OPTIONS:
         return MOVED_OPTIONS[name]
-    launcher_options = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(Options)))
+    launcher_options = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(JobOptions)))
     if is_option(name) and name not in launcher_options:
         return f"pass it to sbatch: --sbatch {name}=VALUE, or sbatch: {{{name}: VALUE}} in the site file"
     return ""
 
 
 def format_option(name: str) -> str:
-    """Return the option of the command line for a field of `Options`."""
+    """Return the option of the command line for a field of `JobOptions`."""
     return "--" + name.replace("_", "-")

@@ -31,7 +31,7 @@ class LaunchRecord:
 
     Attributes:
         spec: the stage, as `registry.build_stage` reads it.
-        options: the fields of `options.Options`, as the user asked for them.
+        options: the fields of `options.JobOptions`, as the user asked for them.
         jobs: what `Job.from_record` reads, in the order of the starts.
         command: the words that started the first of the jobs.
         cwd: the folder in which they were typed; empty if it is not recorded.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .options import Options
+    from .options import JobOptions
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a job (`Options.for_stage`).
+    """The resources of a job (`JobOptions.for_stage`).
 
     Attributes:
         tasks, gpus: numbers per node.
@@ -38,7 +38,7 @@ class Resources:
     srun: dict[str, str]
     python: str
     setup: tuple[str, ...]
-    request: Options
+    request: JobOptions
     is_on_cpu_nodes: bool = False
 
     def describe_gpus(self) -> str:

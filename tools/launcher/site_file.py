@@ -1,4 +1,4 @@
-"""The site's file: the values of `Options` that are the same for every SLURM job of a cluster."""
+"""The site's file: the values of `JobOptions` that are the same for every SLURM job of a cluster."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -9,7 +9,7 @@ from pretrain.common.config import extensions
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher.execution import slurm, submit
-from tools.launcher.options import Options, resolve_options
+from tools.launcher.options import JobOptions, resolve_options
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +66,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Callable[
 
 
 @pytest.fixture
-def slurm_options(slurm_cluster: SlurmCluster) -> Options:
+def slurm_options(slurm_cluster: SlurmCluster) -> JobOptions:
     slurm_cluster.wait_idle()
     return resolve_options({"cluster": "slurm", "gpus": 0, "time": "30", "signal_delay": 30, "max_timeouts": 100})

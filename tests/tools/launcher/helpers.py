@@ -18,7 +18,7 @@ from tools.launcher.execution.status import collect
 from tools.launcher.execution.submit import copy_code, submit
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.pretrain import Pretrain
@@ -28,7 +28,7 @@ from tools.stages.transfer import Transfer
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
-HERE = Options(cluster="local", gpus=0)
+HERE = JobOptions(cluster="local", gpus=0)
 # Jobs as launch.json lists them.
 LOCAL = {
     "id": "99999999",
@@ -87,11 +87,11 @@ def job_of(folder: Path | str) -> Job:
     return read_jobs(Path(folder))[-1]
 
 
-def run_alone(spec: Stage, options: Options = HERE) -> int:
+def run_alone(spec: Stage, options: JobOptions = HERE) -> int:
     return start_graph(build_single(spec), options)
 
 
-def submit_jobs(specs: Sequence[Stage], options: Options) -> list[str]:
+def submit_jobs(specs: Sequence[Stage], options: JobOptions) -> list[str]:
     """Submit stages without what `start_graph` checks; return the jobs' ids."""
     code = copy_code(os.path.commonpath([spec.folder for spec in specs]))
     return submit(specs, options.for_stage(specs[0]), code)

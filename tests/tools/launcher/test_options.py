@@ -17,14 +17,14 @@ from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
 from tools.launcher import gpus, options, sbatch
 from tools.launcher.execution.submit import render_script
-from tools.launcher.options import Options, from_record, resolve_options
+from tools.launcher.options import JobOptions, from_record, resolve_options
 from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
 
-def from_site(text: str, **options: object) -> Options:
+def from_site(text: str, **options: object) -> JobOptions:
     Path("cluster.yaml").write_text(text)
     return resolve_options({"cluster": "slurm", **options}, "cluster.yaml")
 
@@ -44,14 +44,14 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     config = Path("config/pretrain-to-transfer")
     config.mkdir(parents=True)
     Path("cluster.yaml").rename(config / "cluster.yaml")
-    assert resolve_options({"cluster": "local"}) == Options(cluster="local")  # the site's values are for SLURM
+    assert resolve_options({"cluster": "local"}) == JobOptions(cluster="local")  # the site's values are for SLURM
 
 
 def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 54321)  # has no entry in passwd
-    assert resolve_options({"cluster": "slurm"}) == Options(cluster="slurm")
+    assert resolve_options({"cluster": "slurm"}) == JobOptions(cluster="slurm")
 
 
 def test_a_site_file_whose_target_is_gone_is_refused():
@@ -137,14 +137,14 @@ LINEAR = Linear("/runs/x", config=dump(default_config()))
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
-    asked = Options(cluster="slurm", nodes=2, gpus=8, partition="gpu", cpu={"partition": "cpu"})
+    asked = JobOptions(cluster="slurm", nodes=2, gpus=8, partition="gpu", cpu={"partition": "cpu"})
     convert = asked.for_stage(CONVERT)
     assert (convert.partition, convert.nodes, convert.gpus, convert.tasks) == ("cpu", 1, 0, 1)
     assert replace(asked, cpu={}).for_stage(CONVERT).partition == "gpu"
     for count, used in ((4, 1), (0, 0)):
         resources = replace(asked, gpus=count).for_stage(ON_ONE_GPU)
         assert (resources.nodes, resources.tasks, resources.gpus) == (1, 1, used)
-    assert Options(cluster="local").for_stage(PRETRAIN).cpus_per_task is None
+    assert JobOptions(cluster="local").for_stage(PRETRAIN).cpus_per_task is None
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "NVIDIA_DRIVER", "libc.so.6")
     gpus._count_devices.cache_clear()
-    assert [gpus.list_visible_gpus(), Options(cluster="local").count_gpus()] == [["0", "1"], 2]
+    assert [gpus.list_visible_gpus(), JobOptions(cluster="local").count_gpus()] == [["0", "1"], 2]
     assert Path("asked").read_text() == "x"
     gpus._count_devices.cache_clear()
     (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
@@ -263,9 +263,9 @@ def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
     assert gpus.list_visible_gpus() == ["0", "1", "3", "GPU-ab12"]
-    counts = [Options(cluster="local", parallel=parallel).count_gpus() for parallel in (None, 2, 8)]
+    counts = [JobOptions(cluster="local", parallel=parallel).count_gpus() for parallel in (None, 2, 8)]
     assert counts == [4, 2, 1]
-    assert [Options(cluster="local", tasks=tasks).count_gpus() for tasks in (3, 8)] == [3, 4]
+    assert [JobOptions(cluster="local", tasks=tasks).count_gpus() for tasks in (3, 8)] == [3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert gpus.list_visible_gpus() == []
 
@@ -338,7 +338,7 @@ def test_the_site_files_of_the_documentation_are_read():
 
 
 def test_a_single_process_gets_none_of_the_nodes_that_the_others_share():
-    asked = Options(cluster="slurm", nodes=2, sbatch={"nodelist": "a,b", "qos": "long"})
+    asked = JobOptions(cluster="slurm", nodes=2, sbatch={"nodelist": "a,b", "qos": "long"})
     for stage in (CONVERT, ON_ONE_GPU):
         assert asked.for_stage(stage).sbatch == {"qos": "long"} and asked.for_stage(stage).nodes == 1
         assert replace(asked, nodes=1).for_stage(stage).sbatch == asked.sbatch

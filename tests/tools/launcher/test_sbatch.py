@@ -7,7 +7,7 @@ import pytest
 
 from tests.errors import refused
 from tools.launcher import sbatch
-from tools.launcher.options import Options, resolve_options
+from tools.launcher.options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 
@@ -192,7 +192,7 @@ def test_gpus_that_only_sbatch_is_asked_for_are_counted(options: dict[str, str],
 def test_a_job_gets_no_more_nodes_than_it_asks_for(nodelist: str, count: int):
     """SLURM gives a job all nodes that nodelist names, whatever --nodes says."""
 
-    def choose(nodes: int) -> Options:
+    def choose(nodes: int) -> JobOptions:
         return resolve_options({"cluster": "slurm", "nodes": nodes, "sbatch": [("w", nodelist)]})
 
     assert choose(count).sbatch == {"nodelist": nodelist}

@@ -15,7 +15,7 @@ from tools.stages.registry import build_stage
 from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
-from ..options import Options
+from ..options import JobOptions
 from ..record_files import PIPELINE_FILE, find_launch, read_launch
 from ..resources import Resources
 from .graph import REPORT, Graph, Node
@@ -51,7 +51,7 @@ class Plan:
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def check_graph(graph: Graph, options: Options, *, is_dry_run: bool = False, needs_data: bool = False) -> Plan:
+def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, needs_data: bool = False) -> Plan:
     """Find the stages to start, and check each of them.
 
     Args:

@@ -12,13 +12,13 @@ from tools.estimates.published import find_gpu
 from ..execution import slurm
 from ..execution.submit import build_environment, find_code, render_script
 from ..gpus import list_visible_gpus, name_visible_gpu
-from ..options import Options
+from ..options import JobOptions
 from .checks import Plan, check_graph
 from .graph import Graph, Node
 from .submission import describe_cost, format_dependency, group_nodes, split_batch
 
 
-def show_graph(graph: Graph, options: Options, needs_data: bool = False, ask_slurm: bool = False) -> int:
+def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_slurm: bool = False) -> int:
     """Print the stages, and the scripts or commands of those that can start; return 2 if one is invalid, else 0.
 
     A stage that builds on an invalid one cannot start either.

@@ -15,7 +15,7 @@ from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage
 
-from ..options import Options, from_record
+from ..options import JobOptions, from_record
 from ..record_files import (
     LAUNCH_FILE,
     PIPELINE_FILE,
@@ -116,7 +116,7 @@ def _hash_inputs(spec: Stage, products: set[str]) -> dict[str, str]:
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
 
-def write_graph(graph: Graph, options: Options) -> None:
+def write_graph(graph: Graph, options: JobOptions) -> None:
     """Write the record of a graph for `report`, `status` and `resume`. For a single stage, launch.json is enough."""
     if graph.report is None:
         return
@@ -142,7 +142,7 @@ def find_record(folder: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def open_graph(file: Path, **changes: str) -> Iterator[tuple[Graph, Options]]:
+def open_graph(file: Path, **changes: str) -> Iterator[tuple[Graph, JobOptions]]:
     """Read a graph and its options, with ``changes``, and work in the folder that it was started in, if it names one.
 
     What its options and configs name relative to that folder is then found.

@@ -15,12 +15,12 @@ from pretrain.common.run.state import RunContext
 
 from ..execution.local_graph import LocalRun
 from ..execution.records import format_resume_command
-from ..options import Options
+from ..options import JobOptions
 from .checks import Plan, check_graph
 from .graph import Graph, write_graph
 
 
-def start_graph(graph: Graph, options: Options, needs_data: bool = False) -> int:
+def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> int:
     """Run what is missing on this machine, or submit it; return the exit status.
 
     Args:
@@ -54,7 +54,7 @@ def _claim_output(graph: Graph) -> Iterator[None]:
                 path.rmdir()
 
 
-def _run_graph(graph: Graph, options: Options, plan: Plan) -> int:
+def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
     """Run what is missing on this machine, and then the report of a graph that has one."""
     if not plan.missing and graph.is_single:
         print(f"{graph.output} is already complete; move it away to run it again")

@@ -15,13 +15,13 @@ from tools.stages.base import Stage
 from ..execution import slurm
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit
-from ..options import Options
+from ..options import JobOptions
 from ..sbatch import UNLIMITED, count_gpus
 from .checks import Plan
 from .graph import REPORT, Graph, Node, write_graph
 
 
-def submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
+def submit_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
     """Submit what is missing as dependent jobs that share one copy of the code; active jobs are left alone."""
     for node in graph.nodes:
         if node.key in plan.queued:
@@ -44,7 +44,7 @@ def submit_graph(graph: Graph, options: Options, plan: Plan) -> int:
 class Submission:
     """A submission of a graph's missing stages, which signals do not interrupt: the id of a job would be lost."""
 
-    def __init__(self, graph: Graph, options: Options, plan: Plan) -> None:
+    def __init__(self, graph: Graph, options: JobOptions, plan: Plan) -> None:
         self._graph, self._options, self._plan = graph, options, plan
         self._earlier_report = plan.queued.pop(REPORT, "")
         self._jobs = dict(plan.queued)  # by key
@@ -171,7 +171,7 @@ def group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterabl
     return groups.values()
 
 
-def split_batch(batch: list[Node], options: Options) -> list[list[Node]]:
+def split_batch(batch: list[Node], options: JobOptions) -> list[list[Node]]:
     """Split a batch into arrays of the size that SLURM accepts."""
     size = slurm.read_max_array(options.slurm_cluster) if len(batch) > 1 else 1
     return [batch[first : first + size] for first in range(0, len(batch), size)]

@@ -21,7 +21,7 @@ from tools.launcher.execution import jobs, status
 from tools.launcher.execution.job import query_states
 from tools.launcher.graphs.graph import Node
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 
 TWO_RANKS = replace(HERE, tasks=2)
 TWO_STAGES = replace(HERE, tasks=1, parallel=2)
@@ -126,7 +126,7 @@ def test_a_job_is_told_which_gpus_it_has(tmp_path: Path, monkeypatch, count: int
     """A job without GPUs keeps the user's CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_count_devices", lambda: count)
-    assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
+    assert run_alone(fake(tmp_path, "meet", str(tmp_path)), JobOptions(cluster="local", tasks=1)) == 0
     assert read_json_or_empty(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 
 

@@ -16,10 +16,10 @@ from tools.launcher.execution.job import Job
 from tools.launcher.execution.records import record_job
 from tools.launcher.graphs import start
 from tools.launcher.graphs.graph import Graph, write_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 from tools.stages import recipes
 
-Started = list[tuple[Graph, Options]]
+Started = list[tuple[Graph, JobOptions]]
 
 
 def write_record(folder: str, record: dict[str, Any], name: str = "launch.json") -> None:
@@ -28,7 +28,7 @@ def write_record(folder: str, record: dict[str, Any], name: str = "launch.json")
     path.write_text(json.dumps(record))
 
 
-def write_launch_file(graph: Graph, options: Options, _needs_data: bool) -> int:
+def write_launch_file(graph: Graph, options: JobOptions, _needs_data: bool) -> int:
     (node,) = graph.nodes
     record_job(node.spec, options.for_stage(node.spec), Job.from_record(Path(node.spec.folder), LOCAL))
     return 0
@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """Record what the commands would start, without starting it; graphs are written to their folders."""
     calls: Started = []
 
-    def run(graph: Graph, options: Options, _needs_data: bool) -> int:
+    def run(graph: Graph, options: JobOptions, _needs_data: bool) -> int:
         write_graph(graph, options)
         calls.append((graph, options))
         return 0

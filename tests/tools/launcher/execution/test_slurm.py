@@ -16,13 +16,13 @@ from tools.launcher.execution import jobs as all_jobs
 from tools.launcher.execution import status
 from tools.launcher.graphs.graph import Node, build_graph
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options, resolve_options
+from tools.launcher.options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.slurm
 
 
 def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
     (job,) = submit_jobs([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job, "COMPLETED")
@@ -32,7 +32,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     assert shown(tmp_path)["state"] == "complete"
 
 
-def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_values_reach_sbatch_unchanged(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     folder = tmp_path / "a folder; touch hacked $(touch hacked)"
     comment = 'it\'s "50 %" of $HOME; `id`'
     (job,) = submit_jobs([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
@@ -43,7 +43,9 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     assert not list(tmp_path.glob("hacked"))
 
 
-def test_each_job_of_an_array_runs_its_own_stage(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_each_job_of_an_array_runs_its_own_stage(
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path
+):
     folder = tmp_path / "a folder; it's"
     jobs = submit_jobs([fake(folder / str(count), "count", count) for count in (1, 2)], slurm_options)
     for job in jobs:
@@ -74,7 +76,7 @@ def test_data_are_unpacked_on_each_node_and_removed_at_the_end(
 
 
 def test_a_failed_stage_ends_its_own_branch_only(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     nodes = (
         Node("bad/pretrain", fake(tmp_path / "bad", "fail")),
@@ -97,7 +99,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
 
 
 def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_say(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path
 ):
     setup = (f"export PYTHONPATH={ROOT}", "export MASTER_ADDR=localhost")
     (job,) = submit_jobs([fake(tmp_path)], replace(slurm_options, tasks=2, sbatch={"export": "NONE"}, setup=setup))
@@ -107,7 +109,7 @@ def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_
 
 
 def test_jobs_that_end_before_their_stage_say_why(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     """A setup line fails, a node does not see the run folder, or a parent fails."""
     options = replace(slurm_options, setup=("export A=b", "module load cuda/12.4", "export C=d"))
@@ -128,7 +130,7 @@ def test_jobs_that_end_before_their_stage_say_why(
     refused(lambda: all_jobs.print_logs(tmp_path / "p/c", 0, True), "has ended without output", "JobLaunchFailure")
 
 
-def test_a_job_whose_port_is_taken_uses_another(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_a_job_whose_port_is_taken_uses_another(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     (first,) = submit_jobs([fake(tmp_path / "first")], slurm_options)
     with socket.socket() as server:
         server.bind(("", 20000 + (int(first) + 1) % 12000))
@@ -140,7 +142,7 @@ def test_a_job_whose_port_is_taken_uses_another(slurm_options: Options, slurm_cl
         assert port > server.getsockname()[1]
 
 
-def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_cancel_ends_only_its_own(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     (cancelled,) = submit_jobs([fake(tmp_path / "cancelled", "count", 1000, 0.1)], slurm_options)
     (other,) = submit_jobs([fake(tmp_path / "other", "count", 30, 0.1)], slurm_options)
     wait_for(lambda: outcome(tmp_path / "cancelled")["state"] == "running")

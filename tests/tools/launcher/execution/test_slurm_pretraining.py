@@ -20,7 +20,7 @@ from tests.tools.launcher.execution.test_slurm_slow import attempts, is_complete
 from tests.tools.launcher.helpers import CONFIGS, HERE, build_pretrain, job_of, run_alone, shown, submit_jobs, wait_for
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 
 pytestmark = pytest.mark.slurm
 MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"
@@ -49,7 +49,11 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_options: JobOptions,
+    slurm_cluster: SlurmCluster,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """An epoch of 6 steps takes 30 s after start-up; each attempt has 60 s, minus 40 s for the signal."""
     run_alone(build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
@@ -65,7 +69,11 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
 
 @pytest.mark.slow
 def test_a_preempted_pretraining_ends_bit_equal(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_options: JobOptions,
+    slurm_cluster: SlurmCluster,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     more = ("SOLVER.EPOCHS", "5", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     extend(monkeypatch, tmp_path, _TINY)
@@ -81,7 +89,7 @@ def test_a_preempted_pretraining_ends_bit_equal(
 
 @pytest.mark.slow
 def test_pretraining_on_two_nodes_equals_one_process(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
     spec = build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
@@ -111,7 +119,7 @@ SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pipeline_preempted_twice_ends_in_the_same_table(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
 ):
     Path("smoke.yaml").write_text(yaml.safe_dump({**SMOKE, "ENGINE": engine}))
     assert start_graph(pipeline.load_pipeline("smoke.yaml", "whole"), HERE) == 0

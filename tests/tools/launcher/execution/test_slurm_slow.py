@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import fake, outcome, shown, steps, submit_jobs, wait_for
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ def is_counting(folder: Path) -> bool:
     return outcome(folder)["state"] == "running" and (folder / "count.0").exists()
 
 
-def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit_jobs([fake(tmp_path, "count", 300, 0.1)], replace(slurm_options, nodes=2, tasks=2))
     for number in range(10):
         wait_for(lambda n=number: attempts(tmp_path) > n and is_counting(tmp_path), 120)
@@ -44,7 +44,7 @@ def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_clu
 
 @pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2: counted"), (True, "did not stop in time")])
 def test_a_run_beyond_its_time_limit_is_requeued(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):
     spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
     (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=45))
@@ -57,7 +57,7 @@ def test_a_run_beyond_its_time_limit_is_requeued(
     assert len(counted) - 240 < attempts(tmp_path)  # each attempt resumes: it repeats at most the interrupted step
 
 
-def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_time_outs_are_capped(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     capped = replace(slurm_options, time="1", signal_delay=45, max_timeouts=0)
     (job,) = submit_jobs([fake(tmp_path, "count", 2000, 0.25)], capped)
     slurm_cluster.wait_state(job, "FAILED", seconds=120)
@@ -65,7 +65,7 @@ def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluste
     assert "used all its attempts" in outcome(tmp_path)["failure"]["error"]
 
 
-def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+def test_kill_9_of_a_rank_ends_the_job(slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit_jobs([fake(tmp_path, "hang")], replace(slurm_options, nodes=2, tasks=2))
     wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 4)
     os.kill(int((tmp_path / "pid.3").read_text()), signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: Sl
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["requeue", "lost node"])
 def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_lost: bool
+    slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, is_lost: bool
 ):
     (job,) = submit_jobs([fake(tmp_path, "count", 60, 0.2)], slurm_options)
     wait_for(lambda: is_counting(tmp_path) and len(steps(tmp_path)) > 2)

@@ -18,9 +18,9 @@ from tests.tools.launcher.helpers import chain, fake, job_of, run_alone, submit_
 from tools.launcher.execution import records, submit
 from tools.launcher.graphs.graph import build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 
-OPTIONS = Options(cluster="slurm", gpus=0)
+OPTIONS = JobOptions(cluster="slurm", gpus=0)
 
 
 def test_a_refused_sbatch_leaves_nothing_and_is_reported_once(tmp_path: Path, cluster: Path, programs: Callable, capfd):
@@ -76,7 +76,7 @@ def test_sbatch_gets_the_users_environment_only(cluster: Path, tmp_path: Path, m
     ids=["GPUs", "what every script has", "given", "a stage on CPU nodes"],
 )
 def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, hidden: str, counting: str
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: JobOptions, hidden: str, counting: str
 ):
     for word in f"{hidden} {counting}".split():
         monkeypatch.setenv("SBATCH_" + word.partition("=")[0], word.partition("=")[2])

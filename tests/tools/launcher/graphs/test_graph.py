@@ -19,11 +19,11 @@ from tools.launcher.graphs.checks import check_graph
 from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Graph, Node, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
 
-SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
+SLURM = JobOptions(cluster="slurm", gpus=0, partition="long", parallel=2)
 
 
 def chain(folder: Path, extra: str = "") -> Graph:
@@ -209,5 +209,5 @@ def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):
 def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
     (tmp_path / "report.md").write_text("precious")
     words = ("contains report.md of another program", "; choose another folder")
-    refused(lambda: start_graph(chain(tmp_path), Options(cluster="local")), *words)
+    refused(lambda: start_graph(chain(tmp_path), JobOptions(cluster="local")), *words)
     assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

@@ -18,9 +18,9 @@ from tools.launcher.execution import jobs, submit
 from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Node, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import Options
+from tools.launcher.options import JobOptions
 
-OPTIONS = Options(cluster="slurm", gpus=0)
+OPTIONS = JobOptions(cluster="slurm", gpus=0)
 
 
 def scripts(cluster: Path) -> list[str]:

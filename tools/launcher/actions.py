@@ -106,7 +106,8 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions |
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 
-    from .options import check_time, resolve_options
+    from .options import resolve_options
+    from .time_limits import check_time
 
     wandb.check_logger()
     options = options or resolve_options(vars(args), args.cluster_file)

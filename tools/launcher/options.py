@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError, count_noun
-from tools.stages import SUMMARIES
 from tools.stages.options import option
 
 from . import MOVED_OPTIONS
@@ -22,19 +21,17 @@ from .gpus import list_visible_gpus
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
-    UNLIMITED,
     check_named_nodes,
     check_options,
     check_srun_options,
-    format_minutes,
     is_option,
     keep_for_cpus,
     merge_options,
     name_options,
     omit_nodes,
-    parse_minutes,
     parse_word,
 )
+from .time_limits import UNLIMITED, format_minutes, merge_times, parse_minutes, parse_times
 
 if TYPE_CHECKING:
     from tools.stages.base import Stage
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 CLUSTERS = ("auto", "local", "slurm")
 # Options of the command line that are for SLURM alone.
 _SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
-_DEFAULT_MINUTES = 240
 _OF_CPU_BLOCK = ("partition", "account", "time")  # options of the launcher that the block may set
 _WORDS: Any = {"action": "append", "type": parse_word, "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
@@ -145,13 +141,13 @@ class JobOptions:
 
     def limit(self, stage: str) -> JobOptions:
         """Return the options with the time for all stages as the one of a ``stage``, unless it has its own."""
-        times = _parse_times(self.time)
+        times = parse_times(self.time)
         own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
         return replace(self, time=",".join(filter(None, [self.time, own])))
 
     def _find_minutes(self, spec: Stage, gpus: int) -> int:
         """Return the time limit of a stage: its own one, or that of all stages, as far as the stage needs it."""
-        times = _parse_times(self.time)
+        times = parse_times(self.time)
         if spec.name in times:
             return times[spec.name]
         if not spec.gpu and "time" in self.cpu:
@@ -219,7 +215,7 @@ def from_record(values: dict[str, Any], **changes: str) -> JobOptions:
     """Return the options of a record, with ``changes`` that are not empty; dependencies on earlier jobs are dropped."""
     changes = {name: value for name, value in changes.items() if value}
     if "time" in changes:
-        changes["time"] = _merge_times(values["time"], changes["time"])
+        changes["time"] = merge_times(values["time"], changes["time"])
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
     options = JobOptions(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
     if options.cluster == "local":
@@ -280,35 +276,7 @@ def _check_slurm_options(options: JobOptions) -> None:
     if "," in options.slurm_cluster or options.slurm_cluster == "all":
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
-    _parse_times(options.time)
-
-
-def _parse_times(text: str) -> dict[str, int]:
-    """Return the minutes of ``24:00:00,linear=8:00:00`` by stage; those of all others have an empty name."""
-    times: dict[str, int] = {}
-    for part in text.split(",") if text else ():
-        stage, has_name, time = part.rpartition("=")
-        if has_name and stage not in SUMMARIES:
-            raise UserError(f"--time {part} names no stage; choose from {', '.join(SUMMARIES)}")
-        if stage in times:
-            raise UserError(f"--time {text} has two limits for {stage or 'all stages'}; give one")
-        times[stage] = parse_minutes(time)
-    return {"": _DEFAULT_MINUTES, **times}
-
-
-def _merge_times(earlier: str, time: str) -> str:
-    """Return the limits of ``time``; if it has none for all stages, those of the others stay."""
-    named = {part.rpartition("=")[0] for part in time.split(",")}
-    parts = [part for part in earlier.split(",") if part and part.rpartition("=")[0] not in named]
-    return time if "" in named else ",".join([*parts, time])
-
-
-def check_time(time: str, stages: Collection[str]) -> None:
-    """Raise UserError if ``time``, the command line's --time, has a limit of a stage that is none of ``stages``."""
-    for stage in _parse_times(time):
-        if stage and stage not in stages:
-            problem = f"--time limits {stage}, which is not part of this command ({', '.join(stages)})"
-            raise UserError(f"{problem}; remove {stage}=")
+    parse_times(options.time)
 
 
 def find_replacement(name: str) -> str:

@@ -1,9 +1,8 @@
-"""Options of sbatch as SLURM's manual describes them: names, variables, those that exclude each other, times."""
+"""Options of sbatch as SLURM's manual describes them: names, variables and those that exclude each other."""
 
 import math
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping
 
 from pretrain.common.errors import UserError, shorten_list
@@ -65,14 +64,6 @@ _LONG = {word.rstrip("!?") for word in _MARKED}
 _ALIASES = {word.partition(":")[0]: word.rpartition(":")[2].rstrip("!?") for word in _NAMES.split()}
 _FLAGS = {word[:-1] for word in _MARKED if word.endswith("!")}
 _NEEDS_VALUE = {word for word in _MARKED if word in _LONG}
-UNLIMITED = sys.maxsize  # minutes
-_UNITS = {"days": 1440, "hours": 60, "minutes": 1, "seconds": 1 / 60}
-# SLURM's forms of a time.
-_TIMES = (
-    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
-    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
-)
 
 
 def parse_word(text: str) -> tuple[str, str]:
@@ -231,20 +222,3 @@ def count_gpus(options: Mapping[str, str], nodes: int, tasks: int) -> int:
 
 def _list_excluded(name: str) -> set[str]:
     return {other for group in EXCLUSIVE if name in group for other in group} - {name}
-
-
-def parse_minutes(text: str, source: str = "--time") -> int:
-    """Return a time limit in whole minutes, rounded up as SLURM does; 0 is its word for no limit."""
-    if text.upper() in ("UNLIMITED", "INFINITE"):
-        return UNLIMITED
-    match = next(filter(None, (re.fullmatch(form, text.strip()) for form in _TIMES)), None)
-    if not match:
-        forms = "minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS or UNLIMITED"
-        raise UserError(f"{source} {text!r} is not a time; write {forms}")
-    seconds = sum(int(digits) * round(60 * _UNITS[unit]) for unit, digits in match.groupdict("0").items())
-    return -(-seconds // 60) or UNLIMITED
-
-
-def format_minutes(minutes: int) -> str:
-    """Return a time limit as sbatch takes it."""
-    return "UNLIMITED" if minutes == UNLIMITED else str(minutes)

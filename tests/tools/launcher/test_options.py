@@ -15,7 +15,7 @@ from pretrain.config import default_config
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
-from tools.launcher import gpus, options, sbatch
+from tools.launcher import gpus, options, time_limits
 from tools.launcher.execution.submit import render_script
 from tools.launcher.options import JobOptions, from_record, resolve_options
 from tools.stages.linear import Linear
@@ -155,7 +155,7 @@ def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
         ("24:00:00", [1440, 240, 30]),
         ("1-0,linear=8:00:00,convert=60", [1440, 480, 60]),
         ("linear=10", [240, 10, 30]),
-        ("UNLIMITED", [sbatch.UNLIMITED, 240, 30]),
+        ("UNLIMITED", [time_limits.UNLIMITED, 240, 30]),
     ],
 )
 def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list[int]):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from tests.errors import refused
-from tools.launcher import sbatch
+from tools.launcher import sbatch, time_limits
 from tools.launcher.options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
@@ -93,9 +93,9 @@ TIMES = [
     ("1-12:00:00", 2160),
     ("2:30", 3),
     ("0:00:01", 1),
-    ("UNLIMITED", sbatch.UNLIMITED),
-    ("infinite", sbatch.UNLIMITED),
-    ("0", sbatch.UNLIMITED),
+    ("UNLIMITED", time_limits.UNLIMITED),
+    ("infinite", time_limits.UNLIMITED),
+    ("0", time_limits.UNLIMITED),
 ]
 REFUSED_TIMES = ["", "4h", "1:2:3:4", "-5", "1-", "1.5", "1-2:3:4:5"]
 
@@ -150,13 +150,13 @@ def test_a_variable_that_an_option_of_the_script_excludes_is_hidden(variable: st
 
 @pytest.mark.parametrize(("text", "minutes"), TIMES)
 def test_times_are_slurms(text: str, minutes: int):
-    assert sbatch.parse_minutes(text) == minutes
-    assert sbatch.parse_minutes(sbatch.format_minutes(minutes)) == minutes
+    assert time_limits.parse_minutes(text) == minutes
+    assert time_limits.parse_minutes(time_limits.format_minutes(minutes)) == minutes
 
 
 @pytest.mark.parametrize("text", REFUSED_TIMES)
 def test_other_times_are_refused(text: str):
-    assert re.match(f"--time {text!r} is not a time; write ", refused(lambda: sbatch.parse_minutes(text)))
+    assert re.match(f"--time {text!r} is not a time; write ", refused(lambda: time_limits.parse_minutes(text)))
 
 
 @pytest.mark.parametrize(

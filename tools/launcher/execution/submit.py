@@ -24,7 +24,8 @@ from tools import GUIDE, ROOT
 from tools.stages.base import Stage
 
 from ..resources import Resources
-from ..sbatch import NODE_OPTIONS, SET_BY_LAUNCHER, format_minutes, list_variables
+from ..sbatch import NODE_OPTIONS, SET_BY_LAUNCHER, list_variables
+from ..time_limits import format_minutes
 from . import slurm
 from .job import SCRIPT, Job
 from .job_file import Limits, name_job_file, write_job

@@ -16,7 +16,8 @@ from ..execution import slurm
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit
 from ..options import JobOptions
-from ..sbatch import UNLIMITED, count_gpus
+from ..sbatch import count_gpus
+from ..time_limits import UNLIMITED
 from .checks import Plan
 from .graph import REPORT, Graph, Node, write_graph
 

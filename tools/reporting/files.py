@@ -15,7 +15,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import find_files
 from tools.launcher.record_files import PIPELINE_FILE, read_pipeline
-from tools.stages.base import read_fingerprint
+from tools.stages.completion import read_fingerprint
 
 
 @dataclass(frozen=True)

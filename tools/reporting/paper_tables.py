@@ -16,7 +16,7 @@ from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
 from tools.launcher.graphs.paper_pipeline import read_table
-from tools.stages.base import find_kind
+from tools.stages.completion import find_kind
 from transfer.config import load_config
 
 from .document import Table

@@ -8,7 +8,7 @@ from typing import Any
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import count_noun
 from pretrain.common.weights.provenance import Provenance
-from tools.stages.base import find_kind
+from tools.stages.completion import find_kind
 
 from .files import Run, RunCollection
 from .origins import Origin, build_origin, read_origin

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.common.errors import count_noun
-from tools.stages.base import find_kind
+from tools.stages.completion import find_kind
 from transfer.coco.ceiling import describe_ceiling
 
 from .document import Table

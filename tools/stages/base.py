@@ -1,4 +1,4 @@
-"""What a stage is: options, config, run folder, identity, checks, what it runs, and the scores that it leaves.
+"""What a stage is: options, config, run folder, checks, what it runs, and the scores that it leaves.
 
 A stage runs again only if its work has changed. For example, the linear probe ``demo/jcl/linear`` has ``root`` demo,
 ``parents`` {"jcl/pretrain": "8a1f..."} and ``folders`` {"jcl/pretrain": "demo/jcl/pretrain"}. Its ``inputs`` are empty,
@@ -13,32 +13,21 @@ import functools
 import hashlib
 import json
 import os
-import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pretrain import config as pretraining
 from pretrain import keys
-from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys, compare
-from pretrain.common.config.yaml_io import dump, flatten, load_yaml
-from pretrain.common.errors import UserError
-from pretrain.common.files import check_output_path, describe_text, read_start
-from pretrain.common.run.folder import read_stage
-from pretrain.common.run.state import (
-    RunContext,
-    find_working_folder,
-    read_json_or_empty,
-    read_state,
-    read_working_folder,
-)
-from pretrain.common.weights import provenance
+from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys
+from pretrain.common.config.yaml_io import dump
+from pretrain.common.files import check_output_path
+from pretrain.common.run.state import RunContext, find_working_folder, read_json_or_empty, read_working_folder
 from pretrain.data.names import resolve
 
-from . import SUMMARIES
-from .registry import find_stage
+from .identity import compute_identity, parse_config
 
 if TYPE_CHECKING:
     from tools.estimates.model import Estimate
@@ -211,12 +200,6 @@ class Stage:
     def check_same_run(self) -> None:
         """Raise UserError if the run folder records another config, in words that name the keys."""
 
-    def check_usable(self) -> None:
-        """Raise UserError if the stage is complete, but the checkpoint that others read is gone."""
-        if self.trains_backbone and not self.has_checkpoint():
-            remedy = "restore it, or move the folder away to run the stage again"
-            raise UserError(f"the checkpoint is gone from {self.folder}; {remedy}")
-
     def name_next_command(self, folder: str) -> str:
         """Return the command that usually follows, or an empty text; ``folder`` is the run folder, as displayed."""
         return ""
@@ -270,122 +253,24 @@ class Stage:
     @property
     def workers(self) -> int:
         """Number of loader workers per process of the stage."""
-        return _parse(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
+        return parse_config(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """Identity of the stage's work, as JSON has it: arguments, config, and the stages it builds on.
-
-        It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
-        complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
-        the paths of weights (their content counts).
-        """
-        config = {key: self._make_relative(value) for key, value in self._list_changed_keys()}
-        arguments = self._make_relative(self.arguments)
-        return json.loads(json.dumps({"arguments": arguments, "config": config, "parents": self.parents}))
+        """Identity of the stage's work, as JSON has it: arguments, config, and the stages it builds on."""
+        return compute_identity(self)
 
     def fingerprint(self) -> str:
         """Return a hash of `identity`."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
-    def describe_changes(self, earlier: dict[str, Any], allowed: Collection[Effect] | None = None) -> str:
-        """Describe how this stage differs from an ``earlier`` identity: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
-
-        Args:
-            allowed: effects of keys that are not named (default: of those that may change when a stage is resumed).
-        """
-        allowed = self.may_change if allowed is None else allowed
-        changed_keys = compare(self.list_keys(), earlier["config"], self.identity["config"], allowed)
-        changes = [str(change) for change in changed_keys]
-        before, now = (self.describe_work(identity["arguments"]) for identity in (earlier, self.identity))
-        if before != now:
-            changes.append(f"arguments {before} -> {now}")
-        parents = earlier["parents"]
-        names = sorted({*parents, *self.parents})
-        changes += [f"{name} has changed" for name in names if parents.get(name) != self.parents.get(name)]
-        return "; ".join(changes)
-
     def to_json(self) -> dict[str, Any]:
         return {"stage": self.name, **asdict(self)}
-
-    def is_complete(self) -> bool:
-        """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""
-        if not os.path.exists(self.product) or read_fingerprint(self.folder) != self.fingerprint():
-            return False
-        results = self.read_results()
-        return all(is_made_from(results, Path(folder)) for folder in self.folders.values())
 
     def read_results(self) -> dict[str, Any]:
         """Read the record of what the product was made from; it is empty if there is none."""
         return read_json_or_empty(Path(self.folder, "results.json"))
 
-    def check_parents(self) -> None:
-        """Check that the stages this one builds on are complete, as they were when it was submitted."""
-        for key, fingerprint in self.parents.items():
-            if key in self.folders and read_fingerprint(self.folders[key]) != fingerprint:
-                state = f"not complete in {self.folders[key]} (cancelled, failed or changed)"
-                raise UserError(f"{self.name} builds on {key}, which is {state}; rerun the command that started both")
-
-    def check_weights(self) -> None:
-        """Check that there are weights to read, without reading all of them."""
-        if not self.inputs or not self.reads_weights():
-            return
-        for path, content in self.inputs.items():
-            if not content:
-                problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
-                raise UserError(f"{problem}; {self.remedy}")
-            problem = describe_text(read_start(path)) if Path(path).is_file() else ""
-            if problem:
-                raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
-
     def has_checkpoint(self) -> bool:
         """Return whether the run folder contains a checkpoint."""
         return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
-
-    def _list_changed_keys(self) -> list[tuple[str, Any]]:
-        """List the keys that are not at their default and may change the result."""
-        if not self.config:
-            return []
-        rows = self.list_keys()
-        changes = compare(rows, {}, dict(flatten(_parse(self.config))), self.without_effect)
-        other_stages = {name for name, row in rows.items() if row.stage not in ("", self.name)}
-        return [(change.key, change.current) for change in changes if change.key not in other_stages]
-
-    def _make_relative(self, value: Any) -> Any:
-        """Replace paths of weights by their content, and ``root`` by a dot."""
-        if isinstance(value, str):
-            root = re.escape(self.root or self.folder)
-            return self.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
-        if isinstance(value, (list, tuple)):
-            return [self._make_relative(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._make_relative(item) for key, item in value.items()}
-        return value
-
-
-def find_kind(name: str) -> type[Stage]:
-    """Return the kind of stage of this name, or `Stage` itself, which says nothing, if there is none."""
-    return find_stage(name) if name in SUMMARIES else Stage
-
-
-def find_owner(folder: str | Path) -> type[Stage]:
-    """Return the kind of stage that a run folder belongs to; see `find_kind`."""
-    return find_kind(read_stage(folder))
-
-
-def read_fingerprint(folder: str | Path) -> str:
-    """Read the fingerprint of the work that was completed in a folder; it is empty if there is none."""
-    state = read_state(folder)
-    return state.get("fingerprint", "") if state.get("state") == "complete" else ""
-
-
-def is_made_from(results: dict[str, Any], run: Path) -> bool:
-    """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
-    final = find_owner(run).find_final_checkpoint(run)
-    return final is None or provenance.is_made_from(results, final)
-
-
-@functools.lru_cache(maxsize=32)
-def _parse(text: str) -> dict[str, Any]:
-    """Parse a config. The result is cached, because a pipeline parses the same configs repeatedly."""
-    return load_yaml(text)

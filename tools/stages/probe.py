@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pretrain.config import load_config
 from pretrain.probe.data import data_names
 
-from .base import Stage, find_owner
+from .base import Stage
+from .completion import find_owner
 from .options import option
 from .pretrain import list_data
 

@@ -26,6 +26,7 @@ from pretrain.common.ranks.rank import STOPPED, build_rank_environment, record_e
 from pretrain.common.run.folder import count_cores_per_process
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
+from tools.stages.completion import check_parents
 from tools.stages.registry import build_stage
 
 from . import slurm
@@ -54,7 +55,7 @@ _WAITS = RequeueWaits()
 def run_stage(spec: Stage, context: RunContext) -> None:
     """Run a stage in this process; rank 0 records its state."""
     context = replace(context, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
-    spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
+    check_parents(spec)  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
     with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, context):
         spec.run(context)

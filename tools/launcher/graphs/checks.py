@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.files import describe_text, read_start
 from pretrain.common.run.folder import check_no_foreign_files, check_stage_of
 from pretrain.common.run.state import find_working_folder, read_state, read_working_folder
 from tools.stages.base import Stage
+from tools.stages.completion import check_parents, is_complete
+from tools.stages.identity import describe_changes
 from tools.stages.registry import build_stage
 
 from ..execution import slurm
@@ -60,7 +63,7 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
     """
     if graph.report:
         check_no_foreign_files(graph.output, ("report.md", "report.html"), str(PIPELINE_FILE), "folder")
-    missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
+    missing = {node.key: node for node in graph.nodes if not is_complete(node.spec)}
     specs = {key: node.spec for key, node in missing.items()}
     if graph.report:
         specs[REPORT] = graph.report
@@ -81,7 +84,7 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
                     job.check_not_running(state)
             if key in plan.missing:
                 if graph.is_single:  # no other stage runs before it
-                    plan.missing[key].spec.check_parents()
+                    check_parents(plan.missing[key].spec)
                 else:
                     _check_parents(key, graph, plan)
                 plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
@@ -101,7 +104,7 @@ def _check_same_work(node: Node, job: Job) -> None:
     """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
     submitted = build_stage(read_launch(job.folder).spec)
     if submitted.fingerprint() != node.spec.fingerprint():
-        changes = node.spec.describe_changes(submitted.identity, allowed=()) or "what it builds on has changed"
+        changes = describe_changes(node.spec, submitted.identity, allowed=()) or "what it builds on has changed"
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
         raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
 
@@ -110,7 +113,9 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
     """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
     nodes = {node.key: node for node in graph.nodes}
     for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
-        parent.spec.check_usable()
+        if parent.spec.trains_backbone and not parent.spec.has_checkpoint():  # complete, but others cannot read it
+            remedy = "restore it, or move the folder away to run the stage again"
+            raise UserError(f"the checkpoint is gone from {parent.spec.folder}; {remedy}")
     children = [node.key for node in graph.nodes if key in node.parents]
     if nodes[key].spec.trains_backbone and children and plan.missing.keys().isdisjoint(children):
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
@@ -122,7 +127,7 @@ def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: boo
     is_slurm = resources.cluster == "slurm"
     if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
         raise UserError(f"SLURM interprets '%' and '\\' in {spec.folder} as a pattern; choose another OUTPUT_DIR")
-    spec.check_weights()
+    _check_weights(spec)
     check_may_continue(spec)
     if is_slurm:
         _check_cores(resources)
@@ -140,6 +145,19 @@ def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: boo
     if not unchecked and not starts_now:  # the data are on this machine
         spec.check_counts()
     return [*warnings, *unchecked]
+
+
+def _check_weights(spec: Stage) -> None:
+    """Check that there are weights to read, without reading all of them."""
+    if not spec.inputs or not spec.reads_weights():
+        return
+    for path, content in spec.inputs.items():
+        if not content:
+            problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
+            raise UserError(f"{problem}; {spec.remedy}")
+        problem = describe_text(read_start(path)) if Path(path).is_file() else ""
+        if problem:
+            raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
 
 
 def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:
@@ -198,6 +216,6 @@ def check_may_continue(spec: Stage) -> None:
     spec.check_same_run()
     launched = find_launch(folder)
     earlier = build_stage(launched.spec).identity if launched else read_state(folder).get("work")
-    changes = spec.describe_changes(earlier) if earlier else ""
+    changes = describe_changes(spec, earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")

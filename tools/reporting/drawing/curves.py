@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.run.metrics import read_metrics
-from tools.stages.base import find_owner
+from tools.stages.completion import find_owner
 
 from ..document import Report
 from ..files import shorten_names

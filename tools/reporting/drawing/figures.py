@@ -12,7 +12,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import atomic_write, read_json
-from tools.stages.base import find_kind
+from tools.stages.completion import find_kind
 
 from ..document import Figure
 from ..files import Pipeline, RunCollection

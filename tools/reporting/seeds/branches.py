@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pretrain.common.config.keys import Keys, compare
-from tools.stages.base import Stage, find_kind
+from tools.stages.base import Stage
+from tools.stages.completion import find_kind
 from tools.stages.probe import Probe
 
 from ..document import Table

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.stages.base import find_owner, is_made_from
+from tools.stages.completion import find_owner, is_made_from
 
 from ..document import Table
 from ..files import Pipeline, RunCollection, find_runs

@@ -21,6 +21,7 @@ from tools.launcher.graphs.graph import Graph, Node, build_single
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import JobOptions
 from tools.stages.base import Stage
+from tools.stages.completion import is_complete
 from tools.stages.registry import build_stage
 
 SLURM = JobOptions(cluster="slurm", gpus=0, partition="long", parallel=2)
@@ -102,7 +103,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
         complete(specs[key])
     assert start_graph(graph, SLURM) == 0
-    pending = [key for key, spec in specs.items() if not spec.is_complete()]
+    pending = [key for key, spec in specs.items() if not is_complete(spec)]
     jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
     assert {key: (job.id, job.dependency) for key, job in jobs.items()} == {
         "0/pretrain": ("42_3", ""),
@@ -137,7 +138,7 @@ def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Pat
     write_json(tmp_path / "run/launch/launch.json", {"spec": earlier.to_json()})
     (tmp_path / "run/model_final.pth").touch()
     Path("weights.pth").unlink()
-    assert build_single(spec).nodes[0].spec.is_complete()
+    assert is_complete(build_single(spec).nodes[0].spec)
 
 
 def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, cluster: Path, capsys):
@@ -146,7 +147,7 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(t
     update_state(tmp_path / "b", state="running")
     alone = build_stage(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
     assert start_graph(build_single(alone), HERE) == 0
-    assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
+    assert all(is_complete(node.spec) for node in chain(tmp_path).nodes)
     (tmp_path / "b/results.json").unlink()  # b's output is gone, so only b runs again
     capsys.readouterr()
     assert start_graph(chain(tmp_path), HERE) == 0
@@ -170,7 +171,7 @@ def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_pat
     assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
     complete(chain(tmp_path).nodes[0].spec)
     run_stage(child, RunContext())
-    assert child.is_complete()
+    assert is_complete(child)
 
 
 @pytest.mark.parametrize("is_conversion", [False, True])
@@ -187,13 +188,13 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, i
         Path(f"{spec.product}.json") if is_conversion else tmp_path / "a/x/results.json",
         {"source": {"source_sha256": "1234"}},
     )
-    assert spec.is_complete()  # the pretraining's folder was removed
+    assert is_complete(spec)  # the pretraining's folder was removed
     (tmp_path / "a/pretrain").mkdir()
     update_state(tmp_path / "a/pretrain", stage="pretrain")
-    assert not spec.is_complete()
-    for sha, is_complete in (("5678", False), ("1234", True)):
+    assert not is_complete(spec)
+    for sha, is_current in (("5678", False), ("1234", True)):
         write_json(tmp_path / "a/pretrain/results.json", {"checkpoint_sha256": sha})
-        assert spec.is_complete() == is_complete
+        assert is_complete(spec) == is_current
 
 
 def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):

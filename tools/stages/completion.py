@@ -1,0 +1,51 @@
+"""What the stages of run folders have completed: by which kind, which work, and from which checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError
+from pretrain.common.run.folder import read_stage
+from pretrain.common.run.state import read_state
+from pretrain.common.weights import provenance
+
+from . import SUMMARIES
+from .base import Stage
+from .registry import find_stage
+
+
+def find_kind(name: str) -> type[Stage]:
+    """Return the kind of stage of this name, or `Stage` itself, which says nothing, if there is none."""
+    return find_stage(name) if name in SUMMARIES else Stage
+
+
+def find_owner(folder: str | Path) -> type[Stage]:
+    """Return the kind of stage that a run folder belongs to; see `find_kind`."""
+    return find_kind(read_stage(folder))
+
+
+def read_fingerprint(folder: str | Path) -> str:
+    """Read the fingerprint of the work that was completed in a folder; it is empty if there is none."""
+    state = read_state(folder)
+    return state.get("fingerprint", "") if state.get("state") == "complete" else ""
+
+
+def is_made_from(results: dict[str, Any], run: Path) -> bool:
+    """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
+    final = find_owner(run).find_final_checkpoint(run)
+    return final is None or provenance.is_made_from(results, final)
+
+
+def is_complete(stage: Stage) -> bool:
+    """Return whether exactly this work was completed, from the current checkpoint, and its product still exists."""
+    if not Path(stage.product).exists() or read_fingerprint(stage.folder) != stage.fingerprint():
+        return False
+    results = stage.read_results()
+    return all(is_made_from(results, Path(folder)) for folder in stage.folders.values())
+
+
+def check_parents(stage: Stage) -> None:
+    """Check that the stages that ``stage`` builds on are complete, as they were when it was submitted."""
+    for key, fingerprint in stage.parents.items():
+        if key in stage.folders and read_fingerprint(stage.folders[key]) != fingerprint:
+            state = f"not complete in {stage.folders[key]} (cancelled, failed or changed)"
+            raise UserError(f"{stage.name} builds on {key}, which is {state}; rerun the command that started both")

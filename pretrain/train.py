@@ -16,11 +16,9 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.config import yaml_io
 from .common.distributed import AgreedStop, on_every_rank, on_first_rank
 from .common.errors import UserError, count_noun
-from .common.files import atomic_write, remove, sha256, write_json
-from .common.run.folder import write_environment
+from .common.files import remove, sha256, write_json
 from .common.run.garbage import GarbageCollector
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
@@ -30,7 +28,7 @@ from .common.run.state import RunContext, read_json_or_empty
 from .common.weights import checkpoint
 from .common.weights.file import compute_tensor_digest
 from .config import output_dir
-from .data import datasets, view_grid
+from .data import datasets
 from .data.augmentations import AUGMENTATIONS
 from .data.loader import Loader, build_loader
 from .methods import METHODS
@@ -41,14 +39,13 @@ from .preflight import check_modules_unchanged
 from .probe import knn, rankme
 from .probe.data import ProbeData
 from .probe.protocol import build_knn_protocol
+from .run_folder import prepare_folder
 from .state import TrainState, build_train_state, load_checkpoint_to_resume
 from .steps import training_step
 
 log = logging.getLogger(__name__)
 _LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)"
 _NUM_TO_RESUME = 2  # checkpoints: the newest may be damaged
-_ROWS = 6  # images in views.png
-_MAX_COLUMNS = 8  # views in views.png
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +104,7 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
             log.info(f"{folder} is complete; nothing to do")
             return results
 
-        on_first_rank(_prepare_folder, cfg, folder, loader, checkpoint_path, step)
+        on_first_rank(prepare_folder, cfg, folder, loader, checkpoint_path, step)
         if checkpoint_path:
             log.info(f"resumed from {checkpoint_path.name} at step {step} of {total_steps}")
             for change in state.recipe_changes:
@@ -201,32 +198,6 @@ def _check_same_start(state: TrainState) -> None:
     """Check that all ranks start from the same step, images and weights: DDP would silently average other gradients."""
     start = (state.step, state.images, compute_tensor_digest(*state.objective.model.state_dict().values()))
     distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
-
-
-def _prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
-    """Initialize the run folder, or prepare it for a run that resumes from ``checkpoint_path`` after ``step`` steps."""
-    atomic_write(folder / "config.yaml", yaml_io.dump(cfg))
-    remove(folder / "results.json")
-    if checkpoint_path is None:
-        for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint
-            remove(path)
-        _draw_views(folder / "views.png", cfg, loader)
-    elif checkpoint_path.name == checkpoint.FINAL:
-        # The run had ended at a smaller MAX_STEPS; later checkpoints must sort after this one.
-        checkpoint_path.replace(checkpoint.path_of_step(folder, step))
-    write_environment(folder)
-
-
-def _draw_views(file: Path, cfg: CfgNode, loader: Loader) -> None:
-    """Draw views of some images, titled as the query and its keys or, where every view is both, numbered."""
-    augmentations = loader.augmentations[:_MAX_COLUMNS]
-    numbers = range(1, len(augmentations) + 1)
-    if METHODS[cfg.METHOD.NAME].kind == "queue":
-        titles = ["query", *(f"key {n}" for n in numbers)][: len(augmentations)]
-    else:
-        titles = [f"view {n}" for n in numbers]
-    columns = dict(zip(titles, augmentations, strict=True))
-    view_grid.write(file, view_grid.draw(loader.data, columns, loader.size, _ROWS, cfg.SEED))
 
 
 def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import interface
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, shorten_list, suggest_name
-from pretrain.common.files import read_json, remove_unfinished, write_json
+from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
 from pretrain.common.run import wandb
@@ -36,7 +36,7 @@ from .config import (
     scale_to_world,
 )
 from .predict import load_detector
-from .run_folder import EVALUATION, TRAINING, is_training
+from .run_folder import EVALUATION, TRAINING, find_output_dir, remove_unfinished, resolve_evaluation
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def _run_ranks(run: Run, context: RunContext, count: int) -> None:
     """Run ``count`` processes to their end; each reads the run from a file in a new log folder of the run folder."""
     from pretrain.common.ranks.parent import name_log_folder, run_ranks
 
-    folder = _find_output_dir(run.cfg) if run.eval_only else run.cfg.OUTPUT_DIR
+    folder = find_output_dir(run.cfg) if run.eval_only else run.cfg.OUTPUT_DIR
     logs = name_log_folder(folder)
     write_json(logs / "run.json", {**vars(run), "cfg": dump(run.cfg)})
     run_ranks("transfer.api:run_recorded", [str(logs / "run.json")], count, folder, logs, context.stop)
@@ -236,14 +236,14 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
     with process_group(run.cfg.OUTPUT_DIR, join, run.cfg.MODEL.DEVICE) as device:
         on_every_rank(extensions.load)
         if run.eval_only:
-            run = replace(run, cfg=on_first_rank(_resolve_evaluation, run.cfg, run.resume))
+            run = replace(run, cfg=on_first_rank(resolve_evaluation, run.cfg, run.resume))
         cfg = run.cfg
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
         name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
         with stage(name, output_dir, context, check, less_memory):
             setup_logging(output_dir, rank())
-            on_first_rank(_remove_unfinished, output_dir)
+            on_first_rank(remove_unfinished, output_dir)
             names = preflight.data_names(cfg, run.eval_only)
             data_sets = on_every_rank(lambda: data_sets or DataSets(cfg, names))
             _open_data_sets(cfg, data_sets, run.eval_only)
@@ -251,12 +251,6 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
                 results = train.run(run, device, data_sets, context.stop)
             on_first_rank(check_expected_results, cfg, results["metrics"])
             return results
-
-
-def _remove_unfinished(output_dir: Path) -> None:
-    """Remove the temporary files that a killed run left in the folders of its run folder."""
-    for folder in (output_dir / "datasets", *output_dir.glob("inference/*")):
-        remove_unfinished(folder)
 
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
@@ -303,27 +297,3 @@ def _check_scored(cfg: CfgNode, data_sets: DataSets) -> None:
     if category and data_set.images is not None and not data_set.count_objects(category):
         problem = f"TEST.BEST is {cfg.TEST.BEST!r}, but {name}, the first of DATASETS.TEST, has no {category}"
         raise UserError(f"{problem}; choose a category that it has, or TEST.BEST bbox/AP")
-
-
-def _resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
-    """Return the config of an evaluation in its own folder: with ``resume``, of the newest checkpoint."""
-    from .training import checkpoints
-    from .weights.load import check_same_weights
-
-    cfg = cfg.clone()
-    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-    newest = checkpoints.load_newest(cfg.OUTPUT_DIR) if resume else None
-    if newest:
-        if record.is_file():
-            check_same_weights(cfg.MODEL.WEIGHTS, read_json(record), cfg.OUTPUT_DIR)
-            cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
-        cfg.MODEL.WEIGHTS = str(newest[0])
-        if newest[1].get("pending") == checkpoints.PRECISE_BN:
-            log.warning(f"{newest[0]} was saved before the run's precise BN: expect other scores from the run itself")
-    cfg.OUTPUT_DIR = _find_output_dir(cfg)
-    return cfg
-
-
-def _find_output_dir(cfg: CfgNode) -> str:
-    """Return the run folder of an evaluation: in that of a training, whose results are not overwritten, a new one."""
-    return str(Path(cfg.OUTPUT_DIR) / "eval_only") if is_training(cfg.OUTPUT_DIR) else cfg.OUTPUT_DIR

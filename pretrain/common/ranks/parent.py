@@ -44,6 +44,7 @@ class Ranks:
         grace_s: seconds from one rank's failure to the end of the others, which may be about to report the same.
 
     Attributes:
+        start_times: when each rank's process was started, by its id, that of rank 0 first.
         exit_error: how a rank has ended that recorded no error itself; empty if none has.
     """
 
@@ -84,10 +85,7 @@ class Ranks:
             raise UserError(f"cannot start the processes of {folder}: {error}; free memory or processes") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-
-    def list_processes(self) -> dict[str, str]:
-        """Return the start time of each rank's process by its id, that of rank 0 first."""
-        return {str(process.pid): read_start_time(process.pid) for process in self._processes}
+        self.start_times = {str(process.pid): read_start_time(process.pid) for process in self._processes}
 
     def has_ended(self) -> bool:
         """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""

@@ -148,7 +148,10 @@ class LocalRun:
                     update_state(folder, job=submission, state="stopped", reason=f"it was stopped by {sender}")
             self._interruptions.append(_describe_interruption(shorten_path(folder), outcome, sender))
         elif outcome["state"] == "complete":
-            self._report_success(key, stage)
+            if not self._graph.is_single:
+                self._report_done(key, f"{time.monotonic() - stage.started:.0f} s")
+            elif command := stage.spec.name_next_command(shorten_path(folder)):
+                print(f"next: {command}")
         elif not failure:
             end = f"{outcome['state']}: {outcome['reason']}"
             if outcome["state"] in ("", "running"):
@@ -160,14 +163,6 @@ class LocalRun:
             summary = f"{stage.spec.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
             trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
             self._fail(key, f"{trace}{summary}: {failure['error']}", 1)
-
-    def _report_success(self, key: str, stage: RunningStage) -> None:
-        if not self._graph.is_single:
-            self._report_done(key, f"{time.monotonic() - stage.started:.0f} s")
-            return
-        command = stage.spec.name_next_command(shorten_path(stage.spec.folder))
-        if command:
-            print(f"next: {command}")
 
     def _report_done(self, key: str, how: str) -> None:
         """Count a complete stage; stages that run side by side are counted in the order in which they end."""
@@ -199,7 +194,7 @@ def start_ranks(spec: Stage, resources: Resources, gpus: list[str], prefix: str 
     options: dict[str, Any] = {"variables": variables, "sharing": resources.parallel}
     ranks = Ranks(entry, [str(file)], resources.tasks, spec.folder, logs, **options)
     place: dict[str, Any] = {"cluster": "local", "host": socket.gethostname(), "logs": str(logs)}
-    place |= {"processes": ranks.list_processes(), "launcher": {str(os.getpid()): read_start_time(os.getpid())}}
+    place |= {"processes": ranks.start_times, "launcher": {str(os.getpid()): read_start_time(os.getpid())}}
     rank_0 = next(iter(place["processes"]))
     record_job(spec, resources, Job(Path(spec.folder), rank_0, submitted=time.time(), **place))
     return RunningStage(spec, ranks, gpus, prefix)

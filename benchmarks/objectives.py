@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             tensors = (q_ND, keys_MND if method.many_keys else keys_MND[:1], queue_DK)
         else:
             tensors = (z_AD, z_AD, labels_A, labels_A, index_A)
-        fast_form = functools.partial(_compute_loss, method.loss_function, *tensors, **hyper)
+        fast_form = functools.partial(_compute_loss, method.load_function(), *tensors, **hyper)
         naive_form = functools.partial(naive_loss, *tensors, **hyper)
         results[name] = _compare_forms(name, tensors[0], fast_form, naive_form, args.rounds, device)
     head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]

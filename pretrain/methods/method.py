@@ -51,9 +51,8 @@ class Method:
     supervised: bool = False
     schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
 
-    @property
-    def loss_function(self) -> Callable[..., LossOutput]:
-        """The pure function; its module, which imports torch, is loaded when it is first needed."""
+    def load_function(self) -> Callable[..., LossOutput]:
+        """Return the pure function; this imports its module and torch."""
         if callable(self.function):
             return self.function
         module, _, name = self.function.partition(":")

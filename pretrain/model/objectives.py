@@ -153,7 +153,7 @@ def build_objective(
     bn_groups = _choose_bn_groups(cfg, has_keys)
     network = _build_query_network(cfg, device, bn_groups, read_weights)
     hyper = {keyword: get(cfg, hyperparameter.name) for keyword, hyperparameter in method.hyper.items()}
-    loss = Loss(method.loss_function, hyper, method.schedule, cfg.SOLVER.EPOCHS, steps_per_epoch)
+    loss = Loss(method.load_function(), hyper, method.schedule, cfg.SOLVER.EPOCHS, steps_per_epoch)
     accumulate = cfg.SOLVER.ACCUMULATE
 
     if not has_keys:

@@ -23,7 +23,9 @@ EXTREME = {**ORDINARY, "temperature": 0.01, "key_temperature": 0.01, "k1": 10_00
 
 def call(name: str, inputs: tuple[Tensor, ...], values: dict[str, Any]) -> LossOutput:
     method = METHODS[name]
-    return method.loss_function(*inputs, **{keyword: values[keyword] for keyword in method.hyper if keyword in values})
+    return method.load_function()(
+        *inputs, **{keyword: values[keyword] for keyword in method.hyper if keyword in values}
+    )
 
 
 def inputs_for(name: str) -> tuple[Tensor, ...]:
@@ -37,7 +39,7 @@ def inputs_for(name: str) -> tuple[Tensor, ...]:
 def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_config_key(name: str):
     method = METHODS[name]
     cfg = default_config()
-    parameters = inspect.signature(method.loss_function).parameters.values()
+    parameters = inspect.signature(method.load_function()).parameters.values()
     keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert all(p.default is inspect.Parameter.empty for p in keywords)
     hyper = {keyword: get(cfg, hyperparameter.name) for keyword, hyperparameter in method.hyper.items()}

@@ -33,7 +33,7 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
     query_map = unit(n, L, C, seed=4)
     key_maps = unit(num_keys, n, L, C, seed=5)
     hyper = {"temperature": 0.2, "lambda_": 0.5, "key_temperature": 0.05, "mask_positive": False}
-    objective = METHODS[name].loss_function
+    objective = METHODS[name].load_function()
     keywords = METHODS[name].hyper.keys() & hyper.keys()
     method = functools.partial(objective, **{keyword: hyper[keyword] for keyword in keywords})
     total = torch.zeros((), dtype=torch.float64)

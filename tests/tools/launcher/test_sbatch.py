@@ -1,12 +1,11 @@
-"""SLURM's own words: names of options, options and variables that exclude each other, and times."""
+"""SLURM's own words: names of options, and options and variables that exclude each other."""
 
-import re
 from itertools import combinations
 
 import pytest
 
 from tests.errors import refused
-from tools.launcher import sbatch, time_limits
+from tools.launcher import sbatch
 from tools.launcher.options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
@@ -84,26 +83,12 @@ HIDDEN_VARIABLES = [
     ("GRES", "gres"),
 ]
 KEPT_VARIABLES = [("MEM_PER_NODE", "qos"), ("MEM_BIND", "mem"), ("QOS", "mem"), ("WAIT_ALL_NODES", "wait")]
-TIMES = [
-    ("90", 90),
-    ("90:00", 90),
-    ("1:30:00", 90),
-    ("1-12", 2160),
-    ("1-12:00", 2160),
-    ("1-12:00:00", 2160),
-    ("2:30", 3),
-    ("0:00:01", 1),
-    ("UNLIMITED", time_limits.UNLIMITED),
-    ("infinite", time_limits.UNLIMITED),
-    ("0", time_limits.UNLIMITED),
-]
-REFUSED_TIMES = ["", "4h", "1:2:3:4", "-5", "1-", "1.5", "1-2:3:4:5"]
 
 
 def test_no_row_is_lost():
     """A row guards a repair: remove one only together with what it is about."""
-    tables = (NAMES, REFUSED_NAMES, HIDDEN_VARIABLES, KEPT_VARIABLES, TIMES, REFUSED_TIMES, sbatch.EXCLUSIVE)
-    assert [len(table) for table in tables] == [19, 18, 24, 4, 11, 7, 10]
+    tables = (NAMES, REFUSED_NAMES, HIDDEN_VARIABLES, KEPT_VARIABLES, sbatch.EXCLUSIVE)
+    assert [len(table) for table in tables] == [19, 18, 24, 4, 10]
     assert (len(SRUN_NAMES), len(REFUSED_SRUN_NAMES)) == (3, 5)
 
 
@@ -146,17 +131,6 @@ def test_a_variable_that_an_option_of_the_script_excludes_is_hidden(variable: st
     monkeypatch.setenv(f"SBATCH_{variable}", "gpu:1" if variable == "GRES" else "1")
     expected = [f"SBATCH_{variable}"] if (variable, option) in KEPT_VARIABLES else []
     assert list(sbatch.list_variables([option])) == expected
-
-
-@pytest.mark.parametrize(("text", "minutes"), TIMES)
-def test_times_are_slurms(text: str, minutes: int):
-    assert time_limits.parse_minutes(text) == minutes
-    assert time_limits.parse_minutes(time_limits.format_minutes(minutes)) == minutes
-
-
-@pytest.mark.parametrize("text", REFUSED_TIMES)
-def test_other_times_are_refused(text: str):
-    assert re.match(f"--time {text!r} is not a time; write ", refused(lambda: time_limits.parse_minutes(text)))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Run folders of fine-tuning and of evaluation, by the names of their stages in state.json."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
-
-from fvcore.common.config import CfgNode
+from typing import TYPE_CHECKING
 
 from pretrain.common import files
 from pretrain.common.run.folder import read_stage
 
-from .config import load_config
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
 
 log = logging.getLogger(__name__)
 TRAINING = "transfer"
@@ -27,6 +29,7 @@ def find_output_dir(cfg: CfgNode) -> str:
 
 def resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     """Return the config of an evaluation in its own folder: with ``resume``, of the newest checkpoint."""
+    from .config import load_config
     from .training import checkpoints
     from .weights.load import check_same_weights
 

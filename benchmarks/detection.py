@@ -7,13 +7,14 @@ import gc
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from tabulate import tabulate
 from torch import nn
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from benchmarks.measure import measure_peak_mib, time_rounds
 from pretrain.common import distributed
@@ -74,6 +75,8 @@ def build_step(
     model = engine.build_model(torch.device(cfg.MODEL.DEVICE)).train()
     if engine_name == "detectron2":
         batches = [_convert_to_detectron2(batch) for batch in batches]
+    if engine.pin_memory:
+        batches = cast(Any, pin_memory(batches))
     precision = choose_precision(cfg, torch.device(cfg.MODEL.DEVICE))
     cycle = itertools.cycle(batches)
     unread: deque[AsyncHostCopy] = deque()

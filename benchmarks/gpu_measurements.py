@@ -20,7 +20,7 @@ from benchmarks.measure import count_synchronizations, count_work, find_peak
 from benchmarks.reading import write_images
 from benchmarks.views import encode_photo
 from pretrain.common import distributed
-from pretrain.common.device import set_float32_precision
+from pretrain.common.device import is_out_of_memory, set_float32_precision
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -62,8 +62,9 @@ def measure_pretraining(recipe: str, form: Form, words: tuple[str, ...], seconds
     """Measure a recipe's step and its work: FLOPs of the convolutions, bytes that its kernels read and write."""
     _prepare(form)
     eager = tuple(word for word in form.overrides if word not in ("SOLVER.COMPILE", "True"))
-    flops, moved = count_work(_build_pretraining_step(recipe, (*words, *eager))[0])
-    step, images, view_bytes = _build_pretraining_step(recipe, (*words, *form.overrides))
+    flops, moved = count_work(build_pretraining_step(recipe, (*words, *eager))[0])
+    _free_memory()
+    step, images, view_bytes = build_pretraining_step(recipe, (*words, *form.overrides))
     result = _measure_steps(step, images, seconds)
     peak = find_peak(torch.cuda.get_device_name(), form.precision) if torch.cuda.is_available() else None
     fraction = flops / (result["milliseconds"] / 1e3) / peak if peak else None
@@ -80,13 +81,20 @@ def measure_memory(recipe: str, form: Form, words: tuple[str, ...], batch_sizes:
     for images in batch_sizes:
         batch_size = ("SOLVER.IMS_PER_BATCH", str(images))
         try:
-            result = _measure_steps(*_build_pretraining_step(recipe, (*words, *batch_size, *form.overrides))[:2], 0.0)
-        except torch.OutOfMemoryError:
+            result = _measure_steps(*build_pretraining_step(recipe, (*words, *batch_size, *form.overrides))[:2], 0.0)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             break
         peaks[str(images)] = result["peak_mib"]
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free_memory()
     return {"peak_mib_by_images": peaks}
+
+
+def _free_memory() -> None:
+    """Give the memory of an earlier step back to the device, so that it is not counted with the next one's."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _prepare(form: Form) -> None:
@@ -95,8 +103,16 @@ def _prepare(form: Form) -> None:
         pretraining.choose_memory_format = lambda *_: form.memory_format
 
 
-def _build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callable[[], object], int, int]:
-    """Return a step that trains on views in the host's memory, the number of its images, and the bytes of its views."""
+def build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callable[[], object], int, int]:
+    """Build what one step of a recipe on one device runs, on views of noise that lie in the host's memory.
+
+    Args:
+        recipe: the name of a file in configs/pretrain.
+        words: overrides, as on the command line.
+
+    Returns:
+        A function that runs the step, the number of its images, and the bytes of its views.
+    """
     cfg = load_config(ROOT / f"configs/pretrain/{recipe}.yaml", list(words))
     device = distributed.init_process_group()
     size = cfg.VIEWS.IMAGE_SIZE
@@ -181,7 +197,7 @@ def measure_ceilings(side: int, mib: int) -> dict[str, Any]:
     products = {}
     for precision, dtype in dtypes.items():
         set_float32_precision("highest" if precision == "float32" else "high")
-        a = torch.ones(side, side, dtype=dtype, device=device)
+        a = torch.randn(side, side, dtype=dtype, device=device)  # a product of equal numbers takes less power and time
         products[precision] = 2e-12 * side**3 / _time_rounds(functools.partial(torch.mm, a, a))
     return {**result, "product_tflops": products}
 

@@ -13,6 +13,7 @@ import torch
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common import distributed
+from pretrain.common.device import check_bfloat16
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, remove
@@ -153,7 +154,7 @@ class Trainer:
         """
         self.read_losses()
         line = {key: statistics.median(step[key] for step in self.window if key in step) for key in self.window[-1]}
-        peaks = take_memory_peaks()
+        peaks = take_memory_peaks(self.device)
         maxima = torch.tensor([*(step["data_time"] for step in self.window), *peaks.values()], device=self.device)
         maxima = distributed.gather(maxima[None]).amax(0).tolist()
         waited = maxima[: len(self.window)]
@@ -268,10 +269,15 @@ class Trainer:
 
 
 def choose_precision(cfg: Any, device: torch.device) -> torch.dtype | None:
-    """Return the data type of the forward pass; None for float32."""
+    """Return the data type of the forward pass; None for float32.
+
+    Raises:
+        UserError: the device cannot compute in it.
+    """
     if not cfg.SOLVER.AMP.ENABLED:
         return None
     if cfg.SOLVER.BF16:
+        check_bfloat16(device.type, "set SOLVER.BF16 False or SOLVER.AMP.ENABLED False")
         return torch.bfloat16
     if device.type != "cuda":
         problem = "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device"

@@ -48,7 +48,11 @@ def choose_gpu() -> torch.device:
         limit = count_noun(count, "process", "processes")
         raise UserError(f"local rank {local_rank} sees {count_noun(count, 'GPU')}; start at most {limit} per machine")
     device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        remedy = "nvidia-smi shows who uses it; CUDA_VISIBLE_DEVICES chooses another one"
+        raise UserError(f"GPU {device.index} cannot be used ({first_line(error)}); {remedy}") from error
     return device
 
 
@@ -65,9 +69,30 @@ def check_gpu_is_own(device: torch.device, store: dist.Store, rank: int, world_s
 
 
 def autocast(amp: str, device_type: str) -> torch.autocast:
-    """Return the context of SOLVER.AMP's precision: none | bf16 | fp16 (for GPUs without bf16)."""
+    """Return the context of SOLVER.AMP's precision: none | bf16 | fp16 (for GPUs without bf16).
+
+    Raises:
+        UserError: the GPU has no bf16.
+    """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    if dtype == torch.bfloat16:
+        check_bfloat16(device_type, "set SOLVER.AMP fp16 or none")
     return torch.autocast(device_type, dtype, enabled=dtype is not None)
+
+
+def check_bfloat16(device_type: str, remedy: str) -> None:
+    """Raise UserError if this process's GPU has no bfloat16: torch emulates some of it, and cuDNN no convolution."""
+    if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name()
+        raise UserError(f"{name} has no bfloat16, which GPUs have from compute capability 8.0 (A100) on; {remedy}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch, CUDA, one of its libraries or NCCL raised ``error`` because memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error)
+    return any(phrase in text for phrase in ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED"))
 
 
 def choose_memory_format(amp: str, device_type: str) -> torch.memory_format:

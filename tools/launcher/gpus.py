@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pretrain.common.errors import UserError
 # Without these, torch finds no GPU. NVIDIA's device files do not tell: the first program on the GPU may create them.
 NVIDIA_DRIVER = "libcuda.so.1"
 AMD_DEVICE = "/dev/kfd"
+_NO_GPU = ("", "-1", "NoDevFiles")  # the last one is SLURM's in a job without GPUs
 
 
 def list_visible_gpus() -> list[str]:
@@ -18,7 +20,8 @@ def list_visible_gpus() -> list[str]:
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return [str(index) for index in range(_count_devices())]
-    return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
+    # CUDA ignores the names that follow one that no GPU has.
+    return [*itertools.takewhile(lambda name: name not in _NO_GPU, map(str.strip, names.split(",")))]
 
 
 def name_visible_gpu() -> str:

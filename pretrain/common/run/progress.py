@@ -110,11 +110,14 @@ class Progress:
         self._cleanup.close()
 
 
-def take_memory_peaks() -> dict[str, float]:
-    """Return the peaks of this rank's GPU memory (MiB) since the last call; an empty dict if it uses no GPU."""
-    allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    if not allocated:
+def take_memory_peaks(device: torch.device) -> dict[str, float]:
+    """Return the peaks of a run's GPU memory (MiB) since the last call; an empty dict if its ``device`` is the CPU.
+
+    What torch has allocated does not tell: a run on the CPU may follow one on the GPU in the same process.
+    """
+    if device.type != "cuda":
         return {}
+    allocated = torch.cuda.max_memory_allocated()
     reserved = torch.cuda.max_memory_reserved()  # with the allocator's free blocks
     torch.cuda.reset_peak_memory_stats()
     return {"max_memory_mib": allocated / 2**20, "max_reserved_mib": reserved / 2**20}
@@ -132,8 +135,9 @@ def reduce_metrics(
         The means over the global batch, the seconds that the slowest rank waited for its data, and the largest of all
         ranks' memory peaks.
     """
-    peaks = take_memory_peaks()
-    maxima = torch.tensor([seconds_waited, *peaks.values()], device=next(iter(values.values())).device)
+    device = next(iter(values.values())).device
+    peaks = take_memory_peaks(device)
+    maxima = torch.tensor([seconds_waited, *peaks.values()], device=device)
     row = torch.cat([maxima, torch.stack([value.float() for value in values.values()])])
     columns = list(zip(*distributed.gather(row[None]).tolist(), strict=True))
     waited, *largest = (max(column) for column in columns[: len(maxima)])

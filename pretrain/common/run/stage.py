@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import distributed
-from ..device import describe, set_float32_precision
+from ..device import describe, is_out_of_memory, set_float32_precision
 from ..distributed import AgreedStop, on_first_rank, rank
 from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
@@ -107,13 +107,26 @@ def translate_torch_errors(less_memory: str = "") -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = first_line(error)
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            remedy = less_memory or "use smaller images"
-            raise UserError(f"memory ran out: {text}; {remedy}, or lower DATALOADER.NUM_WORKERS") from error
+        if is_out_of_memory(error):
+            raise UserError(_describe_lack_of_memory(error, less_memory or "use smaller images")) from error
+        if "Failed to find C compiler" in str(error):  # Triton's, which torch.compile calls
+            remedy = "install gcc and Python's header files (python3-dev), or set SOLVER.COMPILE False"
+            raise UserError(f"torch.compile found no C compiler; {remedy}") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             remedy = "its own output shows the cause; run again to resume"
             raise ProcessLost(f"another process of this run has ended or hangs ({text}); {remedy}") from error
         raise
+
+
+def _describe_lack_of_memory(error: BaseException, remedy: str) -> str:
+    """Describe an error of `is_out_of_memory` by its line that says so; NCCL's is the last of several.
+
+    Args:
+        remedy: which keys to set for the memory of the device to suffice.
+    """
+    line = next((line for line in str(error).splitlines() if "memory" in line), first_line(error))
+    is_on_host = isinstance(error, MemoryError) or "can't allocate memory" in line or "pin memory" in line
+    return f"memory ran out: {line}; {remedy}{', or lower DATALOADER.NUM_WORKERS' if is_on_host else ''}"
 
 
 @contextlib.contextmanager

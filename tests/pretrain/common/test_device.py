@@ -8,18 +8,38 @@ import torch
 
 from pretrain import train
 from pretrain.common import device
-from pretrain.common.device import check_gpu_is_own, choose_memory_format, set_float32_precision
+from pretrain.common.device import autocast, check_gpu_is_own, choose_memory_format, set_float32_precision
 from pretrain.common.run import stage
 from pretrain.config import load_config
 from pretrain.probe import features, knn
 from pretrain.probe.protocol import build_protocol
 from tests.errors import refused
+from transfer.trainer import choose_precision
 
 
 def test_half_precision_on_gpus_is_channels_last() -> None:
     cases = [("bf16", "cuda"), ("fp16", "cuda"), ("none", "cuda"), ("bf16", "cpu")]
     expected = [torch.channels_last] * 2 + [torch.contiguous_format] * 2
     assert [choose_memory_format(*case) for case in cases] == expected
+
+
+def _choose_bf16(stage_name: str) -> object:
+    if stage_name == "pretrain":
+        return autocast("bf16", "cuda")
+    amp = SimpleNamespace(AMP=SimpleNamespace(ENABLED=True), BF16=True)
+    return choose_precision(SimpleNamespace(SOLVER=amp), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("stage_name", "remedy"), [("pretrain", "SOLVER.AMP fp16"), ("transfer", "SOLVER.BF16 False")])
+def test_bf16_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch, stage_name: str, remedy: str) -> None:
+    """Torch says that a V100 supports bfloat16, because it emulates some operations; cuDNN has no convolution."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=7, minor=0))
+    refused(lambda: _choose_bf16(stage_name), "Tesla V100-SXM2-16GB has no bfloat16", remedy)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=9, minor=0))
+    assert _choose_bf16(stage_name)
 
 
 def _meet_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]]) -> None:

@@ -40,6 +40,15 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
     assert distributed.init_process_group("cpu") == torch.device("cpu")
 
 
+def test_a_gpu_that_another_process_holds_is_one_line(monkeypatch):
+    busy = mock.Mock(side_effect=RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", busy)
+    says = ("GPU 0 cannot be used (CUDA error", "busy or unavailable); nvidia-smi", "CUDA_VISIBLE_DEVICES")
+    refused(lambda: distributed.init_process_group("auto"), *says)
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from pretrain.common import images
 from tests.errors import refused
@@ -34,6 +37,32 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(images: Path, whole: Path, 
         refused(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2"), *says)
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     assert_same_end(tmp_path / "run", whole)
+
+
+def test_a_thread_that_pins_batches_changes_nothing(images: Path, whole: Path, tmp_path: Path, monkeypatch):
+    """On a GPU, torch copies the workers' batches in another thread; the memory is ordinary here."""
+    pinned: list[tuple[int, ...]] = []
+    construct = DataLoader.__init__
+
+    def construct_pinning(self: DataLoader, *args: Any, **options: Any) -> None:
+        construct(self, *args, **options | {"pin_memory": True})
+
+    def pin(x: torch.Tensor, device: Any = None) -> torch.Tensor:
+        pinned.append(tuple(x.shape))
+        return x.clone()
+
+    monkeypatch.setattr(DataLoader, "__init__", construct_pinning)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    with pytest.MonkeyPatch.context() as changed:
+        _during_the_second_epoch(changed, tmp_path / "reads", DEATHS["killed"][0])
+        refused(lambda: run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2"), *DEATHS["killed"][1])
+    run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
+    assert_same_end(tmp_path / "run", whole)
+    assert len({shape for shape in pinned if len(shape) == 5}) == 1  # views
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting a small /dev/shm needs root")

@@ -40,9 +40,8 @@ def _two_ranks() -> None:
     rank = distributed.rank()
     loss = torch.tensor((1.0, 2.0)[rank])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "pretrain.common.run.progress.take_memory_peaks", lambda: {"max_memory_mib": (700.5, 300.0)[rank]}
-        )
+        peaks = {"max_memory_mib": (700.5, 300.0)[rank]}
+        patch.setattr("pretrain.common.run.progress.take_memory_peaks", lambda device: peaks)
         values, waited, memory = reduce_metrics({"loss": loss, "x": 2 * loss}, (0.5, 2.0)[rank])
     assert values == {"loss": 1.5, "x": 3.0} and waited == 2.0 and memory == {"max_memory_mib": 700.5}
 
@@ -55,11 +54,9 @@ def test_logged_numbers_are_those_of_the_global_batch():
 
 def test_each_line_has_the_memory_peaks_since_the_previous_one(monkeypatch):
     peak = [3 * 2**20]
-    for name, result in [("is_available", True), ("max_memory_reserved", 5 * 2**20)]:
-        monkeypatch.setattr(torch.cuda, name, lambda result=result: result)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5 * 2**20)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 2**20))
-    assert take_memory_peaks() == {"max_memory_mib": 3.0, "max_reserved_mib": 5.0}
-    assert take_memory_peaks()["max_memory_mib"] == 1.0
-    peak[0] = 0  # a run on the CPU of a machine that has a GPU
-    assert take_memory_peaks() == {}
+    assert take_memory_peaks(torch.device("cuda:0")) == {"max_memory_mib": 3.0, "max_reserved_mib": 5.0}
+    assert take_memory_peaks(torch.device("cuda:0"))["max_memory_mib"] == 1.0
+    assert take_memory_peaks(torch.device("cpu")) == {}  # although an earlier run of this process used the GPU

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -62,13 +63,48 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     refused(lambda: stage("other", tmp_path, RunContext()).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR")
 
 
-@pytest.mark.parametrize(("less_memory", "remedy"), [("lower A.SIZE", "lower A.SIZE"), ("", "use smaller images")])
-def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(less_memory: str, remedy: str) -> None:
-    def fail() -> None:
-        with translate_torch_errors(less_memory):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+def _translate(error: Exception, less_memory: str) -> NoReturn:
+    with translate_torch_errors(less_memory):
+        raise error
+    raise AssertionError
 
-    refused(fail, "2 GiB", "DATALOADER.NUM_WORKERS", remedy)
+
+NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+PINNED = "Caught AcceleratorError in pin memory thread for device 0.\nTraceback\nCUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"), "CUDA out of memory. Tried"),
+        (torch.AcceleratorError("CUDA error: out of memory\nmore"), "CUDA error: out of memory;"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
+        (dist.DistBackendError(NCCL), "Cuda failure 2 'out of memory';"),
+    ],
+)
+def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caching allocator has an error of its own, but CUDA's libraries allocate memory as well."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for less_memory, remedy in (("lower A.SIZE", "lower A.SIZE"), ("", "use smaller images")):
+        with pytest.raises(UserError) as caught:
+            _translate(error, less_memory)
+        assert str(caught.value).startswith("memory ran out: ") and line in str(caught.value)
+        assert str(caught.value).endswith(f"; {remedy}")  # fewer loader workers would not help
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError(PINNED)],
+)
+def test_a_machine_whose_memory_runs_out_is_one_line_with_the_remedy(error: Exception) -> None:
+    refused(lambda: _translate(error, "lower A.SIZE"), "memory ran out: ", "; lower A.SIZE, or lower DATALOADER.NUM_")
+
+
+def test_a_machine_without_a_compiler_is_one_line() -> None:
+    error = RuntimeError("RuntimeError: Failed to find C compiler. Please specify via CC environment variable\nmore")
+    refused(lambda: _translate(error, ""), "found no C compiler; install gcc", "SOLVER.COMPILE False")
 
 
 HANGING = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,11 +73,14 @@ def start_pipeline(args: argparse.Namespace) -> int:
 
 
 def start_paper(args: argparse.Namespace) -> int:
-    from .graphs.paper_pipeline import write_pipeline
+    from .graphs.paper_pipeline import describe_foreign_table, write_pipeline
     from .graphs.pipeline import load_pipeline
 
+    note = describe_foreign_table(args.file)
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
         file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
+        if note:
+            print(note, file=sys.stderr)
         return _start_or_show(load_pipeline(str(file), args.output), args)
 
 

@@ -15,7 +15,7 @@ from pretrain.common.config.yaml_io import flatten, merge
 from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
-from tools.launcher.graphs.paper_pipeline import read_table
+from tools.launcher.graphs.paper_pipeline import FOLDER, read_table
 from tools.stages.completion import find_kind
 from transfer.config import load_config
 
@@ -25,9 +25,7 @@ from .protocols import normalize_detector_protocol, normalize_protocol
 from .runs import TASK_NAMES, DetectorScore, Score
 from .seeds.statistics import format_mean
 
-FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
-_DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
 _METRICS = ("top1", "top5", "AP", "AP50", "AP75")  # columns of the published tables
 Candidate = tuple[str, Mapping[str, str], list[str]]  # table, row, and how a score differs from its recipes
 
@@ -59,7 +57,7 @@ def find_published(score: Score) -> Verdict:
 def compare_with_linear_rows(score: Score) -> Iterator[Candidate]:
     """Yield the rows of the score's method, architecture and data."""
     config = score.origin.config
-    for table, row in _list_rows(FOLDER.glob("*_linear.csv")):
+    for table, row in _list_rows("linear"):
         if not (row["pretrain"] and row["top1"]):
             continue
         recipe = _load_pretrain_recipe(row["pretrain"], row["overrides"])
@@ -73,7 +71,7 @@ def compare_with_linear_rows(score: Score) -> Iterator[Candidate]:
 
 def compare_with_detection_rows(score: DetectorScore) -> Iterator[Candidate]:
     """Yield the rows of the score's initialization, backbone and data, and of the task reported for its detector."""
-    for table, row in _list_rows(_DETECTION):
+    for table, row in _list_rows("recipe"):
         is_task = row["AP"] and row["task"] == TASKS[score.detector]
         if not is_task or not _is_initialized_from(score.origin, row["pretrain"]):
             continue
@@ -87,7 +85,7 @@ def compare_with_detection_rows(score: DetectorScore) -> Iterator[Candidate]:
 
 def read_rows(name: str) -> list[dict[str, str]]:
     """Return all rows of the published table with this name, as they are in verdicts."""
-    return [row for table, row in _list_rows(FOLDER.glob("*.csv")) if table == name]
+    return [row for table, row in _list_rows() if table == name]
 
 
 def _is_initialized_from(origin: Origin, pretrain: str) -> bool:
@@ -118,10 +116,10 @@ def _format_value(value: Any) -> str:
     return str(value) if isinstance(value, str) and value else json.dumps(value)
 
 
-def _list_rows(files: Iterable[Path]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row of published tables with the table's name."""
-    for table, rows in map(read_table, sorted(files)):
-        yield from ((table, row) for row in rows)
+def _list_rows(column: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each row with the table's name of the published tables that have a ``column`` (default: of all)."""
+    for table, rows in map(read_table, sorted(FOLDER.glob("*.csv"))):
+        yield from ((table, row) for row in rows if not column or column in row)
 
 
 @functools.cache

@@ -5,7 +5,9 @@ share pretraining runs. All tables share runs/papers, so a pretraining run that 
 """
 
 import csv
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import yaml
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
+from tools import ROOT
 
+FOLDER = ROOT / "configs" / "papers"  # of the tables whose numbers reports show
 _WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # for rows whose `pretrain` is not a recipe
 Row = dict[str, str]
 
@@ -23,6 +27,14 @@ def read_table(file: Path) -> tuple[str, list[Row]]:
     lines = file.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if line[0] != "#")
     return lines[0].removeprefix("# ").partition(":")[0], list(rows)
+
+
+def describe_foreign_table(table: str) -> str:
+    """Return what a user should know of a table that reports do not read; an empty text for the other tables."""
+    if Path(table).resolve().parent == FOLDER:
+        return ""
+    problem = f"{table} is not in {FOLDER}, so reports will not show its numbers next to those of its runs"
+    return f"{problem}; copy it there to compare them"
 
 
 def write_pipeline(table: str, text: str, folder: Path) -> Path:
@@ -42,30 +54,34 @@ def write_pipeline(table: str, text: str, folder: Path) -> Path:
 
 def _plan_probes(rows: list[Row]) -> dict[str, Any]:
     branches: dict[str, Any] = {}
-    for row in rows:
+    for row, seed in _list_runs(rows):
         words = row["overrides"].split()
         changed = [f"{key.split('.')[-1].lower()}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
-        for seed in _list_seeds(row):
-            name = "_".join([Path(row["pretrain"]).stem, *changed, *([f"seed={seed}"] if seed else [])])
-            name = re.sub(r"[^A-Za-z0-9._+=-]", "", name)
-            overrides = [*words, "SEED", seed] if seed else words
-            branch = {"PRETRAIN": row["pretrain"], "OVERRIDES": overrides, "LINEAR": [row["linear"]]}
-            if branches.setdefault(name, branch) != branch:
-                raise UserError(f"rows share the output folder {name}; run them separately with --rows and --output")
+        name = "_".join([Path(row["pretrain"]).stem, *changed, *([f"seed={seed}"] if seed else [])])
+        name = re.sub(r"[^A-Za-z0-9._+=-]", "", name)
+        overrides = [*words, "SEED", seed] if seed else words
+        branch = {"PRETRAIN": row["pretrain"], "OVERRIDES": overrides, "LINEAR": [row["linear"]]}
+        if branches.setdefault(name, branch) != branch:
+            raise UserError(f"rows share the output folder {name}; run them separately with --rows and --output")
     return {"BRANCHES": branches}
 
 
 def _plan_detectors(rows: list[Row]) -> dict[str, Any]:
     branches: dict[str, Any] = {}
-    for row in rows:
+    for row, seed in _list_runs(rows):
         pretrain = row["pretrain"]
         initialization = {"WEIGHTS": _WEIGHTS[pretrain]} if pretrain in _WEIGHTS else {"PRETRAIN": pretrain}
         branch = branches.setdefault(Path(pretrain).stem, {**initialization, "TRANSFER": {}})
-        for seed in _list_seeds(row):
-            name = Path(row["recipe"]).stem + (f"_seed={seed}" if seed else "")
-            overrides = [*row["overrides"].split(), *(["SEED", seed] if seed else [])]
-            branch["TRANSFER"][name] = {"CONFIG": row["recipe"], "OVERRIDES": overrides}
+        name = Path(row["recipe"]).stem + (f"_seed={seed}" if seed else "")
+        overrides = [*row["overrides"].split(), *(["SEED", seed] if seed else [])]
+        branch["TRANSFER"][name] = {"CONFIG": row["recipe"], "OVERRIDES": overrides}
     return {"BRANCHES": branches, "ENGINE": "detectron2"}
+
+
+def _list_runs(rows: list[Row]) -> Iterator[tuple[Row, str]]:
+    """Yield rows and seeds, the first seed of every row first: an interrupted table then has numbers in all rows."""
+    for seeds in itertools.zip_longest(*map(_list_seeds, rows)):
+        yield from ((row, seed) for row, seed in zip(rows, seeds, strict=True) if seed is not None)
 
 
 def _list_seeds(row: Row) -> list[str]:

@@ -1,5 +1,7 @@
 """A table of configs/papers as a plan: each row with a recipe has stages, which are compared with it."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,24 @@ def test_a_row_is_a_pretraining_per_seed_with_its_probe(
     assert set(stages) == trained | {key.replace("/pretrain", "/linear") for key in trained}
     if table != "jcl_table1_linear":  # its probe has its own file
         assert top1 <= {published_top1(stages[key].config) for key in trained}
+
+
+def test_the_first_seed_of_every_row_comes_first(tmp_path: Path) -> None:
+    """An hour of a GPU then trains one of each, not five of the first."""
+    order = [
+        key.split("_100ep_")[1] for key in stages_of("tcl_tables_linear", tmp_path, "fashion") if "pretrain" in key
+    ]
+    seeds = [number for name in order for number in re.findall(r"seed=(\d)", name)]
+    assert next(name for name in order if "epochs" not in name) == "name=supcon_k1=1.0_seed=1/pretrain"
+    assert seeds == sorted(seeds) and len(seeds) == 10
+
+
+def test_a_table_that_reports_do_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = shutil.copy(PAPERS / "tcl_tables_linear.csv", tmp_path)
+    for file, is_named in ((table, True), ("configs/papers/tcl_tables_linear.csv", False)):
+        assert launch.main(["paper", str(file), "--rows", "fashion", "--cluster", "local", "--dry-run"]) == 0
+        notes = [line for line in capsys.readouterr().err.splitlines() if "reports will not show its numbers" in line]
+        assert len(notes) == is_named and all(f"{file} is not in " in line for line in notes)
 
 
 def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_row_names(tmp_path: Path) -> None:

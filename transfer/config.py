@@ -103,11 +103,12 @@ def list_tasks(cfg: CfgNode) -> list[str]:
 
 def list_unsupported(cfg: CfgNode) -> dict[str, str]:
     """Describe each key that the torchvision engine cannot honor: its value, and what the engine supports."""
+    places = yaml_io.list_places(cfg)
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     supported = {row.name: row.torchvision for row in KEYS.values() if row.torchvision}
     supported["MODEL.RESNETS.RES2_OUT_CHANNELS"] = (64 if cfg.MODEL.RESNETS.DEPTH in (18, 34) else 256,)
     return {
-        key: f"{key} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
+        key: f"{key}{places.get(key, '')} is {values[key]!r} (supported: {', '.join(map(repr, choices))})"
         for key, choices in supported.items()
         if values[key] not in choices
     }
@@ -168,6 +169,7 @@ def check_ranges(cfg: CfgNode) -> None:
     Raises:
         UserError: a key is out of its range or has a list of another form, or there is not one sigma per keypoint.
     """
+    places = yaml_io.list_places(cfg)
     _check_lists(cfg)
     _check_expected_results(cfg)
     is_rotated = "Rotated" in cfg.MODEL.ANCHOR_GENERATOR.NAME
@@ -178,11 +180,11 @@ def check_ranges(cfg: CfgNode) -> None:
             continue
         value = get(cfg, key)
         if has_standard_inputs and key.endswith(_FIXED_LENGTH) and len(value) != len(row.default):
-            raise UserError(f"{key} is {list(value)}; it must be {len(row.default)} numbers")
+            raise UserError(f"{key}{places.get(key, '')} is {list(value)}; it must be {len(row.default)} numbers")
         if cfg.INPUT.MAPPER and key.startswith("MODEL.PIXEL_"):  # its images may have other values
             continue
         for number in _list_numbers(value):
-            row.limits.check(key, number)
+            row.limits.check(key + places.get(key, ""), number)
     box_head = cfg.MODEL.ROI_BOX_HEAD
     if box_head.NAME == "FastRCNNConvFCHead" and not (box_head.NUM_FC or box_head.NUM_CONV):
         raise UserError("MODEL.ROI_BOX_HEAD.NUM_FC and NUM_CONV are 0, which is no layer; set NUM_FC 2, or NUM_CONV 1")

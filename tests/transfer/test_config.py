@@ -8,7 +8,9 @@ import pytest
 from pretrain.common.config.yaml_io import flatten
 from tests.errors import refused
 from tests.transfer import tiny_coco
+from tools.stages.transfer import Transfer
 from transfer import config
+from transfer.api import prepare
 from transfer.keys import KEYS
 
 
@@ -34,6 +36,28 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
         unsupported = config.list_unsupported(changed(good, key, "nonsense"))
         assert key in unsupported
         assert "nonsense" in unsupported[key] and str(supported) in unsupported[key]
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_errors_name_the_file_that_sets_a_key(tmp_path: Path, is_launched: bool) -> None:
+    """It is often a _BASE_ that the user has not written; the launcher passes a config on as text."""
+    base = tmp_path / "base.yaml"
+    recipe = tmp_path / "recipe.yaml"
+    base.write_text(f"_BASE_: {tiny_coco.BASE}\nMODEL: {{FPN: {{FUSE_TYPE: mean, NORM: LN}}}}\n")
+    recipe.write_text("_BASE_: base.yaml\n")
+
+    def check(*words: str) -> None:
+        words = ("OUTPUT_DIR", str(tmp_path / "run"), "DATASETS.TEST", "()", *words)
+        if is_launched:
+            Transfer.load(Transfer.Options(str(recipe), "torchvision"), words).check(1, starts_later=False)
+        else:
+            prepare(config.load_config(recipe, words), "torchvision")
+
+    refused(check, f"MODEL.FPN.FUSE_TYPE in {base} is 'mean' (supp", f"MODEL.FPN.NORM in {base} is 'LN' (supp")
+    fuse_type = refused(lambda: check("MODEL.FPN.FUSE_TYPE", "max"), "MODEL.FPN.FUSE_TYPE is 'max' (supported: ")
+    assert f"MODEL.FPN.NORM in {base} is 'LN'" in fuse_type
+    base.write_text(base.read_text() + "SOLVER: {MOMENTUM: 1.5}\n")
+    refused(check, f"SOLVER.MOMENTUM in {base} is 1.5", "at most 1")
 
 
 REFUSALS = [  # a key of each kind of check, its value, and what else the error names

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from pretrain.common.config import yaml_io
 from pretrain.common.config.keys import Key, Keys
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import RunContext
@@ -58,7 +59,9 @@ class Transfer(Stage):
         output = Path(cfg.OUTPUT_DIR if is_named else f"runs/{Path(options.config_file).stem}").absolute()
         weights = cfg.MODEL.WEIGHTS
         inputs = {weights: ""} if weights and "://" not in weights else {}
-        return cls(str(cls.place(output)), replace(options, engine=engine), fine_tuning.dump(cfg), inputs)
+        stage = cls(str(cls.place(output)), replace(options, engine=engine), fine_tuning.dump(cfg), inputs)
+        yaml_io.copy_places(cfg, stage.cfg)
+        return stage
 
     @classmethod
     def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:

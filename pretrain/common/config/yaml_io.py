@@ -1,7 +1,7 @@
 """Both stages' config language: Detectron2's YAML with `_BASE_` and `KEY VALUE` overrides, on fvcore's CfgNode."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ _REASONS = {
     UnicodeDecodeError: "save it as UTF-8",
     **dict.fromkeys((AttributeError, TypeError), "it is empty or a list, or _BASE_ is not a file's name"),
 }
+_PLACES = "__places__"  # among a config's attributes, where yacs keeps what it knows of one
 # libyaml's, where PyYAML was built with it.
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -145,7 +146,19 @@ def merge(cfg: CfgNode, keys: Keys, config_file: str | Path | None, overrides: S
         _merge_value(cfg, keys, key, setting.value, setting.where)
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):
         _merge_value(cfg, keys, key, value)
-    return {key: setting.where for key, setting in settings.items()} | dict.fromkeys(overrides[::2], "")
+    places = {key: setting.where for key, setting in settings.items()} | dict.fromkeys(overrides[::2], "")
+    cfg.__dict__[_PLACES] = places  # clones have it, too
+    return places
+
+
+def list_places(cfg: CfgNode) -> Mapping[str, str]:
+    """Return what `merge` has returned for a config or the one that it is a clone of; {} for one that has no files."""
+    return cfg.__dict__.get(_PLACES, {})
+
+
+def copy_places(source: CfgNode, target: CfgNode) -> None:
+    """Let errors about ``target``, which has the values of ``source``, name the files that set them."""
+    target.__dict__[_PLACES] = list_places(source)
 
 
 def _read_file(path: str | Path) -> dict[str, Setting]:

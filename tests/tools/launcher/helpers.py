@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def started(folder: Path, *job_records: dict[str, Any], spec: dict[str, Any] | N
     """Write what the launcher leaves in the folder of a stage for which it has started these jobs."""
     (folder / "launch").mkdir(parents=True)
     spec = spec or {"stage": "knn"}
-    record = {"spec": spec, "options": {}, "jobs": job_records}
+    record = {"spec": spec, "options": asdict(HERE), "jobs": job_records}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
 

@@ -77,7 +77,7 @@ def test_jobs_of_an_earlier_version_are_shown_and_cancelled(version: str, cluste
     (cluster / "queue").write_text("".join(lines))
     assert launch.main(["status", "."]) == 0
     assert capsys.readouterr().out.startswith("5 pending\n")
-    refused(lambda: launch.main(["resume", "knn_asked"]), "job 101 (pending) is already running")
+    refused(lambda: launch.main(["resume", "knn_asked"]), "job 101 is already pending in")
     assert launch.main(["cancel", "."]) == 0
     assert sorted((cluster / "cancelled").read_text().split()) == sorted(job.id for job in jobs)
 

@@ -33,8 +33,9 @@ SCRIPT = "submission.sh"  # in the log folder
 # Meaning of SLURM's reasons for a job here, where the word alone does not say it.
 _WAITS_FOREVER = "it waits forever: cancel it, and resume with another --time or --partition"
 _HOW_TO_RELEASE = " (it is held; once the reason is gone: scontrol release JOB)"
+_NEVER_SATISFIED = "DependencyNeverSatisfied"  # the only one for which SLURM itself cancels a job
 _SLURM_REASONS = {
-    "DependencyNeverSatisfied": " (a job that it waits for has failed)",
+    _NEVER_SATISFIED: " (a job that it waits for has failed)",
     "PartitionTimeLimit": f" (its time limit is above the partition's; {_WAITS_FOREVER})",
     "PartitionNodeLimit": f" (it asks for more nodes than the partition has; {_WAITS_FOREVER})",
     "PartitionConfig": f" (no node of the partition has what it asks for; {_WAITS_FOREVER})",
@@ -129,7 +130,7 @@ class Job:
             raise UserError(f"SLURM is still ending job {self.id} in {self.folder}; try again in a moment")
         if state.is_active:
             remedy = f"wait for it, or: python tools/launch.py cancel {shlex.quote(str(self.folder))}"
-            raise UserError(f"job {self.id} ({state.word.lower()}) is already running in {self.folder}; {remedy}")
+            raise UserError(f"job {self.id} is already {state.word.lower()} in {self.folder}; {remedy}")
         if self.may_be_running(state):
             remedy = f"if you know that it has ended: rm {shlex.quote(str(self.folder / LAUNCH_FILE))}"
             problem = f"job {self.id} may still be running in {self.folder} ({self.explain_unknown()})"
@@ -149,7 +150,7 @@ class Job:
         The text is empty if SLURM knows no reason and the job, or a job of this machine, has not written anything.
         """
         reason = state.reason
-        if state.word == "CANCELLED" and reason not in _SLURM_REASONS:  # it is what the job was waiting for
+        if state.word == "CANCELLED" and reason != _NEVER_SATISFIED:  # it is what the job was waiting for
             reason = ""
         parts = [explain_reason(reason)] if reason else []
         if self.is_slurm:

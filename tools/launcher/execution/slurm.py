@@ -261,12 +261,16 @@ def _query(command: list[str], cluster: str) -> list[_Row] | None:
         word = word.partition(" ")[0]  # of "CANCELLED by 1000"
         if word.endswith("+"):  # a column of sacct was too narrow
             word = next((known for known in _ENDED if known.startswith(word[:-1])), word)
+        reason = "" if reason == "None" else reason
         if word == "COMPLETING":
             word = "FINISHING"
-        elif word not in _ENDED:  # SLURM has many more words for a job that is alive
-            word = "PENDING" if word in _WAITING else "RUNNING"
-        has_reason = word not in ("RUNNING", "FINISHING") and reason not in ("", "None")
-        rows.append(_Row(job_id, JobState(word, reason if has_reason else ""), source))
+            reason = ""
+        elif word in _WAITING:
+            word = "PENDING"
+        elif word not in _ENDED:  # SLURM has many more words for a job that is alive, such as SUSPENDED
+            reason = "" if word == "RUNNING" else word.lower()
+            word = "RUNNING"
+        rows.append(_Row(job_id, JobState(word, reason), source))
     return rows if rows or not lines else None
 
 

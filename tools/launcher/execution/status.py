@@ -155,7 +155,7 @@ def _choose_state(folder: Path, job: Job | None, job_state: JobState, outcome: d
     if job_state.word == "PENDING":
         return "pending", explain_reason(job_state.reason) or reason
     if job_state.is_active:
-        return job_state.word.lower(), reason
+        return job_state.word.lower(), job_state.reason or reason
     end = job.describe_end(job_state) if job else ""
     if state != "complete" and job_state.word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
         return job_state.word.lower(), reason or end

@@ -3,10 +3,11 @@
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pretrain.common.errors import UserError, count_noun
+from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import describe_text, read_start
 from pretrain.common.run.folder import check_no_foreign_files, check_stage_of
 from pretrain.common.run.state import find_working_folder, read_state, read_working_folder
@@ -18,8 +19,9 @@ from tools.stages.registry import build_stage
 from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
-from ..options import JobOptions
-from ..record_files import PIPELINE_FILE, find_launch, read_launch
+from ..execution.slurm import JobState
+from ..options import JobOptions, from_record
+from ..record_files import PIPELINE_FILE, find_launch, read_launch, read_pipeline
 from ..resources import Resources
 from .graph import REPORT, Graph, Node
 
@@ -69,7 +71,9 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
         specs[REPORT] = graph.report
     plan = Plan(missing, {key: options.for_stage(spec) for key, spec in specs.items()})
     folders = {key: Path(spec.folder) for key, spec in specs.items()}
-    last_jobs = wait_for_ending_jobs(folders.values())
+    dropped = _list_dropped_stages(graph)
+    last_jobs = wait_for_ending_jobs([*folders.values(), *dropped.values()])
+    unchanged: list[str] = []
     for key, folder in folders.items():
         try:
             if folder in last_jobs:
@@ -78,6 +82,8 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
                 if may_wait and state.word in ("PENDING", "RUNNING"):
                     if key in plan.missing:
                         _check_same_work(plan.missing[key], job)
+                    if _has_other_resources(specs[key], job, plan.resources[key]):
+                        unchanged.append(key)
                     plan.queued[key] = job.id
                     plan.missing.pop(key, None)
                 else:
@@ -90,14 +96,60 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
                 plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
         except UserError as error:
             plan.errors[key] = str(error)
-    if options.cluster == "slurm" and graph.report:
-        jobs = len(plan.missing) + 1  # the report
-        limit = slurm.read_max_jobs(options.account, options.slurm_cluster)
-        if jobs > limit:
-            plan.warnings.append(
-                f"this submits {count_noun(jobs, 'job')}, but your account may have {limit} in the queue at a time"
-            )
+    if graph.report:
+        queued = [
+            f"{key} (job {last_jobs[path][0].id})" for key, path in dropped.items() if _is_queued(last_jobs, path)
+        ]
+        plan.warnings += _describe_queue(graph, options, len(plan.missing) + 1, unchanged, queued)
     return plan
+
+
+def _list_dropped_stages(graph: Graph) -> dict[str, Path]:
+    """Return the folders of stages, by key, that only the graph has that was started last in the same folder."""
+    file = Path(graph.output) / PIPELINE_FILE
+    if graph.is_single or not file.exists():
+        return {}
+    folders = {node.spec.folder for node in graph.nodes}
+    try:
+        stages = read_pipeline(file).stages
+    except UserError:  # it is damaged, and will be written again
+        return {}
+    return {stage["key"]: Path(stage["folder"]) for stage in stages if stage["folder"] not in folders}
+
+
+def _is_queued(last_jobs: Mapping[Path, tuple[Job, JobState]], folder: Path) -> bool:
+    return folder in last_jobs and last_jobs[folder][0].is_slurm and last_jobs[folder][1].is_active
+
+
+def _has_other_resources(spec: Stage, job: Job, resources: Resources) -> bool:
+    """Return whether a job in the queue was submitted with other resources than it would get now."""
+    submitted = from_record(read_launch(job.folder).options).for_stage(spec)
+    return replace(submitted, request=resources.request) != resources
+
+
+def _describe_queue(graph: Graph, options: JobOptions, jobs: int, unchanged: list[str], queued: list[str]) -> list[str]:
+    """Describe what may surprise the user about the queue.
+
+    Args:
+        jobs: how many will be submitted.
+        unchanged: stages whose jobs wait with other resources.
+        queued: stages of an earlier command that have jobs, but are not part of this one.
+    """
+    warnings: list[str] = []
+    cancel = f"python tools/launch.py cancel {shlex.quote(graph.output)}"
+    if unchanged:
+        names = shorten_list(unchanged)
+        warnings.append(f"the jobs of {names} keep the options that they were submitted with; to change them: {cancel}")
+    if queued:
+        names = shorten_list(queued)
+        warnings.append(
+            f"an earlier command submitted {names}, which this one does not have; cancel what is not needed"
+        )
+    limit = slurm.read_max_jobs(options.account, options.slurm_cluster) if options.cluster == "slurm" else jobs
+    if jobs > limit:
+        text = f"this submits {count_noun(jobs, 'job')}, but your account may have {limit} in the queue at a time"
+        warnings.append(text)
+    return warnings
 
 
 def _check_same_work(node: Node, job: Job) -> None:

@@ -26,7 +26,10 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
     ("squeue", "sacct", "state"),
     [
         ("echo '77|COMPLETING|None|n'", None, "FINISHING"),
-        ("echo '77|RESIZING|None|n'", None, "RUNNING"),
+        ("echo '77|RESIZING|None|n'", None, "RUNNING (resizing)"),
+        ("echo '77|SUSPENDED|None|n'", None, "RUNNING (suspended)"),
+        ("echo '77|CONFIGURING|Prolog|n'", None, "RUNNING (configuring)"),
+        ("echo '77|RUNNING|Prolog|n'", None, "RUNNING"),
         ("echo '77|SPECIAL_EXIT|JobHeldUser|n'", None, "PENDING (JobHeldUser)"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids started again from 1
         ("echo '77|RUNNING|None|n|/l/t/submission.sh'", None, "ENDED"),  # and this user's stages have equal names
@@ -158,7 +161,9 @@ def test_the_last_line_of_a_job_is_its_own_and_not_that_of_srun_or_submitit(tmp_
     job = replace(JOB, folder=tmp_path, logs=str(tmp_path))
     warning = "submitit WARNING (2026-11-26 14:59:24,633) - Bypassing signal SIGCONT"
     (tmp_path / "77_0_log.err").write_text(f"ValueError: odd\n{warning}\nsrun: error: 127.0.1.1: task 0: Killed\n")
-    assert job.describe_end(slurm.JobState("CANCELLED")) == "ValueError: odd"
+    for reason in ("", "Resources", "JobHeldUser", "PartitionTimeLimit"):  # what it was waiting for
+        assert job.describe_end(slurm.JobState("CANCELLED", reason)) == "ValueError: odd"
+    assert "has failed" in job.describe_end(slurm.JobState("CANCELLED", "DependencyNeverSatisfied"))
     refusal = "srun: unrecognized option '--container-image=a'"
     (tmp_path / "77_0_log.err").write_text(f'{refusal}\nTry "srun --help" for more information\n')
     assert job.describe_end(slurm.JobState("FAILED")) == refusal

@@ -67,12 +67,24 @@ def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Pat
     (cluster / "queue").write_text("".join(f"{job.id}|PENDING|None|renamed|{job.script}\n" for job in jobs))
     recorded = (tmp_path / "launch/pipeline.json").read_text()
     assert start_graph(chain(tmp_path), SLURM) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert start_graph(chain(tmp_path), replace(SLURM, partition="short")) == 0
+    cancel = f"python tools/launch.py cancel {tmp_path}"
+    printed = capsys.readouterr().err
+    assert (
+        f"the jobs of a, b, c, report keep the options that they were submitted with; to change them: {cancel}"
+        in printed
+    )
+    (tmp_path / "launch/pipeline.json").write_text(recorded)
     edited = graph_of(tmp_path, Node("a", fake(tmp_path / "a", "count", 3)), *chain(tmp_path).nodes[1:])
     refused(lambda: start_graph(edited, SLURM), "2 of 3 stages")
     printed = capsys.readouterr().err
     assert "a: job 100_0 in the queue does other work (arguments " in printed and "launch.py cancel" in printed
     assert "b: job 101 in the queue does other work (a has changed)" in printed
     assert (tmp_path / "launch/pipeline.json").read_text() == recorded and len(list(cluster.glob("*.script"))) == 3
+    assert start_graph(graph_of(tmp_path, chain(tmp_path).nodes[0]), SLURM) == 0
+    printed = capsys.readouterr().err
+    assert "an earlier command submitted b (job 101), c (job 100_1), which this one does not have; cancel" in printed
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):

@@ -16,6 +16,7 @@ KEY VALUE pairs override the config. A run folder that contains part of the same
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def _build_parser(commands: Commands, chosen: Collection[str]) -> argparse.Argum
 
 def _check_words(args: argparse.Namespace) -> None:
     """Raise UserError for words that the parser left, unless they are KEY VALUE pairs of a command that takes them."""
-    options = [word for word in args.overrides if word.startswith("--")]
+    options = [word for word in args.overrides if re.match("--|-[A-Za-z]", word)]
     if options:
         _refuse_options(options, args)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
@@ -90,7 +91,7 @@ def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
 
     for word in words if hasattr(args, "cluster_file") else ():  # of a command that starts jobs
         option = word.partition("=")[0]
-        replacement = find_replacement(option[2:])
+        replacement = find_replacement(option.lstrip("-"))
         if replacement:
             raise UserError(f"launch.py has no option {option}; {replacement}")
     overrides.check_options(words, args.parser, args.command)

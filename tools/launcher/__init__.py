@@ -7,3 +7,20 @@ MOVED_OPTIONS = {
     "cpu-partition": "write it into the site file, as cpu: {partition: NAME} (docs/tutorials/slurm.md)",
     "detach": "run the command in tmux, or by nohup; jobs of SLURM run without it",
 }
+# What to use instead of sbatch's options where the launcher has its own.
+_GPUS = "use --gpus (in the site file gpus), the number per node"
+_TASKS = "use --tasks (in the site file tasks), the number per node"
+_TIMEOUTS = "use --max-timeouts (in the site file max-timeouts), the number of requeues after time limits"
+OWN_OPTIONS = {
+    "gpus-per-node": _GPUS,
+    "gpus-per-socket": _GPUS,
+    "gpus-per-task": _GPUS,
+    "tres-per-task": _GPUS,
+    "ntasks": _TASKS,
+    "ntasks-per-node": _TASKS,
+    "requeue": _TIMEOUTS,
+    "no-requeue": _TIMEOUTS,
+    "signal": MOVED_OPTIONS["signal-delay"],
+    "array": "stages of a pipeline that wait for no other are an array; --parallel says how many run at once",
+    "job-name": "jobs are named after their folders",
+}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common.errors import UserError, count_noun
 from tools.stages.options import option
 
-from . import MOVED_OPTIONS
+from . import MOVED_OPTIONS, OWN_OPTIONS
 from .gpus import list_visible_gpus
 from .resources import Resources
 from .sbatch import (
@@ -24,7 +24,7 @@ from .sbatch import (
     check_named_nodes,
     check_options,
     check_srun_options,
-    is_option,
+    find_option,
     keep_for_cpus,
     merge_options,
     name_options,
@@ -280,13 +280,18 @@ def _check_slurm_options(options: JobOptions) -> None:
 
 
 def find_replacement(name: str) -> str:
-    """Return what to write instead of an option that was removed, or that only sbatch has; empty for others."""
-    name = name.replace("_", "-")
+    """Return what to write instead of an option that was removed, or that sbatch has; empty for others."""
+    name = name.replace("_", "-") if len(name) > 1 else name
     if name in MOVED_OPTIONS:
         return MOVED_OPTIONS[name]
-    launcher_options = (*SET_BY_LAUNCHER, *(format_option(item.name)[2:] for item in fields(JobOptions)))
-    if is_option(name) and name not in launcher_options:
-        return f"pass it to sbatch: --sbatch {name}=VALUE, or sbatch: {{{name}: VALUE}} in the site file"
+    option = find_option(name)
+    launcher_options = [format_option(item.name)[2:] for item in fields(JobOptions)]
+    if option in OWN_OPTIONS:
+        return OWN_OPTIONS[option]
+    if option in launcher_options:  # some stages' commands do not have it
+        return f"use --{option} (in the site file {option})" if option != name else ""
+    if option and option not in SET_BY_LAUNCHER:
+        return f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
     return ""
 
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 from pretrain.common.errors import UserError, shorten_list
 
+from . import OWN_OPTIONS
+
 # Options that the launcher itself gives to sbatch, for some of which it has its own; the last three submit nothing.
 SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
@@ -121,9 +123,10 @@ def _find_name(name: str, source: str) -> str:
     return candidates[0]
 
 
-def is_option(name: str) -> bool:
-    """Return whether a name is the long one of an option of sbatch."""
-    return name in _LONG
+def find_option(name: str) -> str:
+    """Return the long name of an option of sbatch from any of its names; empty if it has no such option."""
+    name = _ALIASES.get(name, name)
+    return name if name in _LONG else ""
 
 
 def merge_options(*layers: Mapping[str, str]) -> dict[str, str]:
@@ -166,7 +169,7 @@ def check_options(options: Mapping[str, str], source: str, has_gpus: bool) -> No
     """Check that the launcher does not set these options itself."""
     for key, value in options.items():
         is_for_gpus = asks_for_gpus(key, value)
-        hint = "omit it, or use the launcher's own option (launch.py pretrain --help)"
+        hint = OWN_OPTIONS.get(key, "omit it, or use the launcher's own option (launch.py pretrain --help)")
         if is_for_gpus:
             hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
         if key in SET_BY_LAUNCHER or (key in _GPU_REQUESTS and is_for_gpus and has_gpus):

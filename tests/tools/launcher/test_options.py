@@ -69,6 +69,13 @@ def test_a_site_file_whose_target_is_gone_is_refused():
             "qos: long\n",
             "unknown option qos in cluster.yaml; pass it to sbatch: .* sbatch: {qos: VALUE} in the site file",
         ),
+        (
+            "ntasks_per_node: 4\n",
+            r"unknown option ntasks_per_node in cluster.yaml; use --tasks \(in the site file tasks\)",
+        ),
+        ("job-name: a\n", "unknown option job_name in cluster.yaml; jobs are named after their folders"),
+        ("q: long\n", "unknown option q in cluster.yaml; pass it to sbatch: --sbatch qos=VALUE"),
+        ("N: 2\n", r"unknown option N in cluster.yaml; use --nodes \(in the site file nodes\)"),
         ("cpu-partition: a\n", "unknown option cpu_partition in .*cluster.yaml; .* as cpu: {partition: NAME}"),
         ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER.* \(the site file is .*cluster.yaml\)"),
         ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),

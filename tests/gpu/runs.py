@@ -48,11 +48,12 @@ def prepare(backend: str = "") -> None:
 
 
 def share_gpu(patch: pytest.MonkeyPatch, backend: str) -> None:
-    """Let all ranks of this machine compute on its first GPU, and exchange tensors by ``backend``."""
+    """Let all ranks of this machine compute on its first GPU, and exchange tensors by ``backend``: gloo, nccl2."""
     join = dist.init_process_group
+    name = "nccl" if backend == "nccl2" else backend  # the environment chooses between torch's two
 
     def join_by_backend(_: str, *, device_id: torch.device, **options: Any) -> None:
-        join(backend, device_id=device_id if backend == "nccl" else None, **options)
+        join(name, device_id=device_id if name == "nccl" else None, **options)
 
     patch.setattr(distributed, "choose_gpu", lambda: torch.device("cuda", 0))
     patch.setattr(distributed, "check_gpu_is_own", lambda *_, **__: None)

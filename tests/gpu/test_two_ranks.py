@@ -41,12 +41,12 @@ IS_SHARED = DEVICE == "cuda" and torch.cuda.device_count() == 1
 
 
 def list_backends() -> list[str]:
-    """List the backends of two ranks here; torch has two implementations of nccl."""
+    """List the backends of two ranks here; torch has two implementations of nccl, of which 2.15 chooses nccl2."""
     if DEVICE != "cuda":
         return ["gloo"]
     if not IS_SHARED:
         return ["nccl", "nccl2"]
-    return ["gloo", "nccl"] if nccl.version() >= (2, 30) else ["gloo"]
+    return ["gloo", "nccl2"] if nccl.version() >= (2, 30) else ["gloo"]  # which torch 2.15 has, too
 
 
 def _run_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.cuda import nccl
 
+from pretrain.common.gpus import read_output
 from pretrain.common.run.folder import CODE, read_git_state
-from tools.launcher.gpus import read_output
 
 
 def describe_environment(*packages: str) -> dict[str, Any]:

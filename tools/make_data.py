@@ -30,7 +30,8 @@ from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
-from pretrain.common.run.state import read_json_or_empty, shorten_path
+from pretrain.common.run.state import read_json_or_empty
+from pretrain.common.shell import shorten_path
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split, write_subsets

@@ -26,6 +26,7 @@ from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
+from pretrain.common.shell import shorten_path
 from tools.reporting import cost, duplicates, paper_tables
 from tools.reporting.document import Report, render_json, render_markdown, render_section
 from tools.reporting.drawing.figures import draw_figures, draw_maps
@@ -67,7 +68,7 @@ def run(options: ReportStage.Options) -> int:
             with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report, Path(file)) if file in pages else text)
     figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
-    for line in [*figures, *(f"report: {file}" for file in options.output)]:
+    for line in [*figures, *(f"report: {shorten_path(file)}" for file in options.output)]:
         print(escape_control(line), file=sys.stderr if options.json else sys.stdout)
     if report.collection.unreadable and not report.scores:
         raise UserError("no result could be read; the lines under 'Unreadable files' say why")

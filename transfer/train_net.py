@@ -30,6 +30,7 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
+from pretrain.common.gpus import check_visible_gpus
 from pretrain.common.run.state import RunContext
 from transfer import api
 from transfer.config import load_config
@@ -51,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, default="auto", help=text)
     text = "draw the predictions on N test images (default: 0)"
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help=text)
-    text = "start N processes, on the CPU if there is no GPU (default: 1)"
+    text = "use N GPUs, one process each; with MODEL.DEVICE cpu, N processes (default: 1; the CPU if there is no GPU)"
     parser.add_argument("--num-gpus", type=int, default=1, metavar="N", help=text)
     extensions.add_option(parser)
     overrides.add_keys(parser, describe_keys)
@@ -65,6 +66,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def prepare(args: argparse.Namespace) -> api.Run:
     """Return what a command line asks for, checked; see `transfer.api.prepare`."""
     cfg = load_config(args.config_file, args.opts)
+    if args.num_gpus > 1 and cfg.MODEL.DEVICE != "cpu" and "WORLD_SIZE" not in os.environ:  # counting imports torch
+        remedy = "omit --num-gpus to run on the CPU, or set MODEL.DEVICE cpu for that many processes"
+        check_visible_gpus("--num-gpus", args.num_gpus, remedy)
     world_size = int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
     return api.prepare(cfg, args.engine, world_size, **options)

@@ -13,7 +13,7 @@ from .errors import UserError, escape_unprintable, one_line
 from .interrupt import Stopped
 from .logs import log_to_terminal
 from .output import warn
-from .run.state import find_working_folder
+from .shell import find_working_folder
 
 _OUTPUT_ERRORS = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from .errors import escape_control, escape_unprintable
 from .files import make_folder, translate_write_errors
+from .shell import shorten_paths
 
 _PACKAGES = ("pretrain", "transfer", "tools")
+_TIMED = ("[%(asctime)s] %(message)s", "%m/%d %H:%M:%S")
 # Warnings about the libraries' own calls of one another, which a user cannot change: category, module and text.
 _LIBRARY_WARNINGS = (
     (FutureWarning, r"torch\.jit\.", r"`torch\.jit\.script\w*` is deprecated"),  # by fvcore when it is imported
@@ -27,7 +29,7 @@ _LIBRARY_RECORDS = {"torch.fx._symbolic_trace": "is_fx_tracing will return true"
 def log_to_terminal() -> None:
     """Show log lines on standard error, as a command line does outside a run folder; of other ranks, only warnings."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter())
+    handler.setFormatter(_TerminalFormatter())
     is_main = os.environ.get("RANK", "0") == "0"
     _set_handlers([handler], logging.INFO if is_main else logging.WARNING)
 
@@ -40,11 +42,12 @@ def setup_logging(output_dir: str | Path, rank: int = 0) -> None:
     with translate_write_errors(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     escape_unprintable()
+    file.setFormatter(_PrintableFormatter(*_TIMED))
     handlers: list[logging.Handler] = [file]
     if rank == 0:
-        handlers.append(logging.StreamHandler(sys.stdout))
-    for handler in handlers:
-        handler.setFormatter(_PrintableFormatter("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S"))
+        terminal = logging.StreamHandler(sys.stdout)
+        terminal.setFormatter(_TerminalFormatter(*_TIMED))
+        handlers.append(terminal)
     _set_handlers(handlers, logging.INFO if rank == 0 else logging.WARNING)
 
 
@@ -96,3 +99,10 @@ class _PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Escape control characters: names of images and keys come from files."""
         return escape_control(super().format(record))
+
+
+class _TerminalFormatter(_PrintableFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Shorten paths, unless the output of this process goes to a parent, which shortens them for its own folder."""
+        text = super().format(record)
+        return text if "RANK" in os.environ else shorten_paths(text)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .errors import escape_control
+from .shell import shorten_paths
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ class _Output:
 def warn(text: str) -> None:
     """Print to standard error, which may be a file on a full disk."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(shorten_paths(text), file=sys.stderr, flush=True)
 
 
 def strip_control(line: str) -> str:

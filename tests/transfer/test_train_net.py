@@ -68,6 +68,13 @@ def test_a_mistake_in_the_config_ends_the_run_before_it_starts(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+def test_gpus_that_are_not_visible_are_refused_unless_the_cpu_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    train_net.prepare(train_net.parse(words(tmp_path, "torchvision", "--num-gpus", "2")))
+    cuda = words(tmp_path, "torchvision", "--num-gpus", "2", MODEL__DEVICE="cuda")
+    refused(lambda: train_net.prepare(train_net.parse(cuda)), "--num-gpus is 2", "has 1 visible GPU")
+
+
 def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path, converted, monkeypatch):
     shutil.copytree(converted, tmp_path / "weights")
     first = str(tmp_path / "weights/a.pth")

@@ -11,12 +11,11 @@ from pathlib import Path
 from tabulate import tabulate
 
 from pretrain.common.errors import first_line
+from pretrain.common.gpus import read_output
 from pretrain.common.logs import hide_library_warnings
 from pretrain.common.run.folder import count_usable_cores
 from pretrain.data import datasets
 from tools import ROOT, packages
-
-from .gpus import read_output
 
 _GIB = 2**30
 _MIN_FREE_GIB = 20  # the checkpoints of a pretraining run and a detector, R50

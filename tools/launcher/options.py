@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.gpus import check_visible_gpus, list_visible_gpus
 from tools.stages.options import option
 
 from . import MOVED_OPTIONS, OWN_OPTIONS
-from .gpus import list_visible_gpus
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
@@ -259,12 +259,8 @@ def _check(options: JobOptions) -> None:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if isinstance(options.gpus, str):
         raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
-    visible = len(list_visible_gpus()) if options.gpus else 0  # counting imports torch
-    if options.gpus and options.gpus > visible:
-        remedy = f"request at most {visible}" if visible else "omit --gpus to run on CPUs"
-        raise UserError(
-            f"--gpus is {options.gpus}, but this machine has {count_noun(visible, 'visible GPU')}; {remedy}"
-        )
+    if options.gpus:  # counting imports torch
+        check_visible_gpus("--gpus", options.gpus, "omit --gpus to run on the CPU")
 
 
 def _check_slurm_options(options: JobOptions) -> None:

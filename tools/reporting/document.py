@@ -10,7 +10,7 @@ import tabulate
 
 from pretrain.common.errors import escape_control
 from pretrain.common.files import json_text
-from pretrain.common.run.state import shorten_path
+from pretrain.common.shell import shorten_path
 from tools import GUIDE, ROOT
 
 from .files import RunCollection

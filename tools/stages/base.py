@@ -24,7 +24,8 @@ from pretrain import keys
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.files import check_output_path
-from pretrain.common.run.state import RunContext, find_working_folder, read_json_or_empty, read_working_folder
+from pretrain.common.run.state import RunContext, read_json_or_empty, read_working_folder
+from pretrain.common.shell import find_working_folder
 from pretrain.data.names import resolve
 
 from .identity import compute_identity, parse_config
@@ -92,7 +93,7 @@ class Stage:
     feature_map: ClassVar[str] = ""
     may_change: ClassVar[frozenset[Effect]] = frozenset()
     without_effect: ClassVar[frozenset[Effect]] = SAME_RESULT
-    remedy: ClassVar[str] = "set another file"
+    remedy: ClassVar[str] = "put it there, or set another file"
 
     def __post_init__(self) -> None:
         check_output_path(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script

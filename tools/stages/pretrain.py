@@ -14,7 +14,8 @@ from pretrain import config as pretraining
 from pretrain.common.config.keys import Effect
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
-from pretrain.common.run.state import RunContext, read_json_or_empty, shorten_path
+from pretrain.common.run.state import RunContext, read_json_or_empty
+from pretrain.common.shell import shorten_path
 
 from . import recipes
 from .base import Stage

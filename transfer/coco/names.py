@@ -86,7 +86,7 @@ def locate_data_set(name: str, folder: str | Path = "") -> Source:
             raise UserError(f"data set {name!r} must be coco:ANNOTATIONS.json:IMAGE_FOLDER, or the same with :skip_bad")
         annotations = Path(folder, expand(fields[1]))
         images = Path(folder, expand(fields[2]))
-        hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
+        hint = f" of {name!r}; put it there, or set coco:ANNOTATIONS.json:IMAGE_FOLDER in DATASETS"
     elif name in COCO_SPLITS:
         root = Path(folder, os.environ.get("DETECTRON2_DATASETS", "datasets"), "coco")
         split, file = COCO_SPLITS[name]

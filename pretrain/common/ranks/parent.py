@@ -24,6 +24,7 @@ from ..output import strip_control, survive_lost_output
 from ..run.folder import count_usable_cores
 from ..run.lease import read_start_time
 from ..run.state import read_json_or_empty, read_outcome
+from ..shell import shorten_paths
 from .rank import STOP_REASON, STOPPED, build_rank_environment, record_failure
 
 POLL_S = 0.2
@@ -114,7 +115,7 @@ class Ranks:
                 self._shown[path] = offset + len(lines)
                 stream = sys.stderr if path.suffix == ".err" else sys.stdout
                 for line in lines.decode(errors="replace").splitlines():
-                    print(f"{prefix}{strip_control(line)}", file=stream, flush=True)
+                    print(f"{prefix}{shorten_paths(strip_control(line))}", file=stream, flush=True)
 
     def stop(self, now: bool = False) -> None:
         """Ask every rank to stop after the current step and its checkpoint; with ``now``, kill every rank."""

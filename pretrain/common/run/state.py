@@ -6,7 +6,6 @@ started also has the name of its job, its work and the fingerprint of that work.
 """
 
 import contextlib
-import contextvars
 import os
 import socket
 import time
@@ -19,9 +18,7 @@ from typing import Any
 from ..errors import ProcessLost, UserError, one_line
 from ..files import read_json, remove, write_json
 from ..interrupt import Stopped, StopRequest
-
-# The folder of the shell that started this process, where it works in another one (see `enter_folder`).
-_shell_folder: contextvars.ContextVar[str] = contextvars.ContextVar("_shell_folder", default="")
+from ..shell import find_working_folder
 
 
 @dataclass(frozen=True)
@@ -68,31 +65,6 @@ def is_state_of(folder: str | Path, job: str) -> bool:
 def update_state(folder: str | Path, **values: Any) -> None:
     """Change entries of a run folder's state; only the process that claimed the folder, or its job, may do so."""
     write_json(Path(folder) / "state.json", {**read_state(folder), **values, "updated": time.time()})
-
-
-def find_working_folder() -> str:
-    """Return the working folder of this process; it is empty if it has been removed."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return ""
-
-
-def shorten_path(path: str | Path) -> str:
-    """Return a path as the user's shell takes it: relative to its folder if it lies in it, else absolute."""
-    folder = _shell_folder.get() or find_working_folder()
-    absolute = os.path.join(find_working_folder(), path)
-    return os.path.relpath(absolute, folder) if folder and Path(absolute).is_relative_to(folder) else absolute
-
-
-@contextlib.contextmanager
-def enter_folder(folder: str | Path) -> Iterator[None]:
-    """Work in a folder, where relative names are looked up; paths are still shown for the folder of the shell."""
-    token = _shell_folder.set(_shell_folder.get() or find_working_folder() or os.sep)
-    try:
-        with contextlib.chdir(folder):
-            yield
-    finally:
-        _shell_folder.reset(token)
 
 
 @contextlib.contextmanager

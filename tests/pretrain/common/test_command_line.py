@@ -12,6 +12,7 @@ import pytest
 from pretrain.common.command_line import run_command_line
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import Stopped
+from pretrain.common.shell import shorten_path
 from tools import ROOT
 
 
@@ -57,7 +58,9 @@ def test_a_python_that_is_not_the_environments_is_named(
     with pytest.raises(SystemExit) as ended:
         run_command_line(main)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {sys.executable} has no fvcore; run: source .venv/bin/activate")
+    assert capsys.readouterr().err.startswith(
+        f"error: {shorten_path(sys.executable)} has no fvcore; run: source .venv/bin/activate"
+    )
 
 
 PROGRAMS = sorted(

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from pretrain.common import gpus
 from pretrain.common.config.yaml_io import dump
 from pretrain.config import default_config
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
-from tools.launcher import gpus, options, time_limits
+from tools.launcher import options, time_limits
 from tools.launcher.execution.submit import render_script
 from tools.launcher.options import JobOptions, from_record, resolve_options
 from tools.stages.linear import Linear
@@ -245,26 +246,6 @@ def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     assert resolve_options({"cluster": "local"}).sbatch == {}
     monkeypatch.setenv("SLURM_CLUSTERS", "alex,fritz")
     refused(lambda: resolve_options({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
-
-
-def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "torch.py").write_text(
-        "import pathlib\npathlib.Path('asked').open('a').write('x')\n"
-        "class cuda: device_count = staticmethod(lambda: 2)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "NVIDIA_DRIVER", "libc.so.6")
-    gpus._count_devices.cache_clear()
-    assert [gpus.list_visible_gpus(), JobOptions(cluster="local").count_gpus()] == [["0", "1"], 2]
-    assert Path("asked").read_text() == "x"
-    gpus._count_devices.cache_clear()
-    (tmp_path / "torch.py").write_text("raise OSError('libcuda.so is missing')")
-    refused(gpus.list_visible_gpus, "torch cannot count the GPUs", "libcuda", "name them in CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(gpus, "NVIDIA_DRIVER", "libmissing.so.1")
-    monkeypatch.setattr(gpus, "AMD_DEVICE", str(tmp_path / "kfd"))
-    gpus._count_devices.cache_clear()
-    assert gpus.list_visible_gpus() == []  # without a driver, torch is not asked
 
 
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):

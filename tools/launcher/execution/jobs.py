@@ -1,13 +1,13 @@
 """What commands do with all jobs of a run or pipeline: wait until SLURM has ended them, cancel them, print output."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from pretrain.common.errors import UserError, escape_control
 from pretrain.common.output import strip_control, warn
+from pretrain.common.shell import shorten_path
 
 from .job import Job, describe_unrecorded_exit, query_states, read_jobs, read_last_jobs
 from .records import find_launch_files
@@ -61,11 +61,11 @@ def cancel(folder: Path, now: bool = False) -> None:
             continue
         has_stopped = True
         if state.is_active or not is_next:
-            print(f"cancelled {job.cluster} job {job.id} ({job.folder})")
+            print(f"cancelled {job.cluster} job {job.id} ({shorten_path(job.folder)})")
     if problems:
         raise UserError("; ".join(problems))
     if not has_stopped:
-        print(f"no running jobs in {folder}")
+        print(f"no running jobs in {shorten_path(folder)}")
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
@@ -89,4 +89,4 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
             print(strip_control(line.rstrip("\n")), flush=True)
     failure = job.read_outcome()["failure"]
     if failure.get("user_error"):  # its one line is in no rank's output
-        print(escape_control(f"error: {failure['error']}"), file=sys.stderr)
+        warn(escape_control(f"error: {failure['error']}"))

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.gpus import list_visible_gpus
 from pretrain.common.interrupt import Stopped, handle_stop_signals
+from pretrain.common.output import warn
 from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
 from pretrain.common.ranks.rank import STOP_REASON
 from pretrain.common.run.lease import read_start_time
-from pretrain.common.run.state import read_outcome, shorten_path, update_state
+from pretrain.common.run.state import read_outcome, update_state
+from pretrain.common.shell import shorten_path
 from tools.stages.base import Stage
 
-from ..gpus import list_visible_gpus
 from ..graphs.graph import Graph, Node
 from ..resources import Resources
 from .job import CANCEL, CANCEL_NOW, Job, describe_unrecorded_exit
@@ -96,7 +98,7 @@ class LocalRun:
                 return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
-                print(f"skipped {node.key}, because {cause} failed", file=sys.stderr, flush=True)
+                warn(f"skipped {node.key}, because {cause} failed")
                 self._failed[node.key] = cause
                 self._waiting.pop(node.key)
             elif node.key not in self._missing:
@@ -173,7 +175,7 @@ class LocalRun:
         self._failed[key] = key
         self._status = self._status or status
         note = "" if self._graph.is_single else f"\nfailed: {key}; the other branches continue"
-        print(f"{text}{note}", file=sys.stderr, flush=True)
+        warn(f"{text}{note}")
 
 
 def start_ranks(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:

@@ -16,7 +16,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.output import warn
 from pretrain.common.run.folder import read_git_state
-from pretrain.common.run.state import find_working_folder
+from pretrain.common.shell import find_working_folder, shorten_path
 from tools.stages.base import Stage
 
 from ..record_files import LAUNCH_FILE, LaunchRecord, find_launch, read_launch
@@ -46,7 +46,7 @@ def find_files(folder: Path, *names: str) -> list[Path]:
 
 def format_resume_command(folder: str) -> str:
     """Return the command that continues a run or pipeline."""
-    return shlex.join(["python", "tools/launch.py", "resume", folder, *extensions.options()])
+    return shlex.join(["python", "tools/launch.py", "resume", shorten_path(folder), *extensions.options()])
 
 
 def format_original_command(folder: Path) -> str:

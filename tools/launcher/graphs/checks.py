@@ -2,15 +2,16 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import describe_text, read_start
+from pretrain.common.output import warn
 from pretrain.common.run.folder import check_no_foreign_files, check_stage_of
-from pretrain.common.run.state import find_working_folder, read_state, read_working_folder
+from pretrain.common.run.state import read_state, read_working_folder
+from pretrain.common.shell import find_working_folder, shorten_paths
 from tools.stages.base import Stage
 from tools.stages.completion import check_parents, is_complete
 from tools.stages.identity import describe_changes
@@ -45,15 +46,29 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
     def refuse_invalid(self, graph: Graph) -> None:
-        """Print the warnings; raise UserError if stages are invalid. If there are several, print each of them."""
-        lines = [f"{key}: {error}" for key, error in self.errors.items()]
-        if len(lines) > 1:
-            print("\n".join(lines), file=sys.stderr)
-            lines = [f"{len(lines)} of {len(graph.nodes)} stages are invalid (see above)"]
-        if lines:
-            raise UserError(*self.errors.values() if graph.is_single else [f"{lines[0]}; nothing was started"])
+        """Print the warnings; raise UserError if stages are invalid. If there are several, print each cause once."""
+        if graph.is_single and self.errors:
+            raise UserError(*self.errors.values())
+        causes = self._describe_causes()
+        if len(self.errors) > 1:
+            warn("\n".join(causes))
+            causes = [f"{len(self.errors)} of {len(graph.nodes)} stages are invalid (see above)"]
+        if causes:
+            raise UserError(f"{causes[0]}; nothing was started")
         for warning in dict.fromkeys(self.warnings):
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(f"warning: {warning}")
+
+    def _describe_causes(self) -> list[str]:
+        """Return one line per cause, with the stages that it concerns."""
+        stages: dict[str, list[str]] = {}
+        for key, error in self.errors.items():
+            stages.setdefault(shorten_paths(error), []).append(key)
+        return [f"{_count_stages(keys)}: {error}" for error, keys in stages.items()]
+
+
+def _count_stages(keys: list[str]) -> str:
+    others = len(keys) - 1
+    return f"{keys[0]} and {count_noun(others, 'other stage')}" if others else keys[0]
 
 
 def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, needs_data: bool = False) -> Plan:

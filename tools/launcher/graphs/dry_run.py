@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.run.state import shorten_path
+from pretrain.common.gpus import list_visible_gpus, name_visible_gpu
+from pretrain.common.shell import shorten_path
 from tools.estimates.model import COMPUTED
 from tools.estimates.published import find_gpu
 
 from ..execution import slurm
 from ..execution.submit import build_environment, find_code, render_script
-from ..gpus import list_visible_gpus, name_visible_gpu
 from ..options import JobOptions
 from .checks import Plan, check_graph
 from .graph import Graph, Node

@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, shorten_list
 from pretrain.common.files import write_json
-from pretrain.common.run.state import enter_folder, find_working_folder
+from pretrain.common.shell import enter_folder, find_working_folder
 from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage

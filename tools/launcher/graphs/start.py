@@ -4,14 +4,14 @@ Complete stages are skipped, missing ones run, and a failure ends only its own b
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.common.interrupt import Stopped
-from pretrain.common.output import survive_lost_output
+from pretrain.common.output import survive_lost_output, warn
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import RunContext
+from pretrain.common.shell import shorten_path
 
 from ..execution.local_graph import LocalRun
 from ..execution.records import format_resume_command
@@ -57,7 +57,7 @@ def _claim_output(graph: Graph) -> Iterator[None]:
 def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
     """Run what is missing on this machine, and then the report of a graph that has one."""
     if not plan.missing and graph.is_single:
-        print(f"{graph.output} is already complete; move it away to run it again")
+        print(f"{shorten_path(graph.output)} is already complete; move it away to run it again")
         return 0
     write_graph(graph, options)
     with survive_lost_output():
@@ -67,5 +67,5 @@ def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
                 graph.report.run(RunContext())
             return status
         except Stopped as stop:
-            print(f"{stop}\nto continue: {format_resume_command(graph.output)}", file=sys.stderr)
+            warn(f"{stop}\nto continue: {format_resume_command(graph.output)}")
             return 130

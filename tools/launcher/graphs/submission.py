@@ -10,6 +10,7 @@ from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.output import warn
 from pretrain.common.run.state import RunContext
+from pretrain.common.shell import shorten_path
 from tools.stages.base import Stage
 
 from ..execution import slurm
@@ -38,7 +39,7 @@ def submit_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
         return 0
     Submission(graph, options, plan).run()
     print(describe_cost(plan))
-    print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
+    print(f"to see the status: python tools/launch.py status {shlex.quote(shorten_path(graph.output))}")
     return 0
 
 

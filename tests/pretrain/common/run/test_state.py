@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import socket
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,14 +12,7 @@ from pretrain.common import files
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run import state
-from pretrain.common.run.state import (
-    RunContext,
-    enter_folder,
-    read_state,
-    record_state,
-    shorten_path,
-    write_failure,
-)
+from pretrain.common.run.state import RunContext, read_state, record_state, write_failure
 from tests.errors import refused
 
 
@@ -84,16 +76,3 @@ def test_a_damaged_record_is_empty(tmp_path) -> None:
         assert read_state(tmp_path) == {}
     (tmp_path / "failed.0.json").write_text(json.dumps({"job": "t"}))
     assert state.read_failure(tmp_path, "s") == {}
-
-
-def test_paths_are_shown_for_the_folder_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = tmp_path / "shell"
-    (tmp_path / "started").mkdir()
-    shell.mkdir()
-    monkeypatch.chdir(shell)
-    assert shorten_path(shell / "runs/a") == shorten_path("runs/a") == "runs/a"
-    assert shorten_path(tmp_path / "b") == str(tmp_path / "b")
-    with enter_folder(tmp_path / "started"):
-        assert shorten_path("runs/a") == str(tmp_path / "started/runs/a")
-        assert shorten_path(shell / "runs/a") == "runs/a"
-    assert shorten_path("runs/a") == "runs/a"

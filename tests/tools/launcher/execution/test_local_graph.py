@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from pretrain.common import gpus
 from pretrain.common.ranks.rank import STOP_REASON
 from pretrain.common.run.state import read_json_or_empty
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone, FakeOnCpu
 from tests.tools.launcher.helpers import HERE, Attached, fake, graph_of, job_of, run_alone, steps, wait_for
-from tools.launcher import gpus
 from tools.launcher.execution import jobs, status
 from tools.launcher.execution.job import query_states
 from tools.launcher.graphs.graph import Node

@@ -60,6 +60,16 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, ca
     assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
 
 
+def test_a_cause_that_several_stages_share_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture):
+    words = [*helpers.TINY, "DATA.TRAIN", f"folder:{tmp_path}/missing"]
+    recipe = helpers.CONFIGS / "pretrain/mocov2_R50_IN1k_200ep.yaml"
+    stages = [helpers.build_pretrain(recipe, [*words, "OUTPUT_DIR", str(tmp_path / name)]) for name in "abc"]
+    nodes = [Node(name, stage) for name, stage in zip("abc", stages, strict=True)]
+    refused(lambda: start_graph(graph_of(tmp_path, *nodes), HERE), "3 of 3 stages are invalid")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
+    assert line.startswith("a and 2 other stages: no image folder at ")
+
+
 def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Path, cluster: Path, capsys):
     """The jobs do what the file said when they were submitted; what builds on an edited stage does other work, too."""
     assert start_graph(chain(tmp_path), SLURM) == 0

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from pretrain.common.errors import UserError
+from .errors import UserError, count_noun
 
 # Without these, torch finds no GPU. NVIDIA's device files do not tell: the first program on the GPU may create them.
 NVIDIA_DRIVER = "libcuda.so.1"
@@ -22,6 +22,18 @@ def list_visible_gpus() -> list[str]:
         return [str(index) for index in range(_count_devices())]
     # CUDA ignores the names that follow one that no GPU has.
     return [*itertools.takewhile(lambda name: name not in _NO_GPU, map(str.strip, names.split(",")))]
+
+
+def check_visible_gpus(option: str, count: int, on_cpus: str) -> None:
+    """Raise UserError if an option asks for more GPUs than a local job may use.
+
+    Args:
+        on_cpus: what to do on a machine without GPUs.
+    """
+    visible = len(list_visible_gpus())
+    if count > visible:
+        problem = f"{option} is {count}, but this machine has {count_noun(visible, 'visible GPU')}"
+        raise UserError(f"{problem}; {f'request at most {visible}' if visible else on_cpus}")
 
 
 def name_visible_gpu() -> str:

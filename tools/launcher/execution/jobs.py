@@ -65,7 +65,7 @@ def cancel(folder: Path, now: bool = False) -> None:
     if problems:
         raise UserError("; ".join(problems))
     if not has_stopped:
-        print(f"no running jobs in {shorten_path(folder)}")
+        print(f"no running jobs in {folder}")
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:

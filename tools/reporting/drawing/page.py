@@ -18,7 +18,7 @@ from ..document import Figure, Report, Table
 from ..files import shorten_names
 from . import curves
 
-_NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
+_NUMBER = re.compile(r"(< |± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
 
 def render_page(report: Report, file: Path) -> str:

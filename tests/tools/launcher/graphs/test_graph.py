@@ -52,7 +52,7 @@ def test_images_are_counted_before_a_stage_waits_or_is_shown_but_by_itself_if_it
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
     complete(chain(tmp_path, "earlier").nodes[1].spec)
-    changes = ("/b contains a different run (arguments ", "; a has changed)", "nothing was started")
+    changes = ("b: b contains a different run (arguments ", "; a has changed)", "nothing was started")
     refused(lambda: start_graph(chain(tmp_path), SLURM), "b: ", *changes)
     complete(chain(tmp_path, "earlier").nodes[0].spec)
     refused(lambda: start_graph(chain(tmp_path), SLURM), "2 of 3 stages are invalid")

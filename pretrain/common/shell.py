@@ -30,10 +30,11 @@ def enter_folder(folder: str | Path) -> Iterator[None]:
 
 
 def shorten_path(path: str | Path) -> str:
-    """Return a path as the user's shell takes it: relative to its folder if it lies in it, else absolute."""
+    """Return a path as the user's shell takes it: relative to its folder if it lies below it, else absolute."""
     folder = _find_shell_folder()
     absolute = os.path.join(find_working_folder(), path)
-    return os.path.relpath(absolute, folder) if folder and Path(absolute).is_relative_to(folder) else absolute
+    is_below = folder and Path(folder) in Path(absolute).parents
+    return os.path.relpath(absolute, folder) if is_below else absolute
 
 
 def shorten_paths(text: str) -> str:

@@ -14,6 +14,7 @@ def test_paths_are_shown_for_the_folder_of_the_shell(tmp_path: Path, monkeypatch
     monkeypatch.chdir(shell)
     assert shorten_path(shell / "runs/a") == shorten_path("runs/a") == "runs/a"
     assert shorten_path(tmp_path / "b") == str(tmp_path / "b")
+    assert shorten_path(shell) == str(shell)
     with enter_folder(tmp_path / "started"):
         assert shorten_path("runs/a") == str(tmp_path / "started/runs/a")
         assert shorten_path(shell / "runs/a") == "runs/a"

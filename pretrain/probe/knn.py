@@ -102,7 +102,7 @@ def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """Return the settings of a ``score`` as text to print next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     k = min(cfg.PROBE.KNN_K, score["train_images"])
-    images = f"{score['train_images']} training and {count_noun(int(score['val_images']), 'validation image')}"
+    images = f"{int(score['train_images']):,} training and {count_noun(int(score['val_images']), 'validation image')}"
     return f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {images}, {size} pixels"
 
 

@@ -108,7 +108,7 @@ def test_beyond_the_limit_of_jobs_the_rest_waits_for_resume(tmp_path: Path, clus
     limit = f"[ $(ls {cluster} | grep -c script) -lt 1 ] || {{ echo QOSMaxSubmitJobPerUserLimit >&2; exit 1; }}"
     (cluster / "before").write_text(limit)
     text = refused(lambda: start_graph(chain(tmp_path / "p"), OPTIONS), "QOSMaxSubmitJobPerUserLimit", "1 stage ")
-    assert f"submit them: python tools/launch.py resume {tmp_path / 'p'}" in text
+    assert "submit them: python tools/launch.py resume p " in text
     assert (cluster / "cancelled").read_text() == "" and job_of(tmp_path / "p/a").id == "100"
     (cluster / "before").write_text("echo AssocGrpSubmitJobsLimit >&2; exit 1")
     refused(lambda: run_alone(fake(tmp_path / "new"), OPTIONS), "wait until some of your jobs have ended")
@@ -214,7 +214,7 @@ def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, clust
     trained = FakeTraining(str(tmp_path / "p/a"))
     graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
     complete(graph.nodes[0].spec)
-    refused(lambda: start_graph(graph, OPTIONS), "b: the checkpoint is gone from", tmp_path / "p/a")
+    refused(lambda: start_graph(graph, OPTIONS), "b: the checkpoint is gone from p/a")
     (tmp_path / "p/a/checkpoint_final.pth").touch()
     assert start_graph(graph, OPTIONS) == 0 and "runs again" not in capsys.readouterr().err
     complete(graph.nodes[1].spec)

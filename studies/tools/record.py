@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pretrain.common.files import atomic_write, read_json, write_json
 from tools import ROOT
 from tools.reporting.document import Table, render_table
 from tools.reporting.drawing.figures import draw_scores
+from tools.reporting.runs import RANKME
 from tools.reporting.seeds.statistics import (
     LEVEL,
     Difference,
@@ -41,8 +43,9 @@ from tools.reporting.seeds.study import Study, build_table, read_study
 _STUDIES = ROOT / "studies"
 _FIGURES = ROOT / "build" / "studies"
 _MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-# Studies over a number, whose figures docs/results.md shows, and what the number is.
+# Studies over a number, and what the number is.
 _CURVES = {"whole_labels": "training scenes", "whole_length": "iterations of fine-tuning"}
+_IN_DOCS = {*_CURVES, "fashion_mnist"}  # whose figures the README and docs/results.md show
 _PAIRED = ("trees",)  # a seed is a test region there
 _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
 
@@ -64,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path, page in pages.items():
         atomic_write(path, up_to_date(page, largest_p(pages.values())))
     _FIGURES.mkdir(parents=True, exist_ok=True)
-    for path in pages:
+    for path, page in pages.items():
         if (path.parent / "study.yaml").exists():
             name = path.parent.name
-            draw(load(name), (ROOT / "docs" if name in _CURVES else _FIGURES) / f"{name}.svg")
+            draw(load(name), list_scores(page), (ROOT / "docs" if name in _IN_DOCS else _FIGURES) / f"{name}.svg")
     print(f"drew the figures in {_FIGURES}")
 
 
@@ -130,6 +133,8 @@ def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[
     are_scores = bool(pairs) and pairs[0][0] in study.scores
     if are_scores:
         study = by_branch(study)
+    if pairs:
+        study.scores.pop(RANKME, None)  # neither more nor less of it is better
     known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
     missing = [name for name in (sum(pairs, ()) if pairs else words) if name not in known]
     if missing:
@@ -183,12 +188,21 @@ def load(name: str) -> Study:
     return Study(content["name"], content["baseline"], content["seeds"], content["scores"])
 
 
-def draw(study: Study, path: Path) -> None:
-    """Write the scores as a figure: a point per seed, or lines of box AP for a study over a number."""
+def list_scores(page: str) -> list[str]:
+    """Return the scores of the first table of a page, or nothing if it has none."""
+    match = _MARKED.search(page)
+    return [word.strip() for word in match[3].split(",")] if match else []
+
+
+def draw(study: Study, scores: Iterable[str], path: Path) -> None:
+    """Write the ``scores`` as a figure: a point per seed, or lines of box AP for a study over a number."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        drawn = _lines(study, _CURVES[study.name]) if study.name in _CURVES else draw_scores(study)
+        if study.name in _CURVES:
+            drawn = _lines(study, _CURVES[study.name])
+        else:
+            drawn = draw_scores(replace(study, scores={score: study.scores[score] for score in scores}))
         drawn.savefig(path, metadata={"Date": None})
 
 

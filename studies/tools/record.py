@@ -29,7 +29,6 @@ from pretrain.common.files import atomic_write, read_json, write_json
 from tools import ROOT
 from tools.reporting.document import Table, render_table
 from tools.reporting.drawing.figures import draw_scores
-from tools.reporting.runs import RANKME
 from tools.reporting.seeds.statistics import (
     LEVEL,
     Difference,
@@ -134,7 +133,7 @@ def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[
     if are_scores:
         study = by_branch(study)
     if pairs:
-        study.scores.pop(RANKME, None)  # neither more nor less of it is better
+        study = replace(study, scores=study.compared)
     known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
     missing = [name for name in (sum(pairs, ()) if pairs else words) if name not in known]
     if missing:

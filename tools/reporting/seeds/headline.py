@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from pretrain.common.errors import count_noun
 
-from ..runs import RANKME, DetectorScore
+from ..runs import DetectorScore
 from .statistics import count_decimals
 from .study import Study
 from .verdicts import Comparison, compare_branches
@@ -39,7 +39,7 @@ def _describe_study(study: Study, is_named: bool) -> list[str]:
     """Return a sentence per score, those of detectors first."""
     comparisons: dict[str, list[Comparison]] = {}
     for comparison in compare_branches(study):
-        if comparison.score != RANKME and not is_at_floor(study, comparison.score):
+        if not is_at_floor(study, comparison.score):
             comparisons.setdefault(comparison.score, []).append(comparison)
     prefix = f"{study.name}, " if is_named else ""
     scores = sorted(comparisons, key=lambda score: not score.endswith(" AP"))

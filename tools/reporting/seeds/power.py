@@ -14,7 +14,6 @@ from typing import Any
 from ..cost import read_hours
 from ..document import Table
 from ..files import Pipeline, Run
-from ..runs import RANKME
 from .headline import is_at_floor
 from .statistics import LEVEL, BySeed, count_decimals
 from .study import Study
@@ -115,9 +114,7 @@ def build_power_table(study: Study, runs: Sequence[Run], pipeline: Pipeline, dif
     comparisons = max(1, count_comparisons(study))
     hours, unit = _measure_seed(runs, pipeline)
     rows = []
-    for score, branches in study.scores.items():
-        if score == RANKME:
-            continue
+    for score, branches in study.compared.items():
         seeds = min(map(len, branches.values()))
         spread = estimate_spread(branches)
         row = [score, f"{spread.deviation:.{count_decimals(branches)}f}" if spread.freedom else "-", str(seeds)]

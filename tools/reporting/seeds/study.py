@@ -39,6 +39,11 @@ class Study:
         """The branch that verdicts compare others with; empty if there is none."""
         return self.baseline or self.random
 
+    @property
+    def compared(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The scores by which branches are judged: all but RankMe, of which neither more nor less is better."""
+        return {score: branches for score, branches in self.scores.items() if score != RANKME}
+
 
 def read_study(folder: Path) -> Study | None:
     """Return the available scores of the pipeline or sweep in ``folder``, or None if it has no SEEDS."""

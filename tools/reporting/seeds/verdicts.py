@@ -64,7 +64,7 @@ def compare_branches(study: Study) -> list[Comparison]:
 
 def _list_pairs(study: Study) -> Iterator[tuple[str, str, str, Difference]]:
     """Yield score, branch, reference and difference; without a reference, the better branch of a pair comes first."""
-    for score, branches in study.scores.items():
+    for score, branches in study.compared.items():
         if study.reference in branches:
             pairs = [(name, study.reference) for name in branches if name != study.reference]
         else:

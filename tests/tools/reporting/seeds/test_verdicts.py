@@ -50,6 +50,14 @@ def test_without_a_baseline_the_best_branch_is_compared_and_all_pairs_count():
     assert "all pairs of branches" in note and "(3)" in note
 
 
+def test_rankme_is_not_judged():
+    scores = {
+        "kNN top-1": {"random": [1.0, 2.0], "jcl": [3.0, 4.0]},
+        "RankMe": {"random": [1.0, 2.0], "jcl": [3.0, 4.0]},
+    }
+    assert [one.score for one in compare_branches(study_of(scores, "random"))] == ["kNN top-1"]
+
+
 def test_the_headline_says_who_is_ahead_and_what_is_noise():
     scores = {
         "kNN top-1": {"random": [50.0, 53.0, 51.0], "jcl": [51.0, 53.5, 50.5]},

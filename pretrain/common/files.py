@@ -211,8 +211,12 @@ def build_write_error(path: str | Path, error: OSError, resume: bool = False) ->
     Args:
         resume: the run has started, so it should resume in this folder instead of starting in another one.
     """
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free space" if is_full else "make the folder writable"
+    remedy = "make the folder writable"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free space"
+    elif isinstance(error, FileExistsError):  # where a folder is to be made
+        is_link = os.path.islink(error.filename or path)
+        remedy = "make the folder that the link leads to" if is_link else "move the file away"
     remedy += " and run again to resume" if resume else " or choose another folder"
     return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
 

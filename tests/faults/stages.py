@@ -117,7 +117,9 @@ def newest(folder: Path) -> tuple[int, str]:
         return saved["step"], f"resumed {name}at step {saved['step']} of "
     fine_tuned = checkpoints.load_newest_on_all_ranks(run)
     if fine_tuned:
-        return fine_tuned[1]["iteration"] + 1, f"resuming from {fine_tuned[0]}\n"
+        path, saved = fine_tuned
+        shown = Path(path).relative_to(folder)  # where the command runs
+        return saved["iteration"] + 1, f"resuming from {shown}\n"
     return 0, ""
 
 

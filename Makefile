@@ -77,7 +77,7 @@ help:
 	@echo "  make clean       removes .venv and caches; run folders and data stay"
 	@echo
 	@echo "To develop it:"
-	@echo "  make test        the ordinary tests, in 6 minutes on 2 cores"
+	@echo "  make test        the ordinary tests, in 5 minutes on 2 cores"
 	@echo "  make test-detectron2  the ordinary tests that need Detectron2, and no others"
 	@echo "  make test-all    the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "  make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"

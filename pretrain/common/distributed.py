@@ -1,7 +1,7 @@
 """Ranks, collectives and agreement between ranks; in a single process each of them does nothing.
 
-The process group comes from the environment that torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-MASTER_PORT). The global batch of N images is divided into contiguous slices of equal size.
+The process group comes from the environment that torchrun or the launcher sets (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, MASTER_PORT). The global batch of N images is divided into contiguous slices of equal size.
 """
 
 import contextlib

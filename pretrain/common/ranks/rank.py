@@ -45,7 +45,7 @@ def record_error(folder: str | Path, submission: str) -> Iterator[None]:
         raise
     except BaseException as error:
         record_failure(folder, int(os.environ["RANK"]), error, submission)
-        if isinstance(error, UserError):  # the parent shows its one line; a traceback would bury it
+        if isinstance(error, UserError):  # the parent, or `launch.py logs`, shows its line; a traceback would bury it
             sys.exit(2)
         raise
 

@@ -77,7 +77,7 @@ def stage(
                 problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
                 raise RuntimeError(f"{problem}; raise an exception instead") from error
         except Exception as error:
-            if not isinstance(error, Stopped):
+            if not isinstance(error, Stopped):  # without the launcher, nobody else records it
                 with contextlib.suppress(UserError):  # the disk may be full
                     write_failure(output_dir, rank(), error, context.submission)
             raise

@@ -1,4 +1,4 @@
-"""Entry point of every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
+"""What each rank of a job runs: on SLURM `run_slurm_rank`, with the requeue; here `run_local_rank`, for its parent.
 
     python -m tools.launcher.execution.rank_main LOGS/spec_0.json
 

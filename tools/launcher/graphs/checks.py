@@ -67,8 +67,8 @@ class Plan:
 
 
 def _count_stages(keys: list[str]) -> str:
-    others = len(keys) - 1
-    return f"{keys[0]} and {count_noun(others, 'other stage')}" if others else keys[0]
+    remaining = len(keys) - 1
+    return f"{keys[0]} and {count_noun(remaining, 'other stage')}" if remaining else keys[0]
 
 
 def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, needs_data: bool = False) -> Plan:

@@ -1,6 +1,5 @@
 """The display of what would be started: the stages of a graph, and the scripts or processes that would run them."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -95,23 +94,19 @@ def describe_estimates(plan: Plan) -> list[str]:
 
     On SLURM, the type of the GPUs is the one in --gpus TYPE:NUMBER; here, it is that of the machine.
     """
+    on_gpus = {key: node for key, node in plan.missing.items() if plan.resources[key].gpus}
+    is_local = any(plan.resources[key].cluster != "slurm" for key in on_gpus)
+    local_gpu = name_visible_gpu() if is_local else ""
     stages: dict[str, list[str]] = {}
-    for key, node in plan.missing.items():
+    for key, node in on_gpus.items():
         resources = plan.resources[key]
         count = resources.nodes * resources.gpus
-        if not count:
-            continue
-        gpu = find_gpu(resources.gpu_type if resources.cluster == "slurm" else _name_local_gpu())
+        gpu = find_gpu(resources.gpu_type if resources.cluster == "slurm" else local_gpu)
         estimate = gpu and node.spec.estimate(gpu, count)
         if estimate:
             stages.setdefault(estimate.describe(), []).append(key)
     lines = [f"#   {', '.join(keys)}: {text}" for text, keys in stages.items()]
     return [f"# expected ({COMPUTED}):", *lines] if lines else []
-
-
-@functools.cache
-def _name_local_gpu() -> str:
-    return name_visible_gpu()
 
 
 def _describe_processes(startable: Mapping[str, Node], plan: Plan, parallel: int) -> str:

@@ -23,14 +23,21 @@ from tests.errors import refused
 
 
 class Images:
-    """Images, of which number ``slow`` takes ``seconds`` to read; a ``stopped`` worker is suspended like a process."""
+    """Images, of which number ``slow`` takes ``seconds`` to read, and ``end`` is the signal that its worker then gets.
+
+    Attributes:
+        reads: how many images all workers have begun to read.
+    """
 
     def __init__(self, slow: int = -1, seconds: float = 0, end: signal.Signals | None = None) -> None:
         self.slow = slow
         self.seconds = seconds
         self.end = end
+        self.reads = multiprocessing.Value("i", 0)
 
     def __getitem__(self, index: int) -> Any:
+        with self.reads.get_lock():
+            self.reads.value += 1
         if index == self.slow:
             if self.end:
                 os.kill(os.getpid(), self.end)
@@ -46,6 +53,14 @@ def load(images: Images, num_workers: int = 2, batch: int = 2, **options: Any) -
     return iter(SignalSafeDataLoader(images, batches, num_workers, **options))
 
 
+def wait_for_reads(images: Images, count: int) -> None:
+    """Wait until that many images are being read: on a busy machine, a worker's start takes longer than a time-out."""
+    end = time.monotonic() + 60
+    while images.reads.value < count:
+        assert time.monotonic() < end, f"{images.reads.value} of {count} images"
+        time.sleep(0.01)
+
+
 @pytest.fixture(autouse=True)
 def processes() -> Iterator[None]:
     """Check that a loader leaves no process, and torch's handler of SIGCHLD nowhere."""
@@ -59,7 +74,9 @@ def processes() -> Iterator[None]:
 @pytest.mark.parametrize("end", [None, signal.SIGSTOP])
 @pytest.mark.parametrize("slow", [0, 7])
 def test_a_worker_that_hangs_ends_the_run(slow: int, end: signal.Signals | None, caplog: pytest.LogCaptureFixture):
-    batches = load(Images(slow, 600, end), warn_after_s=0.5, end_after_s=1.5)
+    images = Images(slow, 600, end)
+    batches = load(images, warn_after_s=0.5, end_after_s=1.5)
+    wait_for_reads(images, 5 if slow == 0 else 8)  # of four batches; worker 0 reads none after image 0
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, "pretrain"):
         # A stopped worker's earlier batch may be lost, too: its memory is handed over when the batch is received.
@@ -89,11 +106,10 @@ def test_a_large_batch_may_take_longer(caplog: pytest.LogCaptureFixture):
 def test_of_several_ranks_one_without_a_batch_says_so_before_the_others_time_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "STEP_TIMEOUT_S", 1.5)
-    refused(
-        lambda: list(load(Images(7, 600), patience=LoaderPatience(warn_after_s=0.5, end_after_s=600))),
-        "image7.png",
-        "run again",
-    )
+    images = Images(7, 600)
+    batches = load(images, patience=LoaderPatience(warn_after_s=0.5, end_after_s=600))
+    wait_for_reads(images, 8)
+    refused(lambda: list(batches), "image7.png", "run again")
 
 
 def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixture):
@@ -104,7 +120,9 @@ def test_a_slow_read_without_workers_is_reported(caplog: pytest.LogCaptureFixtur
 
 def test_a_worker_stopped_between_batches_ends_the_run():
     """It has sent batches whose memory it can no longer hand over, which blocks torch itself."""
-    batches = load(Images(), num_workers=1, warn_after_s=0.5, end_after_s=1.5, prefetch_factor=4)
+    images = Images()
+    batches = load(images, num_workers=1, warn_after_s=0.5, end_after_s=1.5, prefetch_factor=4)
+    wait_for_reads(images, 8)
     next(batches)
     time.sleep(0.5)
     (worker,) = multiprocessing.active_children()

@@ -23,7 +23,7 @@ def run(graph: Graph, options: JobOptions = HERE, needs_data: bool = False) -> i
     stop = StopRequest()
     with stop.handle_signals():
         for node in plan.missing.values():
-            run_stage(node.spec, RunContext(stop))
+            run_stage(node.stage, RunContext(stop))
     if graph.report:
         graph.report.run(RunContext())
     return 0

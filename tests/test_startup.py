@@ -97,10 +97,10 @@ NOT_NEEDED = {
 }
 
 
-def finish(spec: Stage, config: str = "") -> None:
+def finish(stage: Stage, config: str = "") -> None:
     """Write what the launcher and a complete stage leave."""
-    complete(build_single(spec).nodes[0].spec)
-    (Path(spec.folder) / "config.yaml").write_text(config or spec.config)
+    complete(build_single(stage).nodes[0].stage)
+    (Path(stage.folder) / "config.yaml").write_text(config or stage.config)
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .options import JobOptions
 
 
-def start_stage(stage: type[Stage], args: argparse.Namespace) -> int:
+def start_stage(kind: type[Stage], args: argparse.Namespace) -> int:
     """Start a stage with the options of its command."""
     from tools.stages.options import read_arguments
 
     from .graphs.graph import build_single
 
-    return _start_or_show(build_single(stage.load_command(read_arguments(stage.Options, args), args.overrides)), args)
+    return _start_or_show(build_single(kind.load_command(read_arguments(kind.Options, args), args.overrides)), args)
 
 
 def show_status(args: argparse.Namespace) -> int:
@@ -119,7 +119,7 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions |
     if time:
         check_time(time, graph.list_stages())
         if graph.is_single:
-            options = options.limit(graph.nodes[0].spec.name)
+            options = options.limit(graph.nodes[0].stage.name)
     if args.dry_run or args.test:
         from .graphs import dry_run
 

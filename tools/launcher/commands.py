@@ -22,11 +22,11 @@ def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
     from tools.stages.options import add_arguments
     from tools.stages.registry import find_stage
 
-    stage = find_stage(name)
-    sub.set_defaults(run=functools.partial(actions.start_stage, stage))
-    add_arguments(sub, stage.Options)
-    of_one_process = ("nodes", "gpus", "tasks", "cpus_per_task") if stage.one_process else ()
-    keys = stage.describe_keys if stage.has_config else None
+    kind = find_stage(name)
+    sub.set_defaults(run=functools.partial(actions.start_stage, kind))
+    add_arguments(sub, kind.Options)
+    of_one_process = ("nodes", "gpus", "tasks", "cpus_per_task") if kind.one_process else ()
+    keys = kind.describe_keys if kind.has_config else None
     _add_resources(sub, keys, skip=(*of_one_process, "parallel"))
 
 

@@ -111,33 +111,33 @@ class JobOptions:
         visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
         return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
-    def for_stage(self, spec: Stage) -> Resources:
+    def for_stage(self, stage: Stage) -> Resources:
         """Return what the job of a stage gets: one task for a single process, and GPUs only if it uses them."""
         is_slurm = self.cluster == "slurm"
-        gpus = self.count_gpus() if spec.gpu else 0
-        nodes = 1 if spec.one_process else self.nodes
-        gpus_per_node = min(gpus, 1) if spec.one_process else gpus
-        minutes = self._find_minutes(spec, nodes * gpus_per_node) if is_slurm else UNLIMITED
+        gpus = self.count_gpus() if stage.gpu else 0
+        nodes = 1 if stage.one_process else self.nodes
+        gpus_per_node = min(gpus, 1) if stage.one_process else gpus
+        minutes = self._find_minutes(stage, nodes * gpus_per_node) if is_slurm else UNLIMITED
         resources = Resources(
             cluster=self.cluster,
             nodes=nodes,
-            tasks=1 if spec.one_process else self.tasks or max(1, gpus),
+            tasks=1 if stage.one_process else self.tasks or max(1, gpus),
             gpus=gpus_per_node,
             gpu_type=str(self.gpus).rpartition(":")[0] if gpus else "",
-            cpus_per_task=spec.workers + 1 if is_slurm and self.cpus_per_task is None else self.cpus_per_task,
+            cpus_per_task=stage.workers + 1 if is_slurm and self.cpus_per_task is None else self.cpus_per_task,
             partition=self.partition,
             account=self.account,
             minutes=minutes,
             max_timeouts=self.max_timeouts,
             signal_delay=min(self.signal_delay, minutes * 30),
             parallel=self.parallel or (8 if is_slurm else 1),
-            sbatch=omit_nodes(self.sbatch) if spec.one_process and self.nodes > 1 else self.sbatch,
+            sbatch=omit_nodes(self.sbatch) if stage.one_process and self.nodes > 1 else self.sbatch,
             srun=self.srun,
             python=self.python,
             setup=self.setup,
             request=self,
         )
-        return resources if spec.gpu or not is_slurm else self._move_to_cpus(resources)
+        return resources if stage.gpu or not is_slurm else self._move_to_cpus(resources)
 
     def limit(self, stage: str) -> JobOptions:
         """Return the options with the time for all stages as the one of a ``stage``, unless it has its own."""
@@ -145,14 +145,14 @@ class JobOptions:
         own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
         return replace(self, time=",".join(filter(None, [self.time, own])))
 
-    def _find_minutes(self, spec: Stage, gpus: int) -> int:
+    def _find_minutes(self, stage: Stage, gpus: int) -> int:
         """Return the time limit of a stage: its own one, or that of all stages, as far as the stage needs it."""
         times = parse_times(self.time)
-        if spec.name in times:
-            return times[spec.name]
-        if not spec.gpu and "time" in self.cpu:
+        if stage.name in times:
+            return times[stage.name]
+        if not stage.gpu and "time" in self.cpu:
             return parse_minutes(self.cpu["time"])
-        return min(times[""], spec.limit_minutes(gpus))
+        return min(times[""], stage.limit_minutes(gpus))
 
     def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""

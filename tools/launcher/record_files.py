@@ -1,5 +1,8 @@
 """The records that the launcher leaves: launch.json in each run folder, pipeline.json in the folder of a graph.
 
+In these files, and in the file of a job (`execution.job_file`), a "spec" is the record of a stage: what `Stage.to_json`
+writes and `registry.build_stage` reads. "stage" is the name of its kind.
+
 Each has one reader, which returns it as this version writes it, whichever version wrote it. A file of an earlier
 version has no number; what it lacks follows from its form:
 
@@ -30,7 +33,7 @@ class LaunchRecord:
     """The content of launch.json.
 
     Attributes:
-        spec: the stage, as `registry.build_stage` reads it.
+        spec: the recorded stage.
         options: the fields of `options.JobOptions`, as the user asked for them.
         jobs: what `Job.from_record` reads, in the order of the starts.
         command: the words that started the first of the jobs.

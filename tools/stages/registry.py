@@ -18,11 +18,11 @@ Kind = TypeVar("Kind", bound="type[Stage]")
 STAGES: dict[str, type[Stage]] = {}  # those that are imported
 
 
-def register(stage: Kind, summary: str = "") -> Kind:
+def register(kind: Kind, summary: str = "") -> Kind:
     """Add a kind of stage; with a ``summary``, launch.py has a command of its name."""
-    extensions.register(STAGES, stage.name, stage)
-    SUMMARIES.setdefault(stage.name, summary)
-    return stage
+    extensions.register(STAGES, kind.name, kind)
+    SUMMARIES.setdefault(kind.name, summary)
+    return kind
 
 
 def find_stage(name: str) -> type[Stage]:
@@ -46,9 +46,9 @@ def build_stage(record: Any) -> Stage:
     """Build the stage of a record, which this version or an earlier one wrote."""
     try:
         record = upgrade_stage(record)
-        stage = find_stage(record["stage"])
+        kind = find_stage(record["stage"])
         values = {name: value for name, value in record.items() if name != "stage"}
-        return stage(**{**values, "options": from_json(stage.Options, record["options"])})
+        return kind(**{**values, "options": from_json(kind.Options, record["options"])})
     except UserError:
         raise
     except (TypeError, KeyError, ValueError) as error:

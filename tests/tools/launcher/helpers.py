@@ -88,14 +88,14 @@ def job_of(folder: Path | str) -> Job:
     return read_jobs(Path(folder))[-1]
 
 
-def run_alone(spec: Stage, options: JobOptions = HERE) -> int:
-    return start_graph(build_single(spec), options)
+def run_alone(stage: Stage, options: JobOptions = HERE) -> int:
+    return start_graph(build_single(stage), options)
 
 
-def submit_jobs(specs: Sequence[Stage], options: JobOptions) -> list[str]:
+def submit_jobs(stages: Sequence[Stage], options: JobOptions) -> list[str]:
     """Submit stages without what `start_graph` checks; return the jobs' ids."""
-    code = copy_code(os.path.commonpath([spec.folder for spec in specs]))
-    return submit(specs, options.for_stage(specs[0]), code)
+    code = copy_code(os.path.commonpath([stage.folder for stage in stages]))
+    return submit(stages, options.for_stage(stages[0]), code)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def end(folder: Path, state: str, **values: Any) -> None:
     update_state(folder, **{"stage": "knn", "state": state, "job": "s", "attempt": 0, "host": "h", **times, **values})
 
 
-def complete(spec: Stage) -> Stage:
+def complete(stage: Stage) -> Stage:
     """Write what a complete job leaves."""
-    end(Path(spec.folder), "complete", stage=spec.name, fingerprint=spec.fingerprint(), work=spec.identity)
-    Path(spec.folder, spec.product).write_text("{}")
-    return spec
+    end(Path(stage.folder), "complete", stage=stage.name, fingerprint=stage.fingerprint(), work=stage.identity)
+    Path(stage.folder, stage.product).write_text("{}")
+    return stage
 
 
 def shown(folder: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     calls: list[dict[str, int]] = []
 
     def run(graph, options, _check_data) -> int:
-        calls.append({node.spec.name: options.for_stage(node.spec).minutes for node in graph.nodes})
+        calls.append({node.stage.name: options.for_stage(node.stage).minutes for node in graph.nodes})
         return 0
 
     monkeypatch.setattr(start, "start_graph", run)

@@ -33,8 +33,8 @@ def detector(*overrides: str, base: str = "SOLVER: {MAX_ITER: 3}", engine: str =
     return build_transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
-def with_contents(spec: Stage) -> Stage:
-    return build_single(spec).nodes[0].spec
+def with_contents(stage: Stage) -> Stage:
+    return build_single(stage).nodes[0].stage
 
 
 def knn(*more: str) -> Stage:
@@ -69,9 +69,9 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     monkeypatch.setattr(api, "start", lambda run, job: received.append(run))
     base = f"_BASE_: {CONFIGS / 'coco_R50_FPN_1x.yaml'}\nSOLVER: {{MAX_ITER: 3, STEPS: '(2,)'}}"
     words = ["DATASETS.TRAIN", "('coco:a.json:images',)", "MODEL.ANCHOR_GENERATOR.SIZES", "[[16, 32, 64]]"]
-    spec = detector(*words, base=base)
-    expected = load_config("mask.yaml", [*words, "OUTPUT_DIR", spec.folder])
-    queued = build_stage(json.loads(json.dumps(spec.to_json())))
+    stage = detector(*words, base=base)
+    expected = load_config("mask.yaml", [*words, "OUTPUT_DIR", stage.folder])
+    queued = build_stage(json.loads(json.dumps(stage.to_json())))
     for name in ("mask.yaml", "base.yaml"):
         Path(name).unlink()
     queued.run(RunContext())
@@ -137,10 +137,10 @@ def test_a_moved_pipeline_stays_complete():
         f"BRANCHES: {{a: {{PRETRAIN: {recipes.find_recipe('mocov2')}}}}}\nLINEAR: own\nTRANSFER: {{mask: mask.yaml}}\n"
         "ENGINE: torchvision\n"
     )
-    specs = [complete(node.spec) for node in pipeline.load_pipeline("p.yaml", "one").nodes]
+    stages = [complete(node.stage) for node in pipeline.load_pipeline("p.yaml", "one").nodes]
     Path("one").rename("elsewhere")
-    moved = [node.spec for node in pipeline.load_pipeline("p.yaml", "elsewhere").nodes]
-    assert len(moved) == len(specs) == 4 and all(is_complete(spec) for spec in moved)
+    moved = [node.stage for node in pipeline.load_pipeline("p.yaml", "elsewhere").nodes]
+    assert len(moved) == len(stages) == 4 and all(is_complete(stage) for stage in moved)
 
 
 def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):

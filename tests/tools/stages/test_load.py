@@ -1,4 +1,4 @@
-"""The words of a command line or a pipeline file become the spec of a stage."""
+"""The words of a command line or a pipeline file become a stage."""
 
 from pathlib import Path
 
@@ -30,17 +30,17 @@ def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_default_recipe(method: str):
-    spec = build_pretrain(recipes.find_recipe(method), recipes.find_recipe_overrides(method))
-    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in recipes.list_methods()
+    stage = build_pretrain(recipes.find_recipe(method), recipes.find_recipe_overrides(method))
+    assert yaml.safe_load(stage.config)["METHOD"]["NAME"] == method and method in recipes.list_methods()
 
 
 def test_a_detector_has_its_folder_from_the_overrides_and_an_evaluation_one_in_it(tmp_path: Path):
     Path("c.yaml").write_text("VERSION: 2\n")
     for option, folder in (("--resume", tmp_path / "here"), ("--eval-only", tmp_path / "here/eval_only")):
         words = ["OUTPUT_DIR", "here", "SEED", "1"]
-        spec = build_transfer("c.yaml", words, engine="torchvision", eval_only=option == "--eval-only")
-        assert (spec.folder, yaml.safe_load(spec.config)["SEED"]) == (str(folder), 1)
-        assert spec.arguments[1] == [option, "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+        stage = build_transfer("c.yaml", words, engine="torchvision", eval_only=option == "--eval-only")
+        assert (stage.folder, yaml.safe_load(stage.config)["SEED"]) == (str(folder), 1)
+        assert stage.arguments[1] == [option, "--engine", "torchvision", "OUTPUT_DIR", stage.folder]
 
 
 def test_every_shipped_detector_is_resolved_as_its_file_says():

@@ -34,9 +34,9 @@ def name_job_file(logs: Path, index: int | str = 0) -> Path:
     return logs / f"spec_{index}.json"
 
 
-def write_job(file: Path, spec: Stage, limits: Limits | None = None) -> None:
+def write_job(file: Path, stage: Stage, limits: Limits | None = None) -> None:
     """Write the file of a job, whose path each of its processes gets; only one of SLURM has limits."""
-    write_json(file, {"spec": spec.to_json(), "limits": asdict(limits) if limits else {}})
+    write_json(file, {"spec": stage.to_json(), "limits": asdict(limits) if limits else {}})
 
 
 def read_job(file: Path) -> dict[str, Any]:

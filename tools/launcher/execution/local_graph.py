@@ -38,7 +38,7 @@ _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel",
 class RunningStage:
     """A stage whose ranks are running; ``gpus`` are the names of its GPUs, ``prefix`` is shown before its output."""
 
-    spec: Stage
+    stage: Stage
     ranks: Ranks
     gpus: list[str]
     prefix: str
@@ -87,8 +87,8 @@ class LocalRun:
         if not self._is_killing:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
-        for stage in self._running.values():
-            stage.ranks.stop(now=self._is_killing)
+        for running in self._running.values():
+            running.ranks.stop(now=self._is_killing)
 
     def _start_ready(self) -> None:
         """Start what can start now; skip complete stages, and those that depend on a failed one."""
@@ -114,33 +114,33 @@ class LocalRun:
     def _start(self, node: Node) -> None:
         self._waiting.pop(node.key)
         if not self._graph.is_single:
-            print(f"started {node.key} -> {shorten_path(node.spec.folder)}", flush=True)
+            print(f"started {node.key} -> {shorten_path(node.stage.folder)}", flush=True)
         resources = self._resources[node.key]
         gpus = self._free_gpus[: resources.gpus]
         prefix = f"{node.key:{self._width}} | " if self._parallel > 1 else ""
         try:
-            stage = self._running[node.key] = start_ranks(node.spec, resources, gpus, prefix)
+            running = self._running[node.key] = start_ranks(node.stage, resources, gpus, prefix)
         except UserError as error:
             self._fail(node.key, f"error: {error}", 2)
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._signals:  # while it was being started
-            stage.ranks.stop(now=self._is_killing)
+            running.ranks.stop(now=self._is_killing)
 
     def _wait(self) -> tuple[str, RunningStage]:
         """Wait until one of the stages has ended, showing the output of all; return its key and the stage."""
         while True:
-            ended = next((key for key, stage in self._running.items() if stage.ranks.has_ended()), None)
-            for stage in self._running.values():
-                stage.ranks.show_output(stage.prefix)
+            ended = next((key for key, running in self._running.items() if running.ranks.has_ended()), None)
+            for running in self._running.values():
+                running.ranks.show_output(running.prefix)
             if ended is not None:
                 return ended, self._running.pop(ended)
             time.sleep(POLL_S)
 
-    def _finish(self, key: str, stage: RunningStage) -> None:
-        self._free_gpus = stage.gpus + self._free_gpus
-        folder = stage.spec.folder
-        submission = stage.ranks.logs.name
+    def _finish(self, key: str, running: RunningStage) -> None:
+        self._free_gpus = running.gpus + self._free_gpus
+        folder = running.stage.folder
+        submission = running.ranks.logs.name
         outcome = read_outcome(folder, submission)
         failure = outcome["failure"]
         if self._signals:
@@ -151,18 +151,18 @@ class LocalRun:
             self._interruptions.append(_describe_interruption(shorten_path(folder), outcome, sender))
         elif outcome["state"] == "complete":
             if not self._graph.is_single:
-                self._report_done(key, f"{time.monotonic() - stage.started:.0f} s")
-            elif command := stage.spec.name_next_command(shorten_path(folder)):
+                self._report_done(key, f"{time.monotonic() - running.started:.0f} s")
+            elif command := running.stage.name_next_command(shorten_path(folder)):
                 print(f"next: {command}")
         elif not failure:
             end = f"{outcome['state']}: {outcome['reason']}"
             if outcome["state"] in ("", "running"):
                 end = f"failed: {describe_unrecorded_exit(Path(folder))}"
-            self._fail(key, f"{stage.spec.name} in {folder} {end}; run the same command again to resume", 1)
+            self._fail(key, f"{running.stage.name} in {folder} {end}; run the same command again to resume", 1)
         elif failure["user_error"]:
             self._fail(key, f"error: {failure['error']}", 2)
         else:
-            summary = f"{stage.spec.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+            summary = f"{running.stage.name} in {folder} failed on rank {failure['rank']} ({failure['host']})"
             trace = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
             self._fail(key, f"{trace}{summary}: {failure['error']}", 1)
 
@@ -178,28 +178,28 @@ class LocalRun:
         warn(f"{text}{note}")
 
 
-def start_ranks(spec: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
+def start_ranks(stage: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
     """Start the ranks of a stage on this machine, and record the job.
 
     Raises:
         UserError: the folder cannot be written, or no process can be started.
     """
-    logs = name_log_folder(spec.folder)
+    logs = name_log_folder(stage.folder)
     file = name_job_file(logs)
-    write_job(file, spec)
+    write_job(file, stage)
     variables: dict[str, str] = {}
-    if gpus or resources.request.gpus is not None or resources.parallel > 1 or not spec.gpu:
+    if gpus or resources.request.gpus is not None or resources.parallel > 1 or not stage.gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # otherwise the user's own value stays
     if resources.cpus_per_task:
         variables["OMP_NUM_THREADS"] = str(resources.cpus_per_task)
     entry = "tools.launcher.execution.rank_main:run_local_rank"
     options: dict[str, Any] = {"variables": variables, "sharing": resources.parallel}
-    ranks = Ranks(entry, [str(file)], resources.tasks, spec.folder, logs, **options)
+    ranks = Ranks(entry, [str(file)], resources.tasks, stage.folder, logs, **options)
     place: dict[str, Any] = {"cluster": "local", "host": socket.gethostname(), "logs": str(logs)}
     place |= {"processes": ranks.start_times, "launcher": {str(os.getpid()): read_start_time(os.getpid())}}
     rank_0 = next(iter(place["processes"]))
-    record_job(spec, resources, Job(Path(spec.folder), rank_0, submitted=time.time(), **place))
-    return RunningStage(spec, ranks, gpus, prefix)
+    record_job(stage, resources, Job(Path(stage.folder), rank_0, submitted=time.time(), **place))
+    return RunningStage(stage, ranks, gpus, prefix)
 
 
 def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) -> str:

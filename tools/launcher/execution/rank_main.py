@@ -52,13 +52,13 @@ class RequeueWaits:
 _WAITS = RequeueWaits()
 
 
-def run_stage(spec: Stage, context: RunContext) -> None:
+def run_stage(stage: Stage, context: RunContext) -> None:
     """Run a stage in this process; rank 0 records its state."""
-    context = replace(context, work={"fingerprint": spec.fingerprint(), "work": spec.identity})
-    check_parents(spec)  # SLURM counts afterok as satisfied by a pending task that was cancelled
-    is_recorded_by_stage = bool(spec.config) or os.environ.get("RANK", "0") != "0"
-    with contextlib.nullcontext() if is_recorded_by_stage else record_state(spec.folder, spec.name, context):
-        spec.run(context)
+    context = replace(context, work={"fingerprint": stage.fingerprint(), "work": stage.identity})
+    check_parents(stage)  # SLURM counts afterok as satisfied by a pending task that was cancelled
+    is_recorded_by_stage = bool(stage.config) or os.environ.get("RANK", "0") != "0"
+    with contextlib.nullcontext() if is_recorded_by_stage else record_state(stage.folder, stage.name, context):
+        stage.run(context)
 
 
 def run_local_rank(context: RunContext, file: str) -> None:

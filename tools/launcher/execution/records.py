@@ -57,14 +57,14 @@ def format_original_command(folder: Path) -> str:
     return command if is_here else f"cd {shlex.quote(record.cwd)} && {command}"
 
 
-def record_job(spec: Stage, resources: Resources, job: Job) -> None:
+def record_job(stage: Stage, resources: Resources, job: Job) -> None:
     """Add a job to the launch.json of its run folder."""
     earlier = find_launch(job.folder)
     jobs = [*(earlier.jobs if earlier else []), {**job.to_record(), "code": read_git_state()}]
     command = shlex.join(sys.argv)
     if earlier and sys.argv[1:2] == ["resume"]:
         command = earlier.command or command
-    record = LaunchRecord(spec.to_json(), asdict(resources.request), jobs, command, find_working_folder())
+    record = LaunchRecord(stage.to_json(), asdict(resources.request), jobs, command, find_working_folder())
     try:
         write_json(job.folder / LAUNCH_FILE, asdict(record))
     except UserError as error:  # too late to refuse: the job is submitted

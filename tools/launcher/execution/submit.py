@@ -48,41 +48,41 @@ while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
 export MASTER_PORT=${MASTER_PORT:-$port}"""
 
 
-def submit(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str = "") -> list[str]:
-    """Submit one job to SLURM, or an array if there are several specs; return the ids.
+def submit(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str = "") -> list[str]:
+    """Submit one job to SLURM, or an array if there are several stages; return the ids.
 
     Args:
         code: the copy of the code that the jobs import (`copy_code`).
         dependency: in sbatch's form, ``afterok:12:13``.
     """
-    log_folder = name_log_folder(os.path.commonpath([spec.folder for spec in specs]))
+    log_folder = name_log_folder(os.path.commonpath([stage.folder for stage in stages]))
     patience = max(resources.signal_delay - 20.0, resources.signal_delay / 2)  # leaves time for scontrol
     limits = Limits(resources.minutes, resources.max_timeouts, patience)
     script = log_folder / SCRIPT
     with clean_up(log_folder):
         make_folder(log_folder)
-        for index, spec in enumerate(specs):
-            write_job(name_job_file(log_folder, index), spec, limits)
-        atomic_write(script, _build_script(specs, resources, code, dependency, log_folder))
+        for index, stage in enumerate(stages):
+            write_job(name_job_file(log_folder, index), stage, limits)
+        atomic_write(script, _build_script(stages, resources, code, dependency, log_folder))
         cluster = resources.request.slurm_cluster
-        job_id = slurm.submit_script(script, name_job(specs), build_environment(resources), cluster)
-    ids = [f"{job_id}_{index}" for index in range(len(specs))] if len(specs) > 1 else [job_id]
+        job_id = slurm.submit_script(script, name_job(stages), build_environment(resources), cluster)
+    ids = [f"{job_id}_{index}" for index in range(len(stages))] if len(stages) > 1 else [job_id]
     common: dict[str, Any] = {"cluster": "slurm", "slurm_cluster": cluster, "logs": str(log_folder)}
-    common |= {"name": name_job(specs), "dependency": dependency, "host": socket.gethostname()}
-    for spec, listed_id in zip(specs, ids, strict=True):
-        record_job(spec, resources, Job(Path(spec.folder), listed_id, submitted=time.time(), **common))
+    common |= {"name": name_job(stages), "dependency": dependency, "host": socket.gethostname()}
+    for stage, listed_id in zip(stages, ids, strict=True):
+        record_job(stage, resources, Job(Path(stage.folder), listed_id, submitted=time.time(), **common))
     return ids
 
 
-def render_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
-    """Return the sbatch script of a job, or of an array if there are several specs."""
-    log_folder = Path(specs[0].folder) / "launch" / "DRY-RUN"
-    script = _build_script(specs, resources, code, dependency, log_folder)
+def render_script(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
+    """Return the sbatch script of a job, or of an array if there are several stages."""
+    log_folder = Path(stages[0].folder) / "launch" / "DRY-RUN"
+    script = _build_script(stages, resources, code, dependency, log_folder)
     variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())
     return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
 
 
-def _build_script(specs: Sequence[Stage], resources: Resources, code: Path, dependency: str, log_folder: Path) -> str:
+def _build_script(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str, log_folder: Path) -> str:
     """Build the script of sbatch."""
     # One rank's death ends the step. The ranks get the environment of the batch script, whatever sbatch's --export was.
     # In SLURM 22.05 and later, srun does not take the number of cores from sbatch.
@@ -103,18 +103,18 @@ def _build_script(specs: Sequence[Stage], resources: Resources, code: Path, depe
         *([_PORT] if resources.nodes * resources.tasks > 1 else []),
     ]
     file = shlex.quote(str(name_job_file(log_folder, 0)))
-    if len(specs) > 1:
+    if len(stages) > 1:
         file = f"{shlex.quote(str(log_folder))}/{name_job_file(Path(), '$SLURM_ARRAY_TASK_ID')}"
     return _make_sbatch_string(
         command=f"{resources.python or shlex.quote(sys.executable)} -u -m tools.launcher.execution.rank_main {file}",
         folder=log_folder,
         **_list_parameters(resources),
-        job_name=name_job(specs),
+        job_name=name_job(stages),
         wckey=None,  # pyright: ignore[reportArgumentType]  # submitit would name its own
         srun_args=srun_args,
         additional_parameters=parameters,
         setup=setup,
-        map_count=len(specs) if len(specs) > 1 else None,
+        map_count=len(stages) if len(stages) > 1 else None,
     )
 
 
@@ -134,14 +134,14 @@ def _list_parameters(resources: Resources) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value}
 
 
-def name_job(specs: Sequence[Stage]) -> str:
+def name_job(stages: Sequence[Stage]) -> str:
     """Return the job's display name (``demo-jcl-pretrain``), which has only characters that every site accepts."""
-    folder = specs[0].folder
-    root = specs[0].root
+    folder = stages[0].folder
+    root = stages[0].root
     if root:
-        name = f"{Path(root).name}-{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].name}"
+        name = f"{Path(root).name}-{os.path.relpath(folder, root) if len(stages) == 1 else stages[0].name}"
     else:
-        name = f"{specs[0].name}-{Path(folder).name}"
+        name = f"{stages[0].name}-{Path(folder).name}"
     return re.sub(r"[^A-Za-z0-9._-]", "_", name.replace("/", "-"))
 
 

@@ -80,12 +80,12 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
     """
     if graph.report:
         check_no_foreign_files(graph.output, ("report.md", "report.html"), str(PIPELINE_FILE), "folder")
-    missing = {node.key: node for node in graph.nodes if not is_complete(node.spec)}
-    specs = {key: node.spec for key, node in missing.items()}
+    missing = {node.key: node for node in graph.nodes if not is_complete(node.stage)}
+    stages = {key: node.stage for key, node in missing.items()}
     if graph.report:
-        specs[REPORT] = graph.report
-    plan = Plan(missing, {key: options.for_stage(spec) for key, spec in specs.items()})
-    folders = {key: Path(spec.folder) for key, spec in specs.items()}
+        stages[REPORT] = graph.report
+    plan = Plan(missing, {key: options.for_stage(stage) for key, stage in stages.items()})
+    folders = {key: Path(stage.folder) for key, stage in stages.items()}
     dropped = _list_dropped_stages(graph)
     last_jobs = wait_for_ending_jobs([*folders.values(), *dropped.values()])
     unchanged: list[str] = []
@@ -97,7 +97,7 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
                 if may_wait and state.word in ("PENDING", "RUNNING"):
                     if key in plan.missing:
                         _check_same_work(plan.missing[key], job)
-                    if _has_other_resources(specs[key], job, plan.resources[key]):
+                    if _has_other_resources(stages[key], job, plan.resources[key]):
                         unchanged.append(key)
                     plan.queued[key] = job.id
                     plan.missing.pop(key, None)
@@ -105,7 +105,7 @@ def check_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, 
                     job.check_not_running(state)
             if key in plan.missing:
                 if graph.is_single:  # no other stage runs before it
-                    check_parents(plan.missing[key].spec)
+                    check_parents(plan.missing[key].stage)
                 else:
                     _check_parents(key, graph, plan)
                 plan.warnings += _check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
@@ -124,7 +124,7 @@ def _list_dropped_stages(graph: Graph) -> dict[str, Path]:
     file = Path(graph.output) / PIPELINE_FILE
     if graph.is_single or not file.exists():
         return {}
-    folders = {node.spec.folder for node in graph.nodes}
+    folders = {node.stage.folder for node in graph.nodes}
     try:
         stages = read_pipeline(file).stages
     except UserError:  # it is damaged, and will be written again
@@ -136,9 +136,9 @@ def _is_queued(last_jobs: Mapping[Path, tuple[Job, JobState]], folder: Path) -> 
     return folder in last_jobs and last_jobs[folder][0].is_slurm and last_jobs[folder][1].is_active
 
 
-def _has_other_resources(spec: Stage, job: Job, resources: Resources) -> bool:
+def _has_other_resources(stage: Stage, job: Job, resources: Resources) -> bool:
     """Return whether a job in the queue was submitted with other resources than it would get now."""
-    submitted = from_record(read_launch(job.folder).options).for_stage(spec)
+    submitted = from_record(read_launch(job.folder).options).for_stage(stage)
     return replace(submitted, request=resources.request) != resources
 
 
@@ -170,8 +170,8 @@ def _describe_queue(graph: Graph, options: JobOptions, jobs: int, unchanged: lis
 def _check_same_work(node: Node, job: Job) -> None:
     """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
     submitted = build_stage(read_launch(job.folder).spec)
-    if submitted.fingerprint() != node.spec.fingerprint():
-        changes = describe_changes(node.spec, submitted.identity, allowed=()) or "what it builds on has changed"
+    if submitted.fingerprint() != node.stage.fingerprint():
+        changes = describe_changes(node.stage, submitted.identity, allowed=()) or "what it builds on has changed"
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
         raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
 
@@ -180,48 +180,48 @@ def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
     """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
     nodes = {node.key: node for node in graph.nodes}
     for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
-        if parent.spec.trains_backbone and not parent.spec.has_checkpoint():  # complete, but others cannot read it
+        if parent.stage.trains_backbone and not parent.stage.has_checkpoint():  # complete, but others cannot read it
             remedy = "restore it, or move the folder away to run the stage again"
-            raise UserError(f"the checkpoint is gone from {parent.spec.folder}; {remedy}")
+            raise UserError(f"the checkpoint is gone from {parent.stage.folder}; {remedy}")
     children = [node.key for node in graph.nodes if key in node.parents]
-    if nodes[key].spec.trains_backbone and children and plan.missing.keys().isdisjoint(children):
+    if nodes[key].stage.trains_backbone and children and plan.missing.keys().isdisjoint(children):
         plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
 
 
 def _check_stage(node: Node, graph: Graph, resources: Resources, is_dry_run: bool, needs_data: bool) -> list[str]:
     """Check what the stage would refuse on its devices; return warnings."""
-    spec = node.spec
+    stage = node.stage
     is_slurm = resources.cluster == "slurm"
-    if is_slurm and ("%" in spec.folder or "\\" in spec.folder):
-        raise UserError(f"SLURM interprets '%' and '\\' in {spec.folder} as a pattern; choose another OUTPUT_DIR")
-    _check_weights(spec)
-    check_may_continue(spec)
+    if is_slurm and ("%" in stage.folder or "\\" in stage.folder):
+        raise UserError(f"SLURM interprets '%' and '\\' in {stage.folder} as a pattern; choose another OUTPUT_DIR")
+    _check_weights(stage)
+    check_may_continue(stage)
     if is_slurm:
         _check_cores(resources)
-    spec.check(resources.nodes * resources.tasks, starts_later=is_slurm or bool(node.parents))
-    reads_weights = not node.parents and spec.reads_weights()  # a resumed run may no longer need them
+    stage.check(resources.nodes * resources.tasks, starts_later=is_slurm or bool(node.parents))
+    reads_weights = not node.parents and stage.reads_weights()  # a resumed run may no longer need them
     warnings: list[str] = []
-    if reads_weights and spec.weights_address:
-        warnings += _fetch_weights(spec.weights_address, is_dry_run)
-    if spec.has_checkpoint():
-        warnings += _describe_moved_names(spec)
-    if any(other.spec.makes_data for other in graph.nodes if other.key in spec.folders):  # they may not exist yet
+    if reads_weights and stage.weights_address:
+        warnings += _fetch_weights(stage.weights_address, is_dry_run)
+    if stage.has_checkpoint():
+        warnings += _describe_moved_names(stage)
+    if any(other.stage.makes_data for other in graph.nodes if other.key in stage.folders):  # they may not exist yet
         return warnings
-    unchecked = _check_data(spec, reads_weights and not spec.weights_address, is_slurm, needs_data)
+    unchecked = _check_data(stage, reads_weights and not stage.weights_address, is_slurm, needs_data)
     starts_now = graph.is_single and not is_slurm and not is_dry_run  # then it soon refuses too few images itself
     if not unchecked and not starts_now:  # the data are on this machine
-        spec.check_counts()
+        stage.check_counts()
     return [*warnings, *unchecked]
 
 
-def _check_weights(spec: Stage) -> None:
+def _check_weights(stage: Stage) -> None:
     """Check that there are weights to read, without reading all of them."""
-    if not spec.inputs or not spec.reads_weights():
+    if not stage.inputs or not stage.reads_weights():
         return
-    for path, content in spec.inputs.items():
+    for path, content in stage.inputs.items():
         if not content:
             problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
-            raise UserError(f"{problem}; {spec.remedy}")
+            raise UserError(f"{problem}; {stage.remedy}")
         problem = describe_text(read_start(path)) if Path(path).is_file() else ""
         if problem:
             raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
@@ -237,22 +237,24 @@ def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:
     return []
 
 
-def _describe_moved_names(spec: Stage) -> list[str]:
+def _describe_moved_names(stage: Stage) -> list[str]:
     """Describe the relative names of a run that resumes in another working folder, where they may be other images."""
-    earlier = read_working_folder(spec.folder)
+    earlier = read_working_folder(stage.folder)
     current = find_working_folder()
     if earlier in ("", current):
         return []
-    return [f"{name} is now that of {current}; the run was started in {earlier}" for name in spec.list_relative_names()]
+    return [
+        f"{name} is now that of {current}; the run was started in {earlier}" for name in stage.list_relative_names()
+    ]
 
 
-def _check_data(spec: Stage, reads_weights: bool, is_slurm: bool, needs_data: bool) -> list[str]:
+def _check_data(stage: Stage, reads_weights: bool, is_slurm: bool, needs_data: bool) -> list[str]:
     """Check the data of a stage; of a SLURM job return as warnings what other disks than this machine's may have."""
-    in_job = [name for name in spec.list_data() if "$" in name] if is_slurm else []
+    in_job = [name for name in stage.list_data() if "$" in name] if is_slurm else []
     if in_job:
         return [f"{name} is not checked here: its variables are expanded in the job" for name in in_job]
     try:
-        spec.check_data(reads_weights)
+        stage.check_data(reads_weights)
     except UserError as error:
         if not is_slurm or needs_data:
             raise
@@ -271,18 +273,18 @@ def _check_cores(resources: Resources) -> None:
         raise UserError(f"{problem} per node, but no {node} has more than {cores}; {remedy}")
 
 
-def check_may_continue(spec: Stage) -> None:
+def check_may_continue(stage: Stage) -> None:
     """Check that the run folder can be written, and contains no checkpoint or results of another run."""
-    folder = Path(spec.folder)
+    folder = Path(stage.folder)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
-    check_stage_of(folder, spec.name)
-    if not spec.has_checkpoint() and not (folder / "results.json").exists():
+    check_stage_of(folder, stage.name)
+    if not stage.has_checkpoint() and not (folder / "results.json").exists():
         return
-    spec.check_same_run()
+    stage.check_same_run()
     launched = find_launch(folder)
     earlier = build_stage(launched.spec).identity if launched else read_state(folder).get("work")
-    changes = describe_changes(spec, earlier) if earlier else ""
+    changes = describe_changes(stage, earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} contains a different run ({changes}); move it, or choose another OUTPUT_DIR")

@@ -38,7 +38,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
             state = "to run"
             if all(key in startable or key not in plan.missing for key in node.parents):
                 startable[node.key] = node
-        print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.spec.folder)}{reason}")
+        print(f"{state:<8} {node.key}{order}  -> {shorten_path(node.stage.folder)}{reason}")
     if graph.report:
         print(f"to run   report  after everything  -> {shorten_path(graph.report.product)}")
     code = find_code(graph.output)
@@ -48,9 +48,9 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
         batches = [array for group in groups for array in split_batch(group, options)]
     for batch in batches:
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
-        specs = [node.spec for node in batch]
+        stages = [node.stage for node in batch]
         resources = plan.resources[batch[0].key]
-        script = render_script(specs, resources, code, format_dependency("afterok", parents))
+        script = render_script(stages, resources, code, format_dependency("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
@@ -80,7 +80,7 @@ def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
     for batch in kinds.values():
         try:
             resources = plan.resources[batch[0].key]
-            script = render_script([node.spec for node in batch], resources, code, "")
+            script = render_script([node.stage for node in batch], resources, code, "")
             answer = slurm.ask_start_time(script, build_environment(resources))
         except UserError as error:
             answer = str(error)
@@ -102,7 +102,7 @@ def describe_estimates(plan: Plan) -> list[str]:
         resources = plan.resources[key]
         count = resources.nodes * resources.gpus
         gpu = find_gpu(resources.gpu_type if resources.cluster == "slurm" else local_gpu)
-        estimate = gpu and node.spec.estimate(gpu, count)
+        estimate = gpu and node.stage.estimate(gpu, count)
         if estimate:
             stages.setdefault(estimate.describe(), []).append(key)
     lines = [f"#   {', '.join(keys)}: {text}" for text, keys in stages.items()]

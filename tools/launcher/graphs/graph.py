@@ -34,7 +34,7 @@ class Node:
     """A stage of a graph: ``key`` is its display name (``jcl/linear``), ``parents`` are keys of other nodes."""
 
     key: str
-    spec: Stage
+    stage: Stage
     parents: tuple[str, ...] = ()
 
 
@@ -59,60 +59,60 @@ class Graph:
 
     def list_stages(self) -> list[str]:
         """List the names of its kinds of stages."""
-        specs = [*(node.spec for node in self.nodes), *([self.report] if self.report else [])]
-        return list(dict.fromkeys(spec.name for spec in specs))
+        stages = [*(node.stage for node in self.nodes), *([self.report] if self.report else [])]
+        return list(dict.fromkeys(stage.name for stage in stages))
 
 
 def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[str, Any] | None = None) -> Graph:
-    """Build a graph, and complete the spec of each stage by what the stage builds on.
+    """Build a graph, and complete each stage by what it builds on.
 
-    A spec gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
+    A stage gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
     that no parent writes.
 
     Raises:
         UserError: two stages would share a key or a folder.
     """
-    specs: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     owners: dict[str, str] = {}
     for node in nodes:
-        owner = owners.setdefault(node.spec.folder, node.key)
-        if owner != node.key or node.key in specs:
-            raise UserError(f"{node.key} and {owner} would share {node.spec.folder}; rename one of them")
-        specs[node.key] = _complete_spec(node, specs, output)
-    return Graph(output, tuple(replace(node, spec=specs[node.key]) for node in nodes), report, study or {})
+        owner = owners.setdefault(node.stage.folder, node.key)
+        if owner != node.key or node.key in stages:
+            raise UserError(f"{node.key} and {owner} would share {node.stage.folder}; rename one of them")
+        stages[node.key] = _complete_stage(node, stages, output)
+    return Graph(output, tuple(replace(node, stage=stages[node.key]) for node in nodes), report, study or {})
 
 
-def build_single(spec: Stage) -> Graph:
+def build_single(stage: Stage) -> Graph:
     """Build a graph of one stage. A stage that was part of a pipeline keeps what it builds on."""
-    if spec.inputs:
-        spec = replace(spec, inputs=_hash_inputs(spec, set()))
-    return Graph(spec.folder, (Node(spec.name, spec),))
+    if stage.inputs:
+        stage = replace(stage, inputs=_hash_inputs(stage, set()))
+    return Graph(stage.folder, (Node(stage.name, stage),))
 
 
-def _complete_spec(node: Node, specs: Mapping[str, Stage], output: str) -> Stage:
-    """Add to the spec of ``node`` what it builds on; ``specs`` contains its parents."""
+def _complete_stage(node: Node, stages: Mapping[str, Stage], output: str) -> Stage:
+    """Return the stage of ``node`` with what it builds on; ``stages`` contains its parents."""
     fingerprints: dict[str, str] = {}
     folders: dict[str, str] = {}
     products: set[str] = set()
     for key in node.parents:
-        parent = specs[key]
+        parent = stages[key]
         fingerprints[key] = parent.fingerprint()
         folders |= {**parent.folders, key: parent.folder}
         products |= {parent.folder, parent.product}
-    inputs = _hash_inputs(node.spec, products)
-    return replace(node.spec, root=output, parents=fingerprints, folders=folders, inputs=inputs)
+    inputs = _hash_inputs(node.stage, products)
+    return replace(node.stage, root=output, parents=fingerprints, folders=folders, inputs=inputs)
 
 
-def _hash_inputs(spec: Stage, products: set[str]) -> dict[str, str]:
+def _hash_inputs(stage: Stage, products: set[str]) -> dict[str, str]:
     """Map each weights file that is not in ``products`` to its content.
 
     A resumed stage no longer needs its initial weights; if they are gone, the record knows what they were.
     """
     recorded: dict[str, str] = {}
-    if spec.has_checkpoint():
-        launched = find_launch(Path(spec.folder))
+    if stage.has_checkpoint():
+        launched = find_launch(Path(stage.folder))
         recorded = launched.spec["inputs"] if launched else {}
-    hashes = {path: sha or hash_content(path) for path, sha in spec.inputs.items() if path not in products}
+    hashes = {path: sha or hash_content(path) for path, sha in stage.inputs.items() if path not in products}
     return {path: sha or recorded.get(path, "") for path, sha in hashes.items()}
 
 
@@ -120,13 +120,13 @@ def write_graph(graph: Graph, options: JobOptions) -> None:
     """Write the record of a graph for `report`, `status` and `resume`. For a single stage, launch.json is enough."""
     if graph.report is None:
         return
-    stages = []
+    records = []
     for node in graph.nodes:
-        spec = node.spec
-        place = {"key": node.key, "stage": spec.name, "folder": spec.folder, "parents": list(node.parents)}
-        stages.append({**place, "fingerprint": spec.fingerprint(), "spec": spec.to_json()})
+        stage = node.stage
+        place = {"key": node.key, "stage": stage.name, "folder": stage.folder, "parents": list(node.parents)}
+        records.append({**place, "fingerprint": stage.fingerprint(), "spec": stage.to_json()})
     record = PipelineRecord(
-        stages=stages,
+        stages=records,
         output=graph.output,
         report=graph.report.to_json(),
         options=asdict(options),
@@ -172,7 +172,7 @@ def open_graph(file: Path, **changes: str) -> Iterator[tuple[Graph, JobOptions]]
 def _rebuild(record: LaunchRecord | PipelineRecord) -> Graph:
     if isinstance(record, LaunchRecord):
         return build_single(build_stage(record.spec))
-    nodes = (Node(stage["key"], build_stage(stage["spec"]), tuple(stage["parents"])) for stage in record.stages)
+    nodes = (Node(entry["key"], build_stage(entry["spec"]), tuple(entry["parents"])) for entry in record.stages)
     return Graph(record.output, tuple(nodes), build_stage(record.report), record.study)
 
 
@@ -194,10 +194,10 @@ def _check_relative_names(graph: Graph) -> None:
 
     A run or its pipeline lies below the folder that it was started in, unless the user chose another place.
     """
-    names = list(dict.fromkeys(name for node in graph.nodes for name in node.spec.list_relative_names()))
+    names = list(dict.fromkeys(name for node in graph.nodes for name in node.stage.list_relative_names()))
     if not names:
         return
-    root = Path(graph.nodes[0].spec.root or graph.output)
+    root = Path(graph.nodes[0].stage.root or graph.output)
     is_below = root.resolve().is_relative_to(Path().resolve())
     text = f"the earlier version that started {graph.output} did not record the folder of {shorten_list(names)}"
     if not is_below:

@@ -247,8 +247,8 @@ def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, 
             name = probe.name if len(files) == 1 else f"{probe.name}_{Path(file).stem or 'own'}"
             folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
-            spec = probe.load(probe.Options(weights, file), words, base)
-            nodes.append(Node(f"{branch.name}/{name}", spec, parents))
+            stage = probe.load(probe.Options(weights, file), words, base)
+            nodes.append(Node(f"{branch.name}/{name}", stage, parents))
     return nodes
 
 
@@ -259,8 +259,8 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
     if branch.keys["TRANSFER"] and not initialization and weights != "random":
         initialization = str(branch.folder / "backbone.pth")
         options = Convert.Options(weights, initialization)
-        spec = Convert.load(options, folder=str(branch.folder / "convert"))
-        nodes.append(Node(f"{branch.name}/convert", spec, parents))
+        stage = Convert.load(options, folder=str(branch.folder / "convert"))
+        nodes.append(Node(f"{branch.name}/convert", stage, parents))
         parents = (nodes[0].key, *data)
     for name, value in branch.keys["TRANSFER"].items():
         folder = str(branch.folder / check_label(name, "a detector of TRANSFER"))
@@ -268,8 +268,8 @@ def _build_detectors(branch: _Branch, weights: str, parents: tuple[str, ...], da
         keys = _check_keys(keys, _DETECTOR, f"branch {branch.name}: detector {name}")
         words = [*split_words(branch.keys["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"])]
         words += [*branch.keys["SEED"], "MODEL.WEIGHTS", initialization, "OUTPUT_DIR", folder]
-        spec = Transfer.load(Transfer.Options(keys["CONFIG"], keys["ENGINE"] or branch.keys["ENGINE"]), words)
-        nodes.append(Node(f"{branch.name}/{name}", spec, parents))
+        stage = Transfer.load(Transfer.Options(keys["CONFIG"], keys["ENGINE"] or branch.keys["ENGINE"]), words)
+        nodes.append(Node(f"{branch.name}/{name}", stage, parents))
     return nodes
 
 

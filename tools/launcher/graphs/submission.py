@@ -90,7 +90,7 @@ class Submission:
         parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
         dependency = format_dependency("afterok", parents) or format_dependency("afterany", [previous])
         try:
-            self._submit([node.key for node in batch], [node.spec for node in batch], code, dependency)
+            self._submit([node.key for node in batch], [node.stage for node in batch], code, dependency)
         except slurm.TooManyJobs as error:
             if len(batch) == 1:
                 raise
@@ -99,8 +99,8 @@ class Submission:
             self._submit_batch(batch[:middle], code, previous)
             self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
 
-    def _submit(self, keys: list[str], specs: list[Stage], code: Path, dependency: str) -> None:
-        ids = submit(specs, self._plan.resources[keys[0]], code, dependency)
+    def _submit(self, keys: list[str], stages: list[Stage], code: Path, dependency: str) -> None:
+        ids = submit(stages, self._plan.resources[keys[0]], code, dependency)
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
         if self._signals:
@@ -135,7 +135,7 @@ def describe_cost(plan: Plan) -> str:
         requested = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
         gpus = resources.nodes * resources.gpus or requested
         if gpus:
-            requests[node.spec.name, gpus, resources.minutes, resources.max_timeouts] += 1
+            requests[node.stage.name, gpus, resources.minutes, resources.max_timeouts] += 1
     lines = []
     unlimited: list[str] = []
     total = 0.0
@@ -168,7 +168,7 @@ def group_nodes(nodes: Iterable[Node], waiting: Set[str], plan: Plan) -> Iterabl
     for node in nodes:
         resources = plan.resources[node.key]
         is_in_array = resources.cluster == "slurm" and waiting.isdisjoint(node.parents)
-        name = f"{node.spec.name} {resources}" if is_in_array else node.key
+        name = f"{node.stage.name} {resources}" if is_in_array else node.key
         groups.setdefault(name, []).append(node)
     return groups.values()
 

@@ -151,7 +151,7 @@ def test_a_stage_waits_for_its_gpus_and_one_without_gpus_does_not(tmp_path: Path
     """Stage c waits for the GPUs that a has; b, which needs none, meets a; d does not take the third one before c."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     a, b = pair(tmp_path)
-    b = replace(b, spec=FakeOnCpu(b.spec.folder, b.spec.options))
+    b = replace(b, stage=FakeOnCpu(b.stage.folder, b.stage.options))
     d = Node("d", FakeAlone(str(tmp_path / "d")))
     graph = graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), d, b)
     assert start_graph(graph, replace(TWO_STAGES, gpus=2, parallel=3)) == 0

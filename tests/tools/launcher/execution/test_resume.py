@@ -30,7 +30,7 @@ def write_record(folder: str, record: dict[str, Any], name: str = "launch.json")
 
 def write_launch_file(graph: Graph, options: JobOptions, _needs_data: bool) -> int:
     (node,) = graph.nodes
-    record_job(node.spec, options.for_stage(node.spec), Job.from_record(Path(node.spec.folder), LOCAL))
+    record_job(node.stage, options.for_stage(node.stage), Job.from_record(Path(node.stage.folder), LOCAL))
     return 0
 
 
@@ -100,12 +100,12 @@ def test_a_probe_finds_the_images_of_its_run_from_another_folder(tmp_path: Path,
 
 
 def test_a_resumed_stage_keeps_what_it_builds_on(started: Started):
-    spec = build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
-    spec = replace(spec, parents={"a/pretrain": "1234"}, root="/pipeline")
-    write_record("x", {"spec": spec.to_json(), "options": asdict(HERE), "jobs": [LOCAL]})
+    stage = build_probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
+    stage = replace(stage, parents={"a/pretrain": "1234"}, root="/pipeline")
+    write_record("x", {"spec": stage.to_json(), "options": asdict(HERE), "jobs": [LOCAL]})
     assert launch.main(["resume", "x"]) == 0
     ((graph, options),) = started
-    assert (graph.nodes[0].spec, graph.report, options) == (spec, None, HERE)
+    assert (graph.nodes[0].stage, graph.report, options) == (stage, None, HERE)
 
 
 def test_a_resumed_stage_gets_the_limit_of_the_site_file_as_far_as_it_needs_it(started: Started):
@@ -116,10 +116,10 @@ def test_a_resumed_stage_gets_the_limit_of_the_site_file_as_far_as_it_needs_it(s
     for folder, words in (("a", site), ("b", [*site, "--time", "12:00:00"]), ("c", ["--cluster", "slurm"])):
         assert launch.main(["knn", "random", *words, "OUTPUT_DIR", folder, *TINY]) == 0
         graph, options = started.pop()
-        spec = graph.nodes[0].spec
-        record_job(spec, options.for_stage(spec), Job.from_record(Path(spec.folder), LOCAL))
+        stage = graph.nodes[0].stage
+        record_job(stage, options.for_stage(stage), Job.from_record(Path(stage.folder), LOCAL))
         assert launch.main(["resume", folder]) == 0
-        limits.append([options.for_stage(spec).minutes, started.pop()[1].for_stage(spec).minutes])
+        limits.append([options.for_stage(stage).minutes, started.pop()[1].for_stage(stage).minutes])
     assert limits == [[240, 240], [720, 720], [240, 240]]
 
 
@@ -165,7 +165,7 @@ def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: st
     words = ["pipeline", pipeline_file, "--output", "x", "--cluster", "local", "--gpus", "0"]
     for engine, more in (("torchvision", []), ("detectron2", ["--engine", "detectron2"])):
         assert launch.main([*words, *more]) == launch.main(["resume", "x"]) == 0
-        assert [graph.nodes[0].spec.options.engine for graph, _ in started[-2:]] == [engine] * 2
+        assert [graph.nodes[0].stage.options.engine for graph, _ in started[-2:]] == [engine] * 2
 
 
 def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(pipeline_file: str, monkeypatch):

@@ -88,7 +88,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
     assert start_graph(graph, slurm_options) == 0
     assert len(list(tmp_path.glob("**/code-*"))) == 1  # one copy of the code for five jobs
     slurm_cluster.wait_state(job_of(tmp_path / "report").id, "COMPLETED")
-    ended = [slurm_cluster.state(job_of(node.spec.folder).id) for node in nodes]
+    ended = [slurm_cluster.state(job_of(node.stage.folder).id) for node in nodes]
     assert ended == ["FAILED", "CANCELLED", "COMPLETED", "COMPLETED"]
     capsys.readouterr()
     assert start_graph(graph, slurm_options) == 0  # again: only what failed or was skipped

@@ -59,8 +59,8 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     run_alone(build_pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     extend(monkeypatch, tmp_path, _SLOW_STEPS.format(5))
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
-    spec = build_pretrain("", overrides(images, tmp_path / "cut", *never))
-    (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=40))
+    stage = build_pretrain("", overrides(images, tmp_path / "cut", *never))
+    (job,) = submit_jobs([stage], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
     assert is_complete(tmp_path / "cut") and attempts(tmp_path / "cut") > 1
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
@@ -92,8 +92,8 @@ def test_pretraining_on_two_nodes_equals_one_process(
     slurm_options: JobOptions, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
-    spec = build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
-    (job,) = submit_jobs([spec], replace(slurm_options, nodes=2, tasks=2))
+    stage = build_pretrain("", overrides(images, tmp_path / "slurm", *groups))
+    (job,) = submit_jobs([stage], replace(slurm_options, nodes=2, tasks=2))
     run_alone(build_pretrain("", overrides(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
@@ -125,7 +125,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert start_graph(pipeline.load_pipeline("smoke.yaml", "whole"), HERE) == 0
     graph = pipeline.load_pipeline("smoke.yaml", "cut")
     assert start_graph(graph, slurm_options) == 0
-    folders = {node.key: Path(node.spec.folder) for node in graph.nodes}
+    folders = {node.key: Path(node.stage.folder) for node in graph.nodes}
     for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
         log = folders[key] / "log.txt"
         wait_for(lambda: log.exists() and re.search(sign, log.read_text()), seconds=240)  # noqa: B023

@@ -46,8 +46,8 @@ def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: JobOptions, slurm_
 def test_a_run_beyond_its_time_limit_is_requeued(
     slurm_options: JobOptions, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):
-    spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
-    (job,) = submit_jobs([spec], replace(slurm_options, time="1", signal_delay=45))
+    stage = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
+    (job,) = submit_jobs([stage], replace(slurm_options, time="1", signal_delay=45))
     wait_for(lambda: outcome(tmp_path)["state"] == "requeued", 120)
     assert outcome(tmp_path)["reason"].startswith(reason)
     slurm_cluster.wait_state(job, "COMPLETED", "TIMEOUT", "FAILED", seconds=300)

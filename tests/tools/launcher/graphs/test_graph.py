@@ -32,9 +32,9 @@ def chain(folder: Path, extra: str = "") -> Graph:
     return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
 
 
-def queue(cluster: Path, spec: Stage, job_id: str) -> None:
+def queue(cluster: Path, stage: Stage, job_id: str) -> None:
     """Add a running job of a stage."""
-    started(Path(spec.folder), {**helpers.SLURM, "id": job_id}, spec=spec.to_json())
+    started(Path(stage.folder), {**helpers.SLURM, "id": job_id}, spec=stage.to_json())
     with open(cluster / "queue", "a") as file:
         file.write(f"{job_id}|RUNNING|None|n\n")
 
@@ -51,10 +51,10 @@ def test_images_are_counted_before_a_stage_waits_or_is_shown_but_by_itself_if_it
 
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):
-    complete(chain(tmp_path, "earlier").nodes[1].spec)
+    complete(chain(tmp_path, "earlier").nodes[1].stage)
     changes = ("b: b contains a different run (arguments ", "; a has changed)", "nothing was started")
     refused(lambda: start_graph(chain(tmp_path), SLURM), "b: ", *changes)
-    complete(chain(tmp_path, "earlier").nodes[0].spec)
+    complete(chain(tmp_path, "earlier").nodes[0].stage)
     refused(lambda: start_graph(chain(tmp_path), SLURM), "2 of 3 stages are invalid")
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert not list(cluster.glob("*.script")) and not (tmp_path / "launch").exists()
@@ -119,13 +119,13 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
             Node(f"{i}/linear", fake(folder / "linear"), (f"{i}/pretrain",)),
         ]
     graph = graph_of(tmp_path, *nodes)
-    specs = {node.key: node.spec for node in graph.nodes}
-    queue(cluster, specs["0/pretrain"], "42_3")
+    stages = {node.key: node.stage for node in graph.nodes}
+    queue(cluster, stages["0/pretrain"], "42_3")
     queue(cluster, fake(tmp_path / "report"), "77")
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
-        complete(specs[key])
+        complete(stages[key])
     assert start_graph(graph, SLURM) == 0
-    pending = [key for key, spec in specs.items() if not is_complete(spec)]
+    pending = [key for key, stage in stages.items() if not is_complete(stage)]
     jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
     assert {key: (job.id, job.dependency) for key, job in jobs.items()} == {
         "0/pretrain": ("42_3", ""),
@@ -153,23 +153,23 @@ def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, c
 
 
 def test_a_run_stays_complete_when_its_initial_weights_are_deleted(tmp_path: Path):
-    spec = FakeTraining(str(tmp_path / "run"), Fake.Options(arguments=("weights.pth",)), inputs={"weights.pth": ""})
+    stage = FakeTraining(str(tmp_path / "run"), Fake.Options(arguments=("weights.pth",)), inputs={"weights.pth": ""})
     Path("weights.pth").write_bytes(b"weights")
-    earlier = build_single(spec).nodes[0].spec
+    earlier = build_single(stage).nodes[0].stage
     complete(earlier)
     write_json(tmp_path / "run/launch/launch.json", {"spec": earlier.to_json()})
     (tmp_path / "run/model_final.pth").touch()
     Path("weights.pth").unlink()
-    assert is_complete(build_single(spec).nodes[0].spec)
+    assert is_complete(build_single(stage).nodes[0].stage)
 
 
 def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(tmp_path: Path, cluster: Path, capsys):
     graph = chain(tmp_path)
     assert start_graph(graph, HERE) == 0
     update_state(tmp_path / "b", state="running")
-    alone = build_stage(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
+    alone = build_stage(json.loads(json.dumps(graph.nodes[1].stage.to_json())))  # as launch.json has it
     assert start_graph(build_single(alone), HERE) == 0
-    assert all(is_complete(node.spec) for node in chain(tmp_path).nodes)
+    assert all(is_complete(node.stage) for node in chain(tmp_path).nodes)
     (tmp_path / "b/results.json").unlink()  # b's output is gone, so only b runs again
     capsys.readouterr()
     assert start_graph(chain(tmp_path), HERE) == 0
@@ -183,15 +183,15 @@ def test_a_complete_graph_runs_nothing_again_even_if_a_stage_was_started_alone(t
 
 def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):
     """The parent was cancelled, ran with other settings, or is missing when the stage is run alone."""
-    child = chain(tmp_path).nodes[1].spec
-    for earlier in (None, chain(tmp_path, "other").nodes[0].spec):
+    child = chain(tmp_path).nodes[1].stage
+    for earlier in (None, chain(tmp_path, "other").nodes[0].stage):
         if earlier:
             complete(earlier)
         refused(lambda: run_stage(child, RunContext()), "builds on a, which is not complete", tmp_path / "a")
         for options in (HERE, SLURM):
             refused(lambda: start_graph(build_single(child), options), "builds on a, which is not complete")  # noqa: B023
     assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
-    complete(chain(tmp_path).nodes[0].spec)
+    complete(chain(tmp_path).nodes[0].stage)
     run_stage(child, RunContext())
     assert is_complete(child)
 
@@ -204,19 +204,19 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, i
     if is_conversion:
         probe = build_convert("a.pth", str(tmp_path / "a/x/product"), probe.folder)
     nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))
-    spec = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].spec
-    complete(spec)
+    stage = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].stage
+    complete(stage)
     write_json(
-        Path(f"{spec.product}.json") if is_conversion else tmp_path / "a/x/results.json",
+        Path(f"{stage.product}.json") if is_conversion else tmp_path / "a/x/results.json",
         {"source": {"source_sha256": "1234"}},
     )
-    assert is_complete(spec)  # the pretraining's folder was removed
+    assert is_complete(stage)  # the pretraining's folder was removed
     (tmp_path / "a/pretrain").mkdir()
     update_state(tmp_path / "a/pretrain", stage="pretrain")
-    assert not is_complete(spec)
+    assert not is_complete(stage)
     for sha, is_current in (("5678", False), ("1234", True)):
         write_json(tmp_path / "a/pretrain/results.json", {"checkpoint_sha256": sha})
-        assert is_complete(spec) == is_current
+        assert is_complete(stage) == is_current
 
 
 def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):

@@ -25,7 +25,7 @@ PAPERS = CONFIGS / "papers"
 
 def stages_of(table: str, folder: Path, word: str = "") -> dict[str, Stage]:
     graph = pipeline.load_pipeline(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
-    return {node.key: node.spec for node in graph.nodes}
+    return {node.key: node.stage for node in graph.nodes}
 
 
 def published_top1(config: str) -> float | None:

@@ -44,20 +44,20 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert nodes["moco_seed=7/pretrain"].parents == nodes["random_seed=4/long"].parents == data
     assert nodes["moco_seed=7/short"].parents == ("moco_seed=7/convert", *data)
     for name, weights in (("zoo", "zoo.pkl"), ("random", "")):
-        assert yaml.safe_load(nodes[f"{name}_seed=4/long"].spec.config)["MODEL"]["WEIGHTS"] == weights
-    assert nodes["data/7"].spec.product == str(tmp_path / "data/7")
+        assert yaml.safe_load(nodes[f"{name}_seed=4/long"].stage.config)["MODEL"]["WEIGHTS"] == weights
+    assert nodes["data/7"].stage.product == str(tmp_path / "data/7")
     for name in ("random", "moco"):  # random weights are probed by the data of their seed
-        assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].spec.config)["DATA"]["TRAIN"] == "folder:data/7"
-    for stage in ("pretrain", "knn", "embedding"):
-        assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
-    assert nodes["random_seed=4/embedding"].spec.options.weights == "random"
-    short, long = (nodes[f"moco_seed=4/{name}"].spec for name in ("short", "long"))
+        assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].stage.config)["DATA"]["TRAIN"] == "folder:data/7"
+    for name in ("pretrain", "knn", "embedding"):
+        assert yaml.safe_load(nodes[f"moco_seed=7/{name}"].stage.config)["SEED"] == 7
+    assert nodes["random_seed=4/embedding"].stage.options.weights == "random"
+    short, long = (nodes[f"moco_seed=4/{name}"].stage for name in ("short", "long"))
     config = yaml.safe_load(short.config)
     assert (config["SEED"], config["SOLVER"]["MAX_ITER"]) == (4, 5)
     assert config["MODEL"]["WEIGHTS"] == str(tmp_path / "out/moco_seed=4/backbone.pth")
     assert yaml.safe_load(long.config)["SOLVER"]["MAX_ITER"] == 9
     assert (short.options.engine, long.options.engine) == ("detectron2", "torchvision")
-    assert nodes["2020_seed=7/knn"].spec.options.weights == str(tmp_path / "runs/7.pth")
+    assert nodes["2020_seed=7/knn"].stage.options.weights == str(tmp_path / "runs/7.pth")
     folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", 2020, "zoo")}
     assert graph.study == {"branches": folders, "baseline": "random"}
 
@@ -66,13 +66,13 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
 def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
     graph = pipeline.load_pipeline(str(path))
-    trained = {node.spec.fingerprint() for node in graph.nodes if node.spec.name == "pretrain"}
+    trained = {node.stage.fingerprint() for node in graph.nodes if node.stage.name == "pretrain"}
     if re.search("^(GRID|POINTS):", path.read_text(), re.M):
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
-        is_converted = "convert" in {node.spec.name for node in graph.nodes}
+        is_converted = "convert" in {node.stage.name for node in graph.nodes}
         assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which is only initialized at random
-        assert {"knn", "linear", "transfer", "embedding"} & {node.spec.name for node in graph.nodes}
+        assert {"knn", "linear", "transfer", "embedding"} & {node.stage.name for node in graph.nodes}
 
 
 RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {recipes.find_recipe('jcl')}\n"
@@ -110,7 +110,7 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
     Path("s.yaml").write_text(plan)
     graph = pipeline.load_pipeline("s.yaml", "out")
     for place, node in enumerate(graph.nodes[:done]):
-        pretrain(Path(node.spec.folder), *DIGITS, knn=10.0 + place)
+        pretrain(Path(node.stage.folder), *DIGITS, knn=10.0 + place)
     write_graph(graph, HERE)
     Path("out").rename("moved")
     content = report.build_report([Path("moved")], "report.md")
@@ -123,8 +123,8 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
 def test_a_grid_becomes_a_table_and_a_plot():
     grid = "SEEDS: [0, 1]\nGRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
     graph, rows = swept(SWEEP + grid, done=5)
-    spec = graph.nodes[-1].spec
-    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
+    stage = graph.nodes[-1].stage
+    assert "NUM_KEYS: 5" in stage.config and "LAMBDA: 4.0" in stage.config and "SEED: 1" in stage.config
     assert rows == [
         ["num_keys=2_jcl_lambda=0.5", "10.5 ± 6.4"],
         ["num_keys=2_jcl_lambda=4", "12.5 ± 6.4"],

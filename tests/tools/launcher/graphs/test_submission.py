@@ -213,11 +213,11 @@ def test_slurm_is_asked_about_each_kind_of_job(tmp_path: Path, cluster: Path, pr
 def test_a_purged_checkpoint_that_a_stage_needs_is_refused(tmp_path: Path, cluster: Path, capsys):
     trained = FakeTraining(str(tmp_path / "p/a"))
     graph = graph_of(tmp_path / "p", Node("a", trained), Node("b", fake(tmp_path / "p/b"), ("a",)))
-    complete(graph.nodes[0].spec)
+    complete(graph.nodes[0].stage)
     refused(lambda: start_graph(graph, OPTIONS), "b: the checkpoint is gone from p/a")
     (tmp_path / "p/a/checkpoint_final.pth").touch()
     assert start_graph(graph, OPTIONS) == 0 and "runs again" not in capsys.readouterr().err
-    complete(graph.nodes[1].spec)
+    complete(graph.nodes[1].stage)
     (tmp_path / "p/a/results.json").unlink()
     (cluster / "queue").write_text("")
     shutil.rmtree(tmp_path / "p/report")

@@ -8,8 +8,8 @@ from pretrain.common.interrupt import StopRequest
 from pretrain.common.run.state import RunContext
 from tools import launch
 from tools.launcher.execution.rank_main import run_stage
-from tools.launcher.graphs import checks
 from tools.launcher.graphs.graph import Graph, write_graph
+from tools.launcher.graphs.plan import plan_graph
 from tools.launcher.options import JobOptions
 
 HERE = JobOptions(cluster="local", gpus=0)
@@ -17,7 +17,7 @@ HERE = JobOptions(cluster="local", gpus=0)
 
 def run(graph: Graph, options: JobOptions = HERE, needs_data: bool = False) -> int:
     """Replace `start_graph` on this machine, without a process per stage and without records."""
-    plan = checks.check_graph(graph, options, needs_data=needs_data)
+    plan = plan_graph(graph, options, needs_data=needs_data)
     plan.refuse_invalid(graph)
     write_graph(graph, options)
     stop = StopRequest()

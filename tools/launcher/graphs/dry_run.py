@@ -12,8 +12,8 @@ from tools.estimates.published import find_gpu
 from ..execution import slurm
 from ..execution.submit import build_environment, find_code, render_script
 from ..options import JobOptions
-from .checks import Plan, check_graph
 from .graph import Graph, Node
+from .plan import Plan, plan_graph
 from .submission import describe_cost, format_dependency, group_nodes, split_batch
 
 
@@ -26,7 +26,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
         needs_data: as for `start_graph`.
         ask_slurm: ask SLURM about each kind of job, too.
     """
-    plan = check_graph(graph, options, is_dry_run=True, needs_data=needs_data)
+    plan = plan_graph(graph, options, is_dry_run=True, needs_data=needs_data)
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         order = f"  after {', '.join(node.parents)}" if node.parents else ""

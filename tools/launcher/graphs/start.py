@@ -16,8 +16,8 @@ from pretrain.common.shell import shorten_path
 from ..execution.local_graph import LocalRun
 from ..execution.records import format_resume_command
 from ..options import JobOptions
-from .checks import Plan, check_graph
 from .graph import Graph, write_graph
+from .plan import Plan, plan_graph
 
 
 def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> int:
@@ -31,7 +31,7 @@ def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> 
     """
     is_local = options.cluster == "local"
     with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
-        plan = check_graph(graph, options, needs_data=needs_data)
+        plan = plan_graph(graph, options, needs_data=needs_data)
         plan.refuse_invalid(graph)
         if is_local:
             return _run_graph(graph, options, plan)

@@ -19,8 +19,8 @@ from ..execution.submit import copy_code, remove_folder, submit
 from ..options import JobOptions
 from ..sbatch import count_gpus
 from ..time_limits import UNLIMITED
-from .checks import Plan
 from .graph import REPORT, Graph, Node, write_graph
+from .plan import Plan
 
 
 def submit_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:

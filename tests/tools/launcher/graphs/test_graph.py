@@ -15,9 +15,9 @@ from tests.tools.launcher import helpers
 from tests.tools.launcher.fake_stages import Fake, FakeTraining
 from tests.tools.launcher.helpers import HERE, build_convert, complete, fake, graph_of, job_of, run_alone, started
 from tools.launcher.execution.rank_main import run_stage
-from tools.launcher.graphs.checks import check_graph
 from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Graph, Node, build_single
+from tools.launcher.graphs.plan import plan_graph
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import JobOptions
 from tools.stages.base import Stage
@@ -44,10 +44,10 @@ def test_images_are_counted_before_a_stage_waits_or_is_shown_but_by_itself_if_it
     words = [*helpers.TINY, "DATA.TRAIN", f"folder:{images}/train", "SOLVER.IMS_PER_BATCH", "512"]
     stage = helpers.build_pretrain(helpers.CONFIGS / "pretrain/mocov2_R50_IN1k_200ep.yaml", words)
     problem = "SOLVER.IMS_PER_BATCH is 512, but the data set has "
-    assert problem in check_graph(build_single(stage), HERE, is_dry_run=True).errors["pretrain"]
-    assert problem in check_graph(graph_of(Path("several"), Node("a", stage)), HERE).errors["a"]
-    assert problem in check_graph(build_single(stage), SLURM).errors["pretrain"]
-    assert check_graph(build_single(stage), HERE).errors == {}
+    assert problem in plan_graph(build_single(stage), HERE, is_dry_run=True).errors["pretrain"]
+    assert problem in plan_graph(graph_of(Path("several"), Node("a", stage)), HERE).errors["a"]
+    assert problem in plan_graph(build_single(stage), SLURM).errors["pretrain"]
+    assert plan_graph(build_single(stage), HERE).errors == {}
 
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture):

@@ -16,7 +16,7 @@ from pretrain.common.run.state import update_state
 from tests.tools.launcher.fake_stages import Fake
 from tools.launcher.execution.job import Job, read_jobs
 from tools.launcher.execution.status import collect
-from tools.launcher.execution.submit import copy_code, submit
+from tools.launcher.execution.submit import copy_code, submit_job
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.options import JobOptions
@@ -95,7 +95,7 @@ def run_alone(stage: Stage, options: JobOptions = HERE) -> int:
 def submit_jobs(stages: Sequence[Stage], options: JobOptions) -> list[str]:
     """Submit stages without what `start_graph` checks; return the jobs' ids."""
     code = copy_code(os.path.commonpath([stage.folder for stage in stages]))
-    return submit(stages, options.for_stage(stages[0]), code)
+    return submit_job(stages, options.for_stage(stages[0]), code)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ while (: < /dev/tcp/localhost/$port) 2> /dev/null; do port=$((port + 1)); done
 export MASTER_PORT=${MASTER_PORT:-$port}"""
 
 
-def submit(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str = "") -> list[str]:
+def submit_job(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str = "") -> list[str]:
     """Submit one job to SLURM, or an array if there are several stages; return the ids.
 
     Args:

@@ -11,11 +11,10 @@ from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.output import warn
 from pretrain.common.run.state import RunContext
 from pretrain.common.shell import shorten_path
-from tools.stages.base import Stage
 
 from ..execution import slurm
 from ..execution.records import format_resume_command
-from ..execution.submit import copy_code, remove_folder, submit
+from ..execution.submit import copy_code, remove_folder, submit_job
 from ..options import JobOptions
 from ..sbatch import count_gpus
 from ..time_limits import UNLIMITED
@@ -65,7 +64,7 @@ class Submission:
         with handle_stop_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
             try:
                 write_graph(self._graph, self._options)
-                self._submit_all(copy_code(self._graph.output))
+                self._submit_missing(copy_code(self._graph.output))
             except BaseException as error:
                 if is_new and not self._submitted and not isinstance(error, slurm.SubmissionUnknown):
                     remove_folder(launch_folder)
@@ -74,33 +73,36 @@ class Submission:
                 self._cancel()
                 raise
 
-    def _submit_all(self, code: Path) -> None:
+    def _submit_missing(self, code: Path) -> None:
+        """Submit the missing stages in arrays, and the report, which waits for all of them."""
         missing = self._plan.missing
         for batch in group_nodes(missing.values(), {*missing, *self._jobs}, self._plan):
             previous = ""
             for array in split_batch(batch, self._options):
-                self._submit_batch(array, code, previous)
+                self._submit_array(array, code, previous)
                 previous = self._submitted[-1].partition("_")[0]
         if self._graph.report:
             dependency = format_dependency("afterany", [*self._jobs.values(), self._earlier_report])
-            self._submit([REPORT], [self._graph.report], code, dependency)
+            self._add_job([Node(REPORT, self._graph.report)], code, dependency)
 
-    def _submit_batch(self, batch: list[Node], code: Path, previous: str) -> None:
-        """Submit a batch in as many arrays as SLURM wants, each of which runs after the one before, ``previous``."""
-        parents = [self._jobs[key] for node in batch for key in node.parents if key in self._jobs]
+    def _submit_array(self, nodes: list[Node], code: Path, previous: str) -> None:
+        """Submit an array after the job ``previous``; if it is too large for the queue, its halves one by one."""
+        parents = [self._jobs[key] for node in nodes for key in node.parents if key in self._jobs]
         dependency = format_dependency("afterok", parents) or format_dependency("afterany", [previous])
         try:
-            self._submit([node.key for node in batch], [node.stage for node in batch], code, dependency)
+            self._add_job(nodes, code, dependency)
         except slurm.TooManyJobs as error:
-            if len(batch) == 1:
+            if len(nodes) == 1:
                 raise
             warn(f"{error}; trying smaller arrays")
-            middle = len(batch) // 2
-            self._submit_batch(batch[:middle], code, previous)
-            self._submit_batch(batch[middle:], code, self._submitted[-1].partition("_")[0])
+            middle = len(nodes) // 2
+            self._submit_array(nodes[:middle], code, previous)
+            self._submit_array(nodes[middle:], code, self._submitted[-1].partition("_")[0])
 
-    def _submit(self, keys: list[str], stages: list[Stage], code: Path, dependency: str) -> None:
-        ids = submit(stages, self._plan.resources[keys[0]], code, dependency)
+    def _add_job(self, nodes: list[Node], code: Path, dependency: str) -> None:
+        """Submit one job, which is an array if there are several nodes, and note its ids."""
+        keys = [node.key for node in nodes]
+        ids = submit_job([node.stage for node in nodes], self._plan.resources[keys[0]], code, dependency)
         self._submitted += ids
         self._jobs |= zip(keys, ids, strict=True)
         if self._signals:

@@ -10,7 +10,7 @@ from tools import launch
 from tools.launcher.execution.rank_main import run_stage
 from tools.launcher.graphs.graph import Graph, write_graph
 from tools.launcher.graphs.plan import plan_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 HERE = JobOptions(cluster="local", gpus=0)
 

@@ -34,7 +34,7 @@ from tests.snippets import PAGES, ROOT, Snippet, commands, program_of, runnable,
 from tests.tools.test_make_trees import write_wheel
 from tools import make_data
 from tools.data import trees
-from tools.launcher import options
+from tools.launcher import job_options
 from tools.launcher.graphs import pipeline
 from tools.stages import recipes
 from transfer.config import load_config as load_detector_config
@@ -288,7 +288,7 @@ def check_yaml(text: str) -> None:
     name = Path(text.splitlines()[0].removeprefix("# ")).name
     Path(name).write_text(text)
     if name == "cluster.yaml":
-        assert options.resolve_options({"cluster": "slurm"}, name).partition == "gpu"
+        assert job_options.resolve_options({"cluster": "slurm"}, name).partition == "gpu"
     else:
         plan = pipeline.read_pipeline_file(name)
         assert plan["BRANCHES"] or plan["PRETRAIN"]

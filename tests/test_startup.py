@@ -90,7 +90,7 @@ ANSWERS = {
 
 # Commands, and modules that they have no use for: a command imports what it needs.
 NOT_NEEDED = {
-    ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.options",
+    ("--help",): "numpy yaml submitit fvcore.common.config tools.convert_to_d2 tools.report tools.launcher.job_options",
     ("pretrain", "--method", "jcl", "--help"): "cv2 tools.report tools.launcher.doctor tools.launcher.graphs.start",
     ("status", "RUN"): "cv2 tools.report tools.convert_to_d2 transfer.api tools.stages.transfer",
     ("report", "RUN"): "scipy.stats matplotlib tools.launcher.graphs.start tools.launcher.doctor",

@@ -20,7 +20,7 @@ from tests.pretrain.runs import overrides
 from tests.tools.launcher.helpers import build_probe, end
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
-from tools.launcher import options
+from tools.launcher import job_options
 from tools.launcher.graphs import pipeline
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
@@ -49,7 +49,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 READERS: dict[str, Callable[[Path], Any]] = {
     "stages": lambda file: load_config(file, []),
     "pipeline": lambda file: pipeline.load_pipeline(str(file)),
-    "site": lambda file: options.resolve_options({"cluster": "local"}, str(file)),
+    "site": lambda file: job_options.resolve_options({"cluster": "local"}, str(file)),
 }
 
 
@@ -67,7 +67,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     logs.mkdir(parents=True)
     spec = build_probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1, "submitted": 0}
-    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.JobOptions()), "jobs": [job]}
+    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(job_options.JobOptions()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
     end(folder, "failed", stage=text, host=text, reason=text, job="submission")
     write_failure(folder, 0, UserError(text), "submission")

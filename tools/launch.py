@@ -87,7 +87,7 @@ def _check_words(args: argparse.Namespace) -> None:
 
 def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
     """Raise UserError for options that the command does not have, in words that say what replaces one that moved."""
-    from tools.launcher.options import find_replacement
+    from tools.launcher.job_options import find_replacement
 
     for word in words if hasattr(args, "cluster_file") else ():  # of a command that starts jobs
         option = word.partition("=")[0]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tools.stages.base import Stage
 
     from .graphs.graph import Graph
-    from .options import JobOptions
+    from .job_options import JobOptions
 
 
 def start_stage(kind: type[Stage], args: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions |
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
 
-    from .options import resolve_options
+    from .job_options import resolve_options
     from .time_limits import check_time
 
     wandb.check_logger()

@@ -114,7 +114,7 @@ def _add_resources(
     """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     from tools.stages.options import add_arguments
 
-    from .options import JobOptions
+    from .job_options import JobOptions
 
     _add_modes(sub)
     if keys:

@@ -34,7 +34,7 @@ class LaunchRecord:
 
     Attributes:
         spec: the recorded stage.
-        options: the fields of `options.JobOptions`, as the user asked for them.
+        options: the fields of `job_options.JobOptions`, as the user asked for them.
         jobs: what `Job.from_record` reads, in the order of the starts.
         command: the words that started the first of the jobs.
         cwd: the folder in which they were typed; empty if it is not recorded.

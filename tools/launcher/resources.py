@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .options import JobOptions
+    from .job_options import JobOptions
 
 
 @dataclass(frozen=True)

@@ -238,10 +238,10 @@ class Stage:
         """Return a record whose arguments were a list as one with options."""
         names = {item.name for item in fields(Stage)} | {"stage"}
         rest = {name: value for name, value in record.items() if name in names}
-        return {**rest, "options": cls.read_arguments(*record["args"])}
+        return {**rest, "options": cls.upgrade_arguments(*record["args"])}
 
     @classmethod
-    def read_arguments(cls, *arguments: Any) -> dict[str, Any]:
+    def upgrade_arguments(cls, *arguments: Any) -> dict[str, Any]:
         """Return the options of which an earlier version recorded these ``arguments``."""
         return {}
 

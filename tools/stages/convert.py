@@ -68,7 +68,7 @@ class Convert(Stage):
         return [self.name, [self.options.source, self.options.output], *([changed] if changed else [])]
 
     @classmethod
-    def read_arguments(cls, words: Sequence[str], options: dict[str, Any] | None = None) -> dict[str, Any]:
+    def upgrade_arguments(cls, words: Sequence[str], options: dict[str, Any] | None = None) -> dict[str, Any]:
         source, output = words
         return {"source": source, "output": output, **(options or {})}
 

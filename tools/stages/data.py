@@ -51,5 +51,5 @@ class Data(Stage):
         return [self.name, self.options.words]
 
     @classmethod
-    def read_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
+    def upgrade_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
         return {"words": words}

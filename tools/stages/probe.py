@@ -51,7 +51,7 @@ class Probe(Stage):
         return [self.name, self.options.weights]
 
     @classmethod
-    def read_arguments(cls, weights: str) -> dict[str, Any]:
+    def upgrade_arguments(cls, weights: str) -> dict[str, Any]:
         return {"weights": weights}
 
     def list_data(self) -> list[str]:

@@ -64,6 +64,6 @@ class Report(Stage):
         return [self.name, [*self.options.folders, *words]]
 
     @classmethod
-    def read_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
+    def upgrade_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
         folder, *rest = words
         return {"folders": [folder], "output": rest[1::2]}

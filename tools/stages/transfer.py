@@ -149,7 +149,7 @@ class Transfer(Stage):
 
     def describe_work(self, arguments: list[Any]) -> list[Any]:
         mode, *words = arguments[1]
-        return [mode, "--engine", self.read_arguments([mode, *words])["engine"]]  # --visualize may be added
+        return [mode, "--engine", self.upgrade_arguments([mode, *words])["engine"]]  # --visualize may be added
 
     @classmethod
     def upgrade(cls, record: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Transfer(Stage):
         return {**upgraded, "stage": "evaluation" if upgraded["options"]["eval_only"] else cls.name}
 
     @classmethod
-    def read_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
+    def upgrade_arguments(cls, words: Sequence[str]) -> dict[str, Any]:
         try:
             mode, *rest = words
             values = {_OPTIONS[name]: value for name, value in zip(rest[::2], rest[1::2], strict=True)}

@@ -9,7 +9,7 @@ from pretrain.common.config import extensions
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
 from tools.launcher.execution import slurm, submit
-from tools.launcher.options import JobOptions, resolve_options
+from tools.launcher.job_options import JobOptions, resolve_options
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tools.launcher.execution.status import collect
 from tools.launcher.execution.submit import copy_code, submit_job
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.pretrain import Pretrain

@@ -122,7 +122,7 @@ def test_a_dry_run_says_the_hours_on_gpus_whose_type_is_known(capsys, gpus: str,
 
 def test_a_dry_run_says_the_hours_on_the_gpus_of_this_machine(capsys, monkeypatch, images: Path):
     """Those of a folder's images, which are counted."""
-    monkeypatch.setattr("tools.launcher.options.list_visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("tools.launcher.job_options.list_visible_gpus", lambda: ["0"])
     monkeypatch.setattr("tools.launcher.graphs.dry_run.list_visible_gpus", lambda: ["0"])
     monkeypatch.setattr("tools.launcher.graphs.dry_run.name_visible_gpu", lambda: "NVIDIA GeForce RTX 4090")
     words = ["pretrain", "--method", "mocov2", "--cluster", "local", "--dry-run", "DATA.TRAIN", f"folder:{images}"]

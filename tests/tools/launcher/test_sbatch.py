@@ -6,7 +6,7 @@ import pytest
 
 from tests.errors import refused
 from tools.launcher import sbatch
-from tools.launcher.options import JobOptions, resolve_options
+from tools.launcher.job_options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
 

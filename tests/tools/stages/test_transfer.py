@@ -16,7 +16,7 @@ WORDS = {
 @pytest.mark.parametrize("text", WORDS)
 def test_words_of_records(text: str) -> None:
     kind = find_stage(WORDS[text])
-    options = Transfer.Options(**Transfer.read_arguments(text.split()))
+    options = Transfer.Options(**Transfer.upgrade_arguments(text.split()))
     stage: Stage = kind(text.split()[-1], options)
     assert stage.arguments == ["transfer", text.split()]
     assert stage.describe_work(stage.arguments) == text.split()[:3]
@@ -34,4 +34,4 @@ def test_words_of_records(text: str) -> None:
     ],
 )
 def test_words_of_another_version_are_refused(text: str) -> None:
-    refused(lambda: Transfer.read_arguments(text.split()), "record", "rerun the original command")
+    refused(lambda: Transfer.upgrade_arguments(text.split()), "record", "rerun the original command")

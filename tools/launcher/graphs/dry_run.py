@@ -11,7 +11,7 @@ from tools.estimates.published import find_gpu
 
 from ..execution import slurm
 from ..execution.submit import build_environment, find_code, render_script
-from ..options import JobOptions
+from ..job_options import JobOptions
 from .graph import Graph, Node
 from .plan import Plan, plan_graph
 from .submission import describe_cost, format_dependency, group_nodes, split_batch

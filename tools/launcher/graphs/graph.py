@@ -15,7 +15,7 @@ from tools.stages.base import Stage
 from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage
 
-from ..options import JobOptions, from_record
+from ..job_options import JobOptions, from_record
 from ..record_files import (
     LAUNCH_FILE,
     PIPELINE_FILE,

@@ -18,7 +18,7 @@ from ..execution import slurm
 from ..execution.job import Job
 from ..execution.jobs import wait_for_ending_jobs
 from ..execution.slurm import JobState
-from ..options import JobOptions, from_record
+from ..job_options import JobOptions, from_record
 from ..record_files import PIPELINE_FILE, read_launch, read_pipeline
 from ..resources import Resources
 from .checks import check_stage

@@ -15,7 +15,7 @@ from pretrain.common.shell import shorten_path
 
 from ..execution.local_graph import LocalRun
 from ..execution.records import format_resume_command
-from ..options import JobOptions
+from ..job_options import JobOptions
 from .graph import Graph, write_graph
 from .plan import Plan, plan_graph
 

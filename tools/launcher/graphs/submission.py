@@ -15,7 +15,7 @@ from pretrain.common.shell import shorten_path
 from ..execution import slurm
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit_job
-from ..options import JobOptions
+from ..job_options import JobOptions
 from ..sbatch import count_gpus
 from ..time_limits import UNLIMITED
 from .graph import REPORT, Graph, Node, write_graph

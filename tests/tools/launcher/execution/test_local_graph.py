@@ -21,7 +21,7 @@ from tools.launcher.execution import jobs, status
 from tools.launcher.execution.job import query_states
 from tools.launcher.graphs.graph import Node
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 TWO_RANKS = replace(HERE, tasks=2)
 TWO_STAGES = replace(HERE, tasks=1, parallel=2)

@@ -16,7 +16,7 @@ from tools.launcher.execution.job import Job
 from tools.launcher.execution.records import record_job
 from tools.launcher.graphs import start
 from tools.launcher.graphs.graph import Graph, write_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 from tools.stages import recipes
 
 Started = list[tuple[Graph, JobOptions]]

@@ -16,7 +16,7 @@ from tools.launcher.execution import jobs as all_jobs
 from tools.launcher.execution import status
 from tools.launcher.graphs.graph import Node, build_graph
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions, resolve_options
+from tools.launcher.job_options import JobOptions, resolve_options
 
 pytestmark = pytest.mark.slurm
 

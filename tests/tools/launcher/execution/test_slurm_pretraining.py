@@ -20,7 +20,7 @@ from tests.tools.launcher.execution.test_slurm_slow import attempts, is_complete
 from tests.tools.launcher.helpers import CONFIGS, HERE, build_pretrain, job_of, run_alone, shown, submit_jobs, wait_for
 from tools.launcher.graphs import pipeline
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 pytestmark = pytest.mark.slurm
 MASK = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml"

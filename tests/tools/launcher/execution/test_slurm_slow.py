@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import fake, outcome, shown, steps, submit_jobs, wait_for
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

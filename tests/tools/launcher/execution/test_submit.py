@@ -18,7 +18,7 @@ from tests.tools.launcher.helpers import chain, fake, job_of, run_alone, submit_
 from tools.launcher.execution import records, submit
 from tools.launcher.graphs.graph import build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 OPTIONS = JobOptions(cluster="slurm", gpus=0)
 

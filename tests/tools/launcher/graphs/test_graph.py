@@ -19,7 +19,7 @@ from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Graph, Node, build_single
 from tools.launcher.graphs.plan import plan_graph
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 from tools.stages.base import Stage
 from tools.stages.completion import is_complete
 from tools.stages.registry import build_stage

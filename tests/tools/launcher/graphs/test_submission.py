@@ -18,7 +18,7 @@ from tools.launcher.execution import jobs, submit
 from tools.launcher.graphs.dry_run import show_graph
 from tools.launcher.graphs.graph import Node, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.options import JobOptions
+from tools.launcher.job_options import JobOptions
 
 OPTIONS = JobOptions(cluster="slurm", gpus=0)
 

@@ -16,9 +16,9 @@ from pretrain.config import default_config
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
-from tools.launcher import options, time_limits
+from tools.launcher import job_options, time_limits
 from tools.launcher.execution.submit import render_script
-from tools.launcher.options import JobOptions, from_record, resolve_options
+from tools.launcher.job_options import JobOptions, from_record, resolve_options
 from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
 
@@ -125,7 +125,10 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
         ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
         *(
-            ({"cluster": "local", name: value}, f"{options.format_option(name)} is for SLURM jobs.*add --cluster slurm")
+            (
+                {"cluster": "local", name: value},
+                f"{job_options.format_option(name)} is for SLURM jobs.*add --cluster slurm",
+            )
             for name, value in (("partition", "a"), ("account", "a"), ("sbatch", [("exclusive", "")]))
         ),
         ({"cluster": "local", "time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),

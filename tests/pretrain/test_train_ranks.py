@@ -15,7 +15,7 @@ from pretrain import train
 from pretrain.common import distributed
 from pretrain.common import images as image_files
 from pretrain.common.distributed import gather_objects
-from pretrain.common.run.state import RunContext
+from pretrain.common.run.state import RunContext, read_failure
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
@@ -173,7 +173,10 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path,
     else:
         assert ended[0].startswith("ProcessLost: another process of this run has ended") and "\n" not in ended[0]
     if fault in ("bad images", "raising"):
-        assert {"bad images": ": cannot decode image ", "raising": "inconsistent tensor size"}[fault] in ended[1]
+        cause = {"bad images": "cannot decode image ", "raising": "inconsistent tensor size"}[fault]
+        failure = read_failure(tmp_path / "run")  # without the launcher, the stage records it
+        assert cause in ended[1] and cause in failure["error"]
+        assert (failure["rank"], failure["user_error"]) == (1, fault == "bad images")
     run_ranks(run, 2, images, tmp_path / "run")
     log = (tmp_path / "run/log.txt").read_text()
     assert "] device cpu, 2 processes, backend gloo\n" in log

@@ -61,6 +61,7 @@ class Stage:
         has_config: whether KEY VALUE pairs override its config.
         trains_backbone: whether others build on the checkpoint that it trains for hours.
         makes_data: whether stages that build on it may read images that do not exist yet.
+        records_state: whether `run` writes state.json itself; otherwise the launcher does.
         probe: name of the probe that its scores are of, in a table; empty if they are of none.
         metrics: the metrics of its scores that a table shows.
         feature_map: the file with a map of features that it writes, if any.
@@ -88,6 +89,7 @@ class Stage:
     has_config: ClassVar[bool] = True
     trains_backbone: ClassVar[bool] = False
     makes_data: ClassVar[bool] = False
+    records_state: ClassVar[bool] = False
     probe: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]] = ("top1",)
     feature_map: ClassVar[str] = ""

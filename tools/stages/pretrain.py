@@ -35,6 +35,7 @@ _LARGE_TAR = 20_000  # images, which are not counted for an estimate
 class Pretrain(Stage):
     name = "pretrain"
     trains_backbone = True
+    records_state = True
     probe = "kNN"  # at its end
     may_change = frozenset(Effect)  # `check_same_run` compares the keys
     without_effect = pretraining.SAME_TRAINING

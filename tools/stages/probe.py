@@ -24,6 +24,7 @@ class Probe(Stage):
     """A probe; each kind names its ``probe`` if it has scores."""
 
     most_minutes = 240
+    records_state = True
 
     @dataclass(frozen=True)
     class Options:

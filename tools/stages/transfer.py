@@ -35,6 +35,7 @@ _OPTIONS = {"--engine": "engine", "--visualize": "visualize", "OUTPUT_DIR": "out
 @register
 class Transfer(Stage):
     name = run_folder.TRAINING
+    records_state = True
     may_change = fine_tuning.SAME_STEPS
     remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
     mode: ClassVar[str] = "--resume"

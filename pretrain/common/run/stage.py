@@ -76,10 +76,12 @@ def stage(
             except SystemExit as error:  # of a library or a user's module: it would end a notebook without an error
                 problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
                 raise RuntimeError(f"{problem}; raise an exception instead") from error
+        except Stopped:
+            raise
         except Exception as error:
-            if not isinstance(error, Stopped):  # without the launcher, nobody else records it
+            if not context.submission:  # otherwise `ranks.rank.record_error` does, for the stage and what precedes it
                 with contextlib.suppress(UserError):  # the disk may be full
-                    write_failure(output_dir, rank(), error, context.submission)
+                    write_failure(output_dir, rank(), error)
             raise
 
 

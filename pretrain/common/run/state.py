@@ -2,7 +2,7 @@
 
 state.json contains the stage, its state (running, complete, stopped, requeued or failed) and the reason, the host, the
 process id, the working folder (cwd), the attempt (SLURM counts requeues), and the times. A run that the launcher
-started also has the name of its job, its work and the fingerprint of that work.
+started also has its submission (``job``), its work and the fingerprint of that work.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ class RunContext:
 
     Attributes:
         stop: the request to stop it.
-        submission: its name; empty without the launcher. Unlike SLURM's job ids, names are never reused.
+        submission: name of the job that it is a rank of, which records the errors of its ranks itself; empty without
+            the launcher. Unlike SLURM's job ids, names are never reused.
         work: what the stage computes, as entries of state.json.
     """
 
@@ -57,9 +58,9 @@ def read_working_folder(folder: str | Path) -> str:
     return read_state(folder).get("cwd", "")
 
 
-def is_state_of(folder: str | Path, job: str) -> bool:
-    """Return whether the job of this name has written the state of a run folder."""
-    return read_state(folder).get("job") == job
+def is_state_of(folder: str | Path, submission: str) -> bool:
+    """Return whether the job of this submission has written the state of a run folder."""
+    return read_state(folder).get("job") == submission
 
 
 def update_state(folder: str | Path, **values: Any) -> None:
@@ -95,38 +96,38 @@ def record_state(folder: str | Path, stage: str, context: RunContext) -> Iterato
     update_state(folder, state="complete", ended=time.time())
 
 
-def write_failure(folder: str | Path, rank: int, error: BaseException | str, job: str) -> None:
-    """Record the error of a rank of the job of this name, which may have failed before its stage was started."""
+def write_failure(folder: str | Path, rank: int, error: BaseException | str, submission: str = "") -> None:
+    """Record the error of a rank of this submission, which may have failed before its stage was started."""
     text = str(error) if isinstance(error, (UserError, str)) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
     kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
-    process = {"rank": rank, "host": socket.gethostname(), "job": job, "ended": time.time()}
+    process = {"rank": rank, "host": socket.gethostname(), "job": submission, "ended": time.time()}
     write_json(Path(folder) / f"failed.{rank}.json", {**process, "error": text, "traceback": trace, **kind})
 
 
-def read_failure(folder: str | Path, job: str = "") -> dict[str, Any]:
-    """Read the record of a job's first failing rank; return {} if no rank failed.
+def read_failure(folder: str | Path, submission: str = "") -> dict[str, Any]:
+    """Read the record of a submission's first failing rank; return {} if no rank failed.
 
     An error that followed from the loss of another rank counts only if no other error is known.
     """
     failures = [read_json_or_empty(path) for path in Path(folder).glob("failed.*.json")]
-    job_failures = [failure for failure in failures if failure.get("job") == job]
-    return min(job_failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})
+    failures = [failure for failure in failures if failure.get("job") == submission]
+    return min(failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})
 
 
-def read_outcome(folder: str | Path, job: str = "") -> dict[str, Any]:
-    """Return the state of a run folder, as far as the job of this name has written it.
+def read_outcome(folder: str | Path, submission: str = "") -> dict[str, Any]:
+    """Return the state of a run folder, as far as the job of this submission has written it.
 
     Its ``state`` is empty until the stage starts. ``failure`` is the record of the first failing rank, or empty.
 
     Args:
-        job: empty for a run that was started without the launcher.
+        submission: empty for a run that was started without the launcher.
     """
     state = read_state(folder)
-    job_state = state if state.get("job", "") == job else {}
-    outcome = {"state": "", "reason": "", "failure": {}, **job_state}
+    values = state if state.get("job", "") == submission else {}
+    outcome = {"state": "", "reason": "", "failure": {}, **values}
     if outcome["state"] != "complete":  # a rank may fail at its exit, after its work
-        outcome["failure"] = read_failure(folder, job)
+        outcome["failure"] = read_failure(folder, submission)
     if outcome["failure"]:
         outcome["state"] = "failed"
     return outcome

@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.common.run.state import read_failure
 from tests.pretrain.runs import lines, overrides
 from tests.tools.launcher.helpers import ROOT, build_pretrain, run_alone
+
+
+@pytest.mark.slow
+def test_a_failure_under_torchrun_is_recorded_once_per_rank(images: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pretrain"]
+    words = overrides(images, tmp_path / "run", "MODEL.BN_GROUPS", "2", "SOLVER.BASE_LR", "1e30")
+    ended = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    failure = read_failure(tmp_path / "run")
+    assert ended.returncode and "rank " in failure["error"]
+    assert (failure["job"], failure["user_error"], failure["followed"]) == ("", True, False)
+    assert failure["error"] in ended.stderr
 
 
 @pytest.mark.slow

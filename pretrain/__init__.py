@@ -34,14 +34,15 @@ def pretrain(config_file: str | Path | None = None, overrides: Mapping[str, Any]
 
     Args:
         config_file: a recipe, as in configs/pretrain/ (default: the defaults of all keys).
-        overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.05}``.
+        overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.05}``; without OUTPUT_DIR, the run folder
+            is runs/<recipe>.
 
     Raises:
         pretrain.common.errors.UserError: bad input, in one line.
         pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` names the checkpoint.
     """
     from .common import interface, interrupt
-    from .config import load_config
+    from .config import load_recipe
 
     interface.check_path(config_file, "config_file", is_optional=True)
     key_values = interface.list_words(overrides or {})
@@ -51,7 +52,7 @@ def pretrain(config_file: str | Path | None = None, overrides: Mapping[str, Any]
     context = RunContext()
     with context.stop.handle_signals(), interface.take_turn(context.stop), interface.set_torch_modes():
         try:
-            return main(load_config(config_file, key_values), context=context)
+            return main(load_recipe(config_file, key_values), context=context)
         except interrupt.Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows no more than the exception
             raise

@@ -7,6 +7,7 @@ torchrun --nproc-per-node 8 -m pretrain --config-file ...
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 if __name__ == "__main__":
     from .common.command_line import run_program
@@ -18,7 +19,7 @@ from .common.command_line import Parser
 from .common.config import overrides
 from .common.run import wandb
 from .common.run.state import RunContext
-from .config import load_config, output_dir
+from .config import load_recipe
 from .keys import describe_keys
 
 
@@ -36,12 +37,11 @@ def _run(argv: Sequence[str] | None, context: RunContext) -> None:
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
     recipe_change = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
-    cfg = load_config(args.config_file, key_values + recipe_change)
+    cfg = load_recipe(args.config_file, key_values + recipe_change)
     wandb.check_logger()
     if os.environ.get("RANK", "0") == "0":
-        folder = output_dir(cfg)
         preflight.check_data_exists(cfg, cfg.DATA.TRAIN)
-        if not any(folder.glob("checkpoint_*.pth")):
+        if not any(Path(cfg.OUTPUT_DIR).glob("checkpoint_*.pth")):
             preflight.check_weights_exist(cfg.MODEL.WEIGHTS)
         preflight.check_divisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that

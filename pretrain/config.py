@@ -13,7 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from .common.config import extensions, yaml_io
-from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, copy_value
+from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, compare, copy_value
 from .common.config.overrides import format_value
 from .common.config.yaml_io import flatten, parse_yaml
 from .common.errors import UserError
@@ -71,6 +71,41 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] 
     return cfg
 
 
+def load_recipe(recipe: str | Path | None = None, overrides: Sequence[Any] = ()) -> CfgNode:
+    """Load the config of a pretraining, whose OUTPUT_DIR is runs/<recipe> unless a file or an override names it.
+
+    Without a recipe it is runs/<method>_<architecture>, as it was with one in earlier versions of `python -m pretrain`.
+
+    Raises:
+        UserError: see `load_config`; or such a version has started this run, which would start again in another folder.
+    """
+    cfg = load_config(recipe, overrides)
+    if cfg.OUTPUT_DIR:
+        return cfg
+    without_recipe = Path("runs", f"{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
+    folder = Path("runs", Path(recipe).stem) if recipe else without_recipe
+    if not any(folder.glob("checkpoint_*.pth")) and _contains_run_of(cfg, without_recipe):
+        problem = f"{without_recipe} contains this run, whose default folder is now {folder}"
+        raise UserError(
+            f"{problem}; to continue it, add OUTPUT_DIR {without_recipe}; to start again, OUTPUT_DIR {folder}"
+        )
+    cfg.defrost()
+    cfg.OUTPUT_DIR = str(folder)
+    cfg.freeze()
+    return cfg
+
+
+def _contains_run_of(cfg: CfgNode, folder: Path) -> bool:
+    """Return whether ``folder`` contains a checkpoint of the same training."""
+    if not any(folder.glob("checkpoint_*.pth")):
+        return False
+    try:
+        earlier = from_yaml_text((folder / "config.yaml").read_text())
+    except (OSError, ValueError):  # another program's folder
+        return False
+    return not compare(list_keys(), dict(flatten(earlier)), dict(flatten(cfg)), SAME_STEPS, is_resumed=True)
+
+
 def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
     """Parse the config that a checkpoint or a run folder's config.yaml contains as text.
 
@@ -113,11 +148,6 @@ def resolve_paths(text: str, folder: str | Path) -> str:
     if cfg.DATA.ROOT[:1] not in ("$", "~"):
         cfg.DATA.ROOT = os.path.join(folder, cfg.DATA.ROOT)
     return yaml_io.dump(cfg)
-
-
-def output_dir(cfg: CfgNode) -> Path:
-    """Return the run folder of a pretraining run."""
-    return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
 def check_config(cfg: CfgNode, keys: Keys, places: Mapping[str, str]) -> None:

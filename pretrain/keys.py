@@ -245,7 +245,14 @@ KEYS = (
     _derive_from_solver("LINEAR.WEIGHT_DECAY", 0.0, "weight decay of the classifier"),
     Key("LINEAR.AUGMENT", "crop_flip", _AUGMENTATIONS, _AUGMENT_MEANING, PROBE, stage="linear"),
     Key("LINEAR.LRS", [], AT_LEAST_0, _LRS_MEANING, PROBE, stage="linear"),
-    Key("OUTPUT_DIR", "", None, "the run folder", PLACE, aliases="OUTPUT SAVE_DIR WORK_DIR"),
+    Key(
+        "OUTPUT_DIR",
+        "",
+        None,
+        "the run folder; empty: runs/<recipe>, of a probe RUN/<probe>",
+        PLACE,
+        aliases="OUTPUT SAVE_DIR WORK_DIR",
+    ),
     Key(
         "IMPORTED",
         "",

@@ -14,7 +14,6 @@ from .common.distributed import on_every_rank
 from .common.errors import UserError, count_noun
 from .common.run.skipped_steps import SkippedSteps
 from .common.weights import checkpoint
-from .config import output_dir
 from .model.objectives import InBatchObjective, QueueObjective, build_objective
 from .optim import build_optimizer
 from .preflight import check_same_run
@@ -91,7 +90,7 @@ class TrainState:
         if saved.get("images", self.images) != self.images:
             changed = f"names or labels of the images in {self.cfg.DATA.TRAIN} have changed"
             remedy = "restore the original ones, or choose another OUTPUT_DIR"
-            raise UserError(f"{changed} since {output_dir(self.cfg)} was started; {remedy}")
+            raise UserError(f"{changed} since {self.cfg.OUTPUT_DIR} was started; {remedy}")
         if earlier_bn_groups != self.objective.encoder.bn_groups:
             groups = f"{count_noun(earlier_bn_groups, 'group')} and now over {self.objective.encoder.bn_groups}"
             why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"

@@ -27,7 +27,6 @@ from .common.run.stage import open_run
 from .common.run.state import RunContext, read_json_or_empty
 from .common.weights import checkpoint
 from .common.weights.file import compute_tensor_digest
-from .config import output_dir
 from .data import datasets
 from .data.augmentations import AUGMENTATIONS
 from .data.loader import Loader, build_loader
@@ -83,7 +82,7 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
         UserError: bad input, non-finite loss, full disk, a run folder in use, or created by another stage.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
-    folder = output_dir(cfg)
+    folder = Path(cfg.OUTPUT_DIR)
     context = context or RunContext()
     with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
         if cfg.IMPORTED:

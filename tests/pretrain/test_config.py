@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import flatten
-from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.config import default_config, from_yaml_text, load_config, load_recipe
 from pretrain.keys import describe_keys, list_keys
 from tests.errors import refused
 
@@ -34,6 +34,27 @@ def test_overrides_come_last_and_the_text_round_trips():
     cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml", ["SOLVER.BASE_LR", "0.5", "SEED", "3"])
     assert cfg.SOLVER.BASE_LR == 0.5 and cfg.SEED == 3
     assert from_yaml_text(cfg.dump()) == cfg
+
+
+def test_the_recipe_names_the_run_folder_and_an_earlier_default_folder_is_continued_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = ROOT / "configs/pretrain/jcl_R18_IN100_100ep.yaml"
+    assert load_recipe(recipe).OUTPUT_DIR == "runs/jcl_R18_IN100_100ep"
+    assert load_recipe(recipe, ["OUTPUT_DIR", "here"]).OUTPUT_DIR == "here"
+    assert load_recipe(None, ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18"]).OUTPUT_DIR == "runs/jcl_resnet18"
+    earlier = Path("runs/jcl_resnet18")
+    earlier.mkdir(parents=True)
+    (earlier / "config.yaml").write_text(load_config(recipe).dump())
+    load_recipe(recipe)  # no checkpoint yet
+    (earlier / "checkpoint_00000004.pth").touch()
+    refused(lambda: load_recipe(recipe), f"{earlier} contains this run", "OUTPUT_DIR runs/jcl_R18_IN100_100ep")
+    refused(lambda: load_recipe(recipe, ["SOLVER.MAX_STEPS", "9"]), f"OUTPUT_DIR {earlier};")
+    assert load_recipe(recipe, ["SEED", "3"]).OUTPUT_DIR == "runs/jcl_R18_IN100_100ep"  # another run
+    assert load_recipe(recipe, ["OUTPUT_DIR", "runs/jcl_resnet18"]).OUTPUT_DIR == "runs/jcl_resnet18"
+    (earlier / "config.yaml").write_text("NO_KEY: 1")
+    assert load_recipe(recipe).OUTPUT_DIR == "runs/jcl_R18_IN100_100ep"
 
 
 BAD_VALUES = (

@@ -60,8 +60,8 @@ class Pretrain(Stage):
             words = [*recipes.find_recipe_overrides(options.method), *words]
         if options.change_recipe:
             words += ["SOLVER.CHANGE_RECIPE", "True"]
-        cfg = pretraining.load_config(recipe, words)
-        folder = str(Path(cfg.OUTPUT_DIR or f"runs/{Path(recipe).stem}").absolute())
+        cfg = pretraining.load_recipe(recipe, words)
+        folder = str(Path(cfg.OUTPUT_DIR).absolute())
         inputs = {cfg.MODEL.WEIGHTS: ""} if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS else {}
         return cls.from_config(cfg, folder, options, inputs)
 

@@ -7,12 +7,13 @@ import yaml
 
 from pretrain.common.files import atomic_write
 from pretrain.common.run.state import update_state
-from pretrain.config import from_yaml_text
+from pretrain.config import from_yaml_text, load_recipe
 from pretrain.methods import METHODS
 from tests.errors import refused
 from tests.tools.launcher.helpers import CONFIGS, TINY, build_convert, build_pretrain, build_probe, build_transfer
 from tests.tools.stages.test_base import detector
 from tools.stages import recipes, transfer
+from tools.stages.pretrain import Pretrain
 
 
 def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
@@ -30,7 +31,12 @@ def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_default_recipe(method: str):
-    stage = build_pretrain(recipes.find_recipe(method), recipes.find_recipe_overrides(method))
+    recipe = recipes.find_recipe(method)
+    overrides = recipes.find_recipe_overrides(method)
+    stage = build_pretrain(recipe, overrides)
+    by_method = Pretrain.load(Pretrain.Options(method=method))
+    direct = Path(load_recipe(recipe, overrides).OUTPUT_DIR).absolute()  # of python -m pretrain
+    assert Path(stage.folder) == Path(by_method.folder) == direct
     assert yaml.safe_load(stage.config)["METHOD"]["NAME"] == method and method in recipes.list_methods()
 
 

@@ -53,11 +53,13 @@ _WAITS = RequeueWaits()
 
 
 def run_stage(stage: Stage, context: RunContext) -> None:
-    """Run a stage in this process; rank 0 records its state."""
+    """Run a stage in this process; rank 0 records its state, unless the stage does so itself."""
     context = replace(context, work={"fingerprint": stage.fingerprint(), "work": stage.identity})
     check_parents(stage)  # SLURM counts afterok as satisfied by a pending task that was cancelled
-    is_recorded_by_stage = bool(stage.config) or os.environ.get("RANK", "0") != "0"
-    with contextlib.nullcontext() if is_recorded_by_stage else record_state(stage.folder, stage.name, context):
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    with contextlib.ExitStack() as stack:
+        if is_first_rank and not stage.records_state:
+            stack.enter_context(record_state(stage.folder, stage.name, context))
         stage.run(context)
 
 
@@ -80,8 +82,8 @@ def run_slurm_rank(file: Path) -> None:
     spec = read_job(file)["spec"]
     handler = PreemptionHandler(env, file)
     try:
-        with record_error(spec["folder"], file.parent.name):
-            run_stage(build_stage(spec), RunContext(handler.stop, file.parent.name))
+        with record_error(spec["folder"], handler.submission):
+            run_stage(build_stage(spec), RunContext(handler.stop, handler.submission))
     except Stopped as stopped:
         handler.requeue_or_exit(str(stopped))
     finally:
@@ -98,6 +100,7 @@ class PreemptionHandler:
 
     Attributes:
         stop: the request to stop the job's stage.
+        submission: name of the submission (`Job.submission`).
         signals: names of the signals that this process has received.
     """
 
@@ -106,6 +109,7 @@ class PreemptionHandler:
         self.signals: set[str] = set()
         self._env = env
         self._file = file
+        self.submission = file.parent.name
         self._record: dict[str, Any] = read_job(file)
         self._folder: str = self._record["spec"]["folder"]
         self._limits = Limits(**self._record["limits"])
@@ -144,7 +148,7 @@ class PreemptionHandler:
             return
         with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
             # Also after the timer's requeue: the stage may have recorded its stop since
-            if is_state_of(self._folder, self._file.parent.name):
+            if is_state_of(self._folder, self.submission):
                 update_state(self._folder, state="requeued", reason=reason)
         with self._lock:
             if not self._is_requeued:
@@ -179,7 +183,7 @@ class PreemptionHandler:
     def _give_up(self, reason: str) -> NoReturn:
         end = f"{reason}; the checkpoint is written"
         # As text: no mistake of the user, so resume continues
-        record_failure(self._folder, 0, end, self._file.parent.name)
+        record_failure(self._folder, 0, end, self.submission)
         root = self._record["spec"]["root"] or self._folder
         raise UserError(f"{end}; to continue: {format_resume_command(root)}")
 

@@ -9,6 +9,7 @@ file is one page that needs no other file; it adds curves, and the checkpoint, c
 """
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from pretrain.common.files import atomic_write, check_writable
 from pretrain.common.run.lease import claim
 from pretrain.common.shell import shorten_path
 from tools.reporting import cost, duplicates, paper_tables
-from tools.reporting.document import Report, render_json, render_markdown, render_section
+from tools.reporting.document import Report, render_json, render_lists, render_markdown, render_section
 from tools.reporting.drawing.figures import draw_figures, draw_maps
 from tools.reporting.drawing.page import render_page
 from tools.reporting.files import find_runs, shorten_names
@@ -42,6 +43,8 @@ from tools.reporting.tables import build_detection_tables, build_probe_tables, b
 from tools.stages.options import add_arguments, read_arguments
 from tools.stages.report import Report as ReportStage
 
+_PAGES = (".html", ".htm")
+_TEXTS = (".md", ".markdown", ".txt")
 _DIFFERENCE = 2.0  # between branches, in points of AP or accuracy, that further seeds should show
 
 
@@ -53,11 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: ReportStage.Options) -> int:
     """Print the report of the runs in some folders, write it to the output files, and return 0."""
-    if options.power < 0:
+    if not 0 <= options.power < math.inf:
         raise UserError(f"--power is {options.power:g}; name the difference that the seeds should show, such as 2")
     for file in options.output:
+        if Path(file).suffix.lower() not in (*_PAGES, *_TEXTS):  # such as results.json, which belongs to a run
+            raise UserError(
+                f"--output is {file}; its name must end in {', '.join(_PAGES)} or, for Markdown, {_TEXTS[0]}"
+            )
         check_writable(file)
-    pages = [file for file in options.output if Path(file).suffix.lower() == ".html"]
+    pages = [file for file in options.output if Path(file).suffix.lower() in _PAGES]
     texts = [file for file in options.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
         main_file = (texts or [Path(temporary, "report.md")])[0] if options.output else ""
@@ -76,15 +83,27 @@ def run(options: ReportStage.Options) -> int:
 
 
 def _select_answer(report: Report, options: ReportStage.Options) -> str:
-    """Return the tables that --verdicts and --power ask for, as Markdown; empty without them.
+    """Return what --verdicts and --power ask for, as Markdown; empty without them.
+
+    These are tables, and what is missing in them: files that could not be read, and incomplete runs.
 
     Raises:
-        UserError: no pipeline of the report has seeds.
+        UserError: no pipeline of the report has seeds, or none has scores of two branches.
     """
+    if not (options.verdicts or options.power):
+        return ""
     tables = [*(report.verdicts if options.verdicts else ()), *(report.powers if options.power else ())]
-    if not tables and (options.verdicts or options.power):
-        raise UserError(f"no pipeline with SEEDS and scores in {', '.join(options.folders)}; add SEEDS to its file")
-    return escape_control("\n".join(map(render_section, tables)))
+    problem = ""
+    if not tables:
+        problem = f"no pipeline with SEEDS and scores in {', '.join(options.folders)}; add SEEDS to its file"
+    elif not any(table.rows for table in tables):
+        problem = f"no score of two branches in {', '.join(options.folders)}, so nothing can be compared"
+    if problem:
+        raise UserError(
+            ". ".join([problem, *(f"{title}: {'; '.join(lines)}" for title, lines in report.missing.items())])
+        )
+    sections = [render_section(table) for table in tables if table.rows]
+    return escape_control("\n".join([*sections, *render_lists(report.missing)]))
 
 
 def build_report(folders: Sequence[str | Path], output: str | Path = "", difference: float = _DIFFERENCE) -> Report:

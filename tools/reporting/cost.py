@@ -60,7 +60,7 @@ def compute_cost(lines: Sequence[Mapping[str, Any]], batch_size: int) -> tuple[f
 
     MiB is 0 without a GPU. Returns None if the speed is unknown.
     """
-    timed = [line for line in lines if batch_size and ("images_per_second" in line or "time" in line)]
+    timed = [line for line in lines if batch_size and (line.get("images_per_second") or line.get("time"))]
     if not timed:
         return None
     speeds = [line.get("images_per_second") or batch_size / line["time"] for line in timed]

@@ -81,12 +81,17 @@ class Report:
     powers: Sequence[Table] = ()
 
     @property
-    def lists(self) -> dict[str, list[str]]:
-        """Map headings to lines: files that could not be read or are not used, and incomplete runs."""
+    def missing(self) -> dict[str, list[str]]:
+        """Map headings to lines about scores that the report lacks."""
         lists = {"Unreadable files": self.collection.unreadable, "Incomplete runs": self.collection.incomplete}
-        lists["Figures that are not drawn"] = self.collection.not_drawn
-        lists["Tables of duplicates that are not used"] = self.collection.unused
         return {title: lines for title, lines in lists.items() if lines}
+
+    @property
+    def lists(self) -> dict[str, list[str]]:
+        """Map headings to lines: those of ``missing``, figures that are not drawn, and files that are not used."""
+        lists = {"Figures that are not drawn": self.collection.not_drawn}
+        lists["Tables of duplicates that are not used"] = self.collection.unused
+        return self.missing | {title: lines for title, lines in lists.items() if lines}
 
 
 def render_markdown(report: Report) -> str:
@@ -96,8 +101,13 @@ def render_markdown(report: Report) -> str:
     blocks += map(render_figure, report.feature_maps)
     blocks += map(render_section, report.tables)
     blocks += map(render_figure, report.figures)
-    blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
+    blocks += render_lists(report.lists)
     return escape_control("\n".join(blocks))
+
+
+def render_lists(lists: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each list of lines with its heading as Markdown."""
+    return [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in lists.items()]
 
 
 def render_section(table: Table) -> str:

@@ -70,25 +70,29 @@ class RunCollection:
 
 
 def find_runs(folders: Sequence[Path]) -> RunCollection:
-    """Return every run in and below ``folders``, each once.
+    """Return every run in and below ``folders``, each once, also if links lead to it.
 
     Raises:
-        UserError: a folder does not exist, or a record of the launcher is damaged.
+        UserError: a folder does not exist.
     """
     collection = RunCollection()
-    run_folders: dict[Path, None] = {}
+    files: dict[str, Path] = {}  # by their real paths
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder; pass a run folder or a folder of runs")
         for path in find_files(Path(os.path.abspath(folder)), str(PIPELINE_FILE), "results.json", "duplicates.json"):
-            if path.name == "results.json":
-                run_folders[path.parent] = None
-            elif path.name == "duplicates.json":
-                collection.duplicates += [path] * (path not in collection.duplicates)
-            elif path.parents[1] not in [pipeline.folder for pipeline in collection.pipelines]:
+            files.setdefault(os.path.realpath(path), path)
+    collection.duplicates = [path for path in files.values() if path.name == "duplicates.json"]
+    for path in files.values():
+        if path.name == PIPELINE_FILE.name:
+            try:
                 collection.pipelines.append(_read_pipeline(path, collection.incomplete))
-    planned = [folder for pipeline in collection.pipelines for folder in pipeline.stages if folder in run_folders]
-    for folder in dict.fromkeys([*planned, *run_folders]):
+            except UserError as error:
+                collection.unreadable.append(str(error))
+    run_folders = {os.path.dirname(real): path.parent for real, path in files.items() if path.name == "results.json"}
+    planned = {os.path.realpath(folder): folder for pipeline in collection.pipelines for folder in pipeline.stages}
+    planned = {real: folder for real, folder in planned.items() if real in run_folders}
+    for folder in (planned | {real: path for real, path in run_folders.items() if real not in planned}).values():
         try:
             results = read_json(folder / "results.json")
         except UserError as error:

@@ -1,5 +1,6 @@
 """The scores of a run, one class per kind; `Stage.read_scores` reads those of a stage."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,18 +141,19 @@ def read_pretraining(run: Run) -> BackboneScore:
     record = Provenance(sha256=results["checkpoint_sha256"], epoch=results["epochs"], **weights)
     origin = build_origin(record, run.config)
     metrics = results["metrics"]
-    rankme = {} if metrics.get("rankme") is None else {"rankme": float(metrics["rankme"])}
+    rankme = {} if metrics.get("rankme") is None else {"rankme": _read_number("rankme", metrics["rankme"])}
     if "knn_top1" not in metrics:
         return BackboneScore(run.folder, results["stage"], origin, metrics=rankme)
     test, protocol = normalize_protocol("kNN", results["knn_protocol"])
-    metrics = {"top1": float(metrics["knn_top1"]), **rankme}
+    metrics = {"top1": _read_number("knn_top1", metrics["knn_top1"]), **rankme}
     return BackboneScore(run.folder, results["stage"], origin, test, metrics, protocol)
 
 
 def read_probe(run: Run) -> BackboneScore:
     stage = run.results["stage"]
     source = Provenance.from_json(run.results["source"]) or Provenance()
-    metrics = {name: float(run.results["metrics"][name]) for name in ("top1", "top5") if name in run.results["metrics"]}
+    recorded = run.results["metrics"]
+    metrics = {name: _read_number(name, recorded[name]) for name in ("top1", "top5") if name in recorded}
     encoder = "key" if source.encoder == "key" else "query"
     test, protocol = normalize_protocol(find_kind(stage).probe, run.results["protocol"], encoder)
     return BackboneScore(run.folder, stage, read_origin(source), test, metrics, protocol)
@@ -166,7 +168,8 @@ def read_detections(run: Run) -> Iterable[DetectorScore]:
     for test, tasks in results["datasets"].items():
         metrics: dict[str, float | None] = {}
         for task, values in tasks.items():
-            metrics |= {f"{task}/{name}": value and float(value) for name, value in values.items()}
+            for name, value in values.items():
+                metrics[f"{task}/{name}"] = None if value is None else _read_number(f"{task}/{name}", value)
         yield DetectorScore(
             run.folder,
             results["stage"],
@@ -183,6 +186,13 @@ def read_detections(run: Run) -> Iterable[DetectorScore]:
             remarks=tuple(text for text in [results.get("unscored", {}).get(test)] if text),
             ended_early=results.get("ended_early", ""),
         )
+
+
+def _read_number(name: str, value: Any) -> float:
+    """Return a metric; raise ValueError for one that is not finite: a mean over seeds would not be, either."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, not a number")
+    return float(value)
 
 
 def _read_detector_origin(weights: Mapping[str, Any]) -> Origin:

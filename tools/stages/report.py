@@ -28,7 +28,7 @@ class Report(Stage):
             "run folders or their parents", is_positional=True, nargs="+", metavar="FOLDER"
         )
         output: tuple[str, ...] = option(
-            "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated",
+            "also write the report to this file (.html: a page; .md or .txt: Markdown); may be repeated",
             (),
             action="append",
             metavar="FILE",

@@ -30,6 +30,8 @@ def test_a_pretraining_costs_its_steps_once_without_what_is_between_them():
     seconds = 10 * 40 / 100 + 10 * 40 / 50 + 5 * 40 / 200
     assert compute_cost(lines, 40) == (100.0, pytest.approx(seconds / 3600), 900.0)
     assert compute_cost([{"iteration": 0, "loss": 1.0}], 40) is None and compute_cost(lines, 0) is None
+    unknown = [{"iteration": 4, "images_per_second": rate} for rate in (None, 0.0)]
+    assert compute_cost(unknown, 40) is None and compute_cost([*unknown, *lines], 40) == compute_cost(lines, 40)
 
 
 def test_each_training_has_a_row_with_its_machine(tmp_path: Path):

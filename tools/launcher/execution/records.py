@@ -5,6 +5,7 @@ stage writes (`pretrain.common.run.state`). Both name a job by the folder of its
 folders are never reused.
 """
 
+import itertools
 import os
 import shlex
 import sys
@@ -34,13 +35,25 @@ def find_launch_files(folder: Path) -> list[Path]:
 
 
 def find_files(folder: Path, *names: str) -> list[Path]:
-    """Return the files of these names in and below ``folder``, except in jobs' copies of the code."""
+    """Return the files of these names in and below ``folder``, except in jobs' copies of the code.
+
+    Links to folders are followed after all other folders, so that each folder is searched once, under its own name.
+    """
     if os.path.isdir(folder):
         os.listdir(folder)  # raises PermissionError, which os.walk hides
     files = []
-    for parent, folders, _ in os.walk(folder):
-        files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]
-        folders[:] = sorted(name for name in folders if name != "launch")
+    searched: set[str] = set()
+    starts = [str(folder)]
+    while starts:
+        links = []
+        for parent, folders, _ in itertools.chain.from_iterable(map(os.walk, starts)):
+            real = os.path.realpath(parent)
+            folders[:] = sorted(name for name in folders if name != "launch" and real not in searched)
+            if real not in searched:
+                files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]
+            searched.add(real)
+            links += [path for path in (os.path.join(parent, name) for name in folders) if os.path.islink(path)]
+        starts = links
     return files
 
 

@@ -1,7 +1,6 @@
 """Figures of a report: feature maps, the scores of pipelines over seeds, and predictions on the same images."""
 
 import csv
-import io
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
-from pretrain.common.files import atomic_write, read_json
+from pretrain.common.files import read_json
 from tools.stages.completion import find_kind
 
 from ..document import Figure
@@ -19,7 +18,7 @@ from ..files import Pipeline, RunCollection
 from ..runs import BackboneScore, DetectorScore, Score
 from ..seeds.statistics import compute_interval
 from ..seeds.study import Study
-from .panels import build_panels
+from .panels import build_panels, write_png
 
 _IMAGES = 4  # images in a figure of predictions
 _PANELS = 4  # panels side by side in a figure of scores
@@ -40,7 +39,7 @@ def draw_figures(
     figures: list[Figure] = []
     for number, study in enumerate(studies, 1):
         file = _name_file(output, "scores", number)
-        draw_scores(study).savefig(file, dpi=150)
+        write_png(draw_scores(study), file, dpi=150)
         dotted = f" Dotted: the mean of {study.baseline}, the baseline." if study.baseline else ""
         notes = [f"Gray: one point per seed. Blue: mean of each branch and its 95% interval (Student's t).{dotted}"]
         figures.append(Figure(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
@@ -103,9 +102,7 @@ def _draw_feature_maps(
             top1[place.branch] = next((score.metrics["top1"] for score in knn), None)
     if not maps:
         return None
-    image = io.BytesIO()
-    _draw_panels(maps, top1).savefig(image, format="png", dpi=110)
-    atomic_write(output, image.getvalue())
+    write_png(_draw_panels(maps, top1), output, dpi=110)
     note = (
         "Each point is a validation image; its color is its class. t-SNE places images next to each other if their "
         "features are similar: pretraining without labels should pull the colors apart. Directions and distances "

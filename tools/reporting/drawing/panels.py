@@ -1,6 +1,10 @@
-"""The grid of panels that the figures of a report share."""
+"""The grid of panels that the figures of a report share, and how a figure is written."""
 
+import io
+from pathlib import Path
 from typing import Any
+
+from pretrain.common.files import atomic_write
 
 
 def build_panels(count: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, list[Any]]:
@@ -13,3 +17,10 @@ def build_panels(count: int, columns: int, width: float, height: float, **option
     for panel in panels[count:]:
         panel.set_visible(False)
     return figure, list(panels[:count])
+
+
+def write_png(figure: Any, file: Path, dpi: int) -> None:
+    """Write a figure completely or not at all; raise UserError if that is impossible."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=dpi)
+    atomic_write(file, image.getvalue())

@@ -56,7 +56,9 @@ def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison])
     digits = count_decimals(study.scores[score])
     change = best.difference.text(digits)
     if best.verdict == "unknown":
-        warning = "too few seeds to tell a difference from noise"
+        is_single = min(best.seeds) == 1
+        warning = "too few seeds" if is_single else "the scores of all seeds are equal, which is too little"
+        warning += " to tell a difference from noise"
         return f"{score}: {best.branch} against {best.reference}: {change} ({best.size}; {warning})."
     if best.verdict == "within noise":
         return f"{score}: {best.branch} against {best.reference}: {change}, within noise ({best.size})."

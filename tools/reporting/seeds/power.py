@@ -85,12 +85,10 @@ def count_seeds(spread: Spread, difference: float, level: float = LEVEL) -> int 
     """Return the fewest seeds per branch that find ``difference`` with 80% power; None if MOST_SEEDS do not suffice.
 
     Raises:
-        ValueError: the spread has fewer than FEWEST_FREEDOM degrees of freedom.
+        ValueError: the spread is 0, or has fewer than FEWEST_FREEDOM degrees of freedom.
     """
-    if spread.freedom < FEWEST_FREEDOM:
-        raise ValueError(f"a spread with {spread.freedom} degrees of freedom says too little")
-    if not spread.deviation:
-        return 2
+    if spread.freedom < FEWEST_FREEDOM or not spread.deviation:
+        raise ValueError(f"a spread of {spread.deviation:g} with {spread.freedom} degrees of freedom says too little")
     effects = list_effects(spread, difference)
     low = 2
     high = MOST_SEEDS
@@ -144,6 +142,8 @@ def _answer(
         return "trained too briefly", "-", "-", "-"
     if spread.freedom < FEWEST_FREEDOM:
         return "too few seeds to say", "-", "-", "-"
+    if not spread.deviation:
+        return "the scores of all seeds are equal", "-", "-", "-"
     single = count_seeds(spread, difference)
     corrected = count_seeds(spread, difference, LEVEL / comparisons)
     if corrected is None:

@@ -27,7 +27,7 @@ def format_mean(values: Sequence[float], digits: int = 1) -> str:
 class Difference:
     """A mean difference, half its 95% interval, and the p-value of no difference.
 
-    Interval and p-value are None if there are too few runs.
+    Interval and p-value are None if they cannot be estimated: from a single run, or if no branch's scores vary.
     """
 
     mean: float
@@ -63,10 +63,9 @@ def compare_means(scores: BySeed, baseline: BySeed, paired: bool = False) -> Dif
     else:
         parts = [(variance(values) / len(values), len(values) - 1) for values in (a, b)]
         squared_error = sum(part for part, _ in parts)
-        # Equal scores, such as those of fixed weights, have no variance.
         freedom = squared_error**2 / sum(part**2 / n for part, n in parts) if squared_error else 1.0
-    if not squared_error:
-        return Difference(mean, 0.0, 0.0 if mean else 1.0)
+    if not squared_error:  # fixed weights; if two branches differ, their seeds show no noise to compare it with
+        return Difference(mean) if mean else Difference(0.0, 0.0, 1.0)
     from scipy.special import stdtr  # scipy.stats takes a second to import
 
     p = 2.0 * float(stdtr(freedom, -abs(mean) / math.sqrt(squared_error)))

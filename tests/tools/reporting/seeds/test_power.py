@@ -1,11 +1,13 @@
 """The number of seeds is that with which simulated studies find the difference as often as stated."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import chdtri, stdtr
 
+from tests.errors import refused
 from tests.tools.reporting.runs import AP, SEEDS, log, study_in
 from tools import launch
 from tools.reporting.files import read_config
@@ -45,8 +47,10 @@ def test_more_spread_less_knowledge_and_more_comparisons_need_more_seeds():
     (seeds,) = [count_seeds(known, 2.0)]
     assert seeds and compute_power(seeds, [2 / 1.5]) >= 0.8 > compute_power(seeds - 1, [2 / 1.5])
     assert (count_seeds(Spread(3.0, 1000), 2.0) or 0) > seeds < (count_seeds(Spread(1.5, 4), 2.0) or 0)
-    assert (count_seeds(known, 2.0, 0.005) or 0) > seeds and count_seeds(Spread(0.0, 8), 2.0) == 2
+    assert (count_seeds(known, 2.0, 0.005) or 0) > seeds
     assert count_seeds(Spread(50.0, 8), 2.0) is None
+    with pytest.raises(ValueError, match="spread of 0"):
+        count_seeds(Spread(0.0, 8), 2.0)
     with pytest.raises(ValueError, match="3 degrees"):
         count_seeds(Spread(1.0, 3), 2.0)
 
@@ -84,3 +88,20 @@ def test_too_few_seeds_are_too_few(tmp_path: Path, capsys: pytest.CaptureFixture
         path.unlink()
     assert launch.main(["report", str(study), "--power", "2"]) == 0
     assert capsys.readouterr().out.count("too few seeds to say") == 3
+
+
+def test_seeds_with_equal_scores_answer_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    study = study_in(tmp_path / "study")
+    for path in study.glob("*/knn/results.json"):
+        results = json.loads(path.read_text())
+        results["metrics"]["top1"] = 60.0 if "jcl" in str(path) else 50.0
+        path.write_text(json.dumps(results))
+    assert launch.main(["report", str(study), "--power", "2", "--verdicts"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "+10.0 | - | - | unknown |" in printed and "the scores of all seeds are equal" in printed
+    assert printed.count("| ahead |") == 2
+
+
+@pytest.mark.parametrize("power", ["nan", "inf", "-1"])
+def test_a_difference_is_a_number_from_0(tmp_path: Path, power: str):
+    refused(lambda: launch.main(["report", str(tmp_path), "--power", power]), f"--power is {power}")

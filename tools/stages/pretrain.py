@@ -53,11 +53,8 @@ class Pretrain(Stage):
     @classmethod
     def load(cls, options: Options, overrides: Sequence[str] = ()) -> Self:
         """Load the stage of a recipe, in OUTPUT_DIR or runs/<recipe>."""
-        recipe = options.config_file
-        words = list(overrides)
-        if options.method:
-            recipe = str(recipes.find_recipe(options.method))
-            words = [*recipes.find_recipe_overrides(options.method), *words]
+        recipe, recipe_overrides = cls._find_recipe(options)
+        words = [*recipe_overrides, *overrides]
         if options.change_recipe:
             words += ["SOLVER.CHANGE_RECIPE", "True"]
         cfg = pretraining.load_recipe(recipe, words)
@@ -67,12 +64,17 @@ class Pretrain(Stage):
 
     @classmethod
     def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:
-        words = [options.config_file]
-        if not options.config_file:
-            recipe = shorten_path(recipes.find_recipe(options.method))
-            words = [recipe, *recipes.find_recipe_overrides(options.method)]
-        print(" ".join(["recipe:", *words]), file=sys.stderr)
+        recipe, recipe_overrides = cls._find_recipe(options)
+        shown = options.config_file or shorten_path(recipe)
+        print(" ".join(["recipe:", shown, *recipe_overrides]), file=sys.stderr)
         return cls.load(options, overrides)
+
+    @staticmethod
+    def _find_recipe(options: Options) -> tuple[str, list[str]]:
+        """Return the file of the recipe, and the overrides that turn it into the method's."""
+        if not options.method:
+            return options.config_file, []
+        return str(recipes.find_recipe(options.method)), recipes.find_recipe_overrides(options.method)
 
     def run(self, context: RunContext) -> dict[str, Any]:
         from pretrain import train

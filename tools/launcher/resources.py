@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a job (`JobOptions.for_stage`).
+    """The resources of a job (`JobOptions.for_stage`): all that it depends on, so that jobs can be compared by it.
+
+    Therefore it repeats the options that apply to every stage as they are.
 
     Attributes:
         tasks, gpus: numbers per node.
         gpu_type: empty if the site asks for none.
         parallel: stages, or jobs of an array, that run at the same time.
         sbatch, srun: further options without their dashes; an empty value is a flag.
-        request: what the user asked for, which the record of the job keeps for `resume`.
+        request: what the user asked for, which the record of the job keeps for `resume`; it is not compared.
         is_on_cpu_nodes: whether the site file places the stage on other nodes than those with GPUs.
     """
 
@@ -38,7 +40,7 @@ class Resources:
     srun: dict[str, str]
     python: str
     setup: tuple[str, ...]
-    request: JobOptions
+    request: JobOptions = field(compare=False)
     is_on_cpu_nodes: bool = False
 
     def describe_gpus(self) -> str:

@@ -30,8 +30,7 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from tools.launcher.commands import Commands, list_commands
-from tools.stages import MOVED
+from tools.launcher.commands import Commands, check_command, list_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,18 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = words[0] if words else ""
     with extensions.using(modules):
         commands = list_commands()
-        is_known = command.startswith("-") or any(command in group for group in commands.values())
-        if command and not is_known:  # a user's module may register a stage of this name
+        is_unknown = not command.startswith("-") and not any(command in group for group in commands.values())
+        if command and is_unknown:  # a user's module may register a stage of this name
             extensions.load()
             commands = list_commands()
         parser = _build_parser(commands, {command})
         if not words:
             parser.print_help()
             return 2
-        if command in MOVED:
-            raise UserError(f"launch.py no longer has the command {command}; run {MOVED[command]}")
+        if is_unknown:
+            check_command(command, commands)
         args, args.overrides = parser.parse_known_args(words)
-        _check_words(args)
+        _check_options(args)
+        if args.starts_jobs:
+            _refuse_torchrun()
+        if args.overrides and not args.takes_overrides:
+            hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if command == "pipeline" else ""
+            problem = f"{command}: unexpected argument {args.overrides[0]!r}"
+            raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
         return args.run(args) or 0
 
 
@@ -64,34 +69,33 @@ def _build_parser(commands: Commands, chosen: Collection[str]) -> argparse.Argum
         lines += [f"{title}:", *(f"  {name:<15}{text}" for name, (text, _) in group.items()), ""]
         for name, (text, add_options) in group.items():
             sub = choices.add_parser(name, description=text)
-            sub.set_defaults(parser=sub, takes_overrides=False)
+            sub.set_defaults(parser=sub, takes_overrides=False, starts_jobs=False)
             if name in chosen:
                 add_options(sub)
     parser.epilog = "\n".join(lines)
     return parser
 
 
-def _check_words(args: argparse.Namespace) -> None:
-    """Raise UserError for words that the parser left, unless they are KEY VALUE pairs of a command that takes them."""
-    options = [word for word in args.overrides if re.match("--|-[A-Za-z]", word)]
-    if options:
-        _refuse_options(options, args)
-    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start another run
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise UserError for options that the command does not have; say what replaces those of SLURM or earlier versions.
+
+    The parser left them among the KEY VALUE pairs, whose values may begin with a dash.
+    """
+    words = args.overrides
+    options = [word for place, word in enumerate(words) if re.match("--" if place % 2 else "--|-[A-Za-z]", word)]
+    if options and args.starts_jobs:
+        from tools.launcher.job_options import find_replacement
+
+        for word in options:
+            option = word.partition("=")[0]
+            replacement = find_replacement(option.lstrip("-"), args.absent_options)
+            if replacement:
+                raise UserError(f"launch.py {args.command} has no option {option}; {replacement}")
+    overrides.check_options(options, args.parser, args.command)
+
+
+def _refuse_torchrun() -> None:
+    """Raise UserError in a process of torchrun, each of which would start another run."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
         raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
-    if args.overrides and not args.takes_overrides:
-        hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
-        problem = f"{args.command}: unexpected argument {args.overrides[0]!r}"
-        raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
-
-
-def _refuse_options(words: Sequence[str], args: argparse.Namespace) -> None:
-    """Raise UserError for options that the command does not have, in words that say what replaces one that moved."""
-    from tools.launcher.job_options import find_replacement
-
-    for word in words if hasattr(args, "cluster_file") else ():  # of a command that starts jobs
-        option = word.partition("=")[0]
-        replacement = find_replacement(option.lstrip("-"))
-        if replacement:
-            raise UserError(f"launch.py has no option {option}; {replacement}")
-    overrides.check_options(words, args.parser, args.command)

@@ -7,20 +7,30 @@ MOVED_OPTIONS = {
     "cpu-partition": "write it into the site file, as cpu: {partition: NAME} (docs/tutorials/slurm.md)",
     "detach": "run the command in tmux, or by nohup; jobs of SLURM run without it",
 }
-# What to use instead of sbatch's options where the launcher has its own.
-_GPUS = "use --gpus (in the site file gpus), the number per node"
-_TASKS = "use --tasks (in the site file tasks), the number per node"
-_TIMEOUTS = "use --max-timeouts (in the site file max-timeouts), the number of requeues after time limits"
+# What to use instead of sbatch's options where the launcher has its own of another name, and what these mean.
 OWN_OPTIONS = {
-    "gpus-per-node": _GPUS,
-    "gpus-per-socket": _GPUS,
-    "gpus-per-task": _GPUS,
-    "tres-per-task": _GPUS,
-    "ntasks": _TASKS,
-    "ntasks-per-node": _TASKS,
-    "requeue": _TIMEOUTS,
-    "no-requeue": _TIMEOUTS,
+    **dict.fromkeys(("gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), "gpus"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "tasks"),
+    **dict.fromkeys(("requeue", "no-requeue"), "max-timeouts"),
+}
+_MEANINGS = {
+    "gpus": "the number per node",
+    "tasks": "the number per node",
+    "max-timeouts": "the number of requeues after time limits",
+}
+# What there is instead of those where the launcher has no option.
+AUTOMATIC_OPTIONS = {
     "signal": MOVED_OPTIONS["signal-delay"],
     "array": "stages of a pipeline that wait for no other are an array; --parallel says how many run at once",
     "job-name": "jobs are named after their folders",
 }
+
+
+def describe_option(option: str) -> str:
+    """Return where to write an option of the launcher, and what it means if that is not what SLURM's means."""
+    return ", ".join(filter(None, [f"use --{option} (in the site file {option})", _MEANINGS.get(option)]))
+
+
+def describe_own_option(option: str) -> str:
+    """Return what to use instead of an option of sbatch; empty if the launcher has nothing of another name for it."""
+    return describe_option(OWN_OPTIONS[option]) if option in OWN_OPTIONS else AUTOMATIC_OPTIONS.get(option, "")

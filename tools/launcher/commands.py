@@ -5,16 +5,37 @@ A command imports what it needs when its options are added or when it runs, beca
 
 import argparse
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 
 from pretrain.common.config import extensions, overrides
-from tools.stages import SUMMARIES
+from pretrain.common.errors import UserError, suggest_name
+from tools import ROOT
+from tools.stages import MOVED, SUMMARIES
 
 from . import actions
 
 # By group and name: what a command does, and the function that adds its options.
 Commands = dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]]
+_TRAINING = "pretrain (a backbone, without labels), linear (a classifier on a backbone) or transfer (a detector)"
+_EVALUATION = "knn or linear (a backbone) or transfer --eval-only (a detector)"
+_KEPT = "it keeps the options of the original command; to change them, run that command again with others"
+# What other frameworks call the commands.
+_OTHER_NAMES = {
+    "fit": _TRAINING,
+    "train": _TRAINING,
+    "finetune": "transfer (a detector) or linear (a classifier on a frozen backbone)",
+    "test": _EVALUATION,
+    "val": _EVALUATION,
+    "validate": _EVALUATION,
+    "eval": _EVALUATION,
+    "evaluate": _EVALUATION,
+    "sweep": "pipeline (its GRID is a sweep)",
+    "list": "status (runs) or recipes",
+    "stop": "cancel",
+}
 
 
 def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
@@ -25,9 +46,11 @@ def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
     kind = find_stage(name)
     sub.set_defaults(run=functools.partial(actions.start_stage, kind))
     add_arguments(sub, kind.Options)
-    of_one_process = ("nodes", "gpus", "tasks", "cpus_per_task") if kind.one_process else ()
+    absent = {"parallel": "it runs one stage; --parallel is for pipeline and paper"}
+    if kind.one_process:
+        absent |= dict.fromkeys(("nodes", "gpus", "tasks", "cpus_per_task"), "it runs in one process, so omit this")
     keys = kind.describe_keys if kind.has_config else None
-    _add_resources(sub, keys, skip=(*of_one_process, "parallel"))
+    _add_resources(sub, keys, absent)
 
 
 def _add_pipeline(sub: argparse.ArgumentParser) -> None:
@@ -91,11 +114,15 @@ def _add_doctor(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_resume(sub: argparse.ArgumentParser) -> None:
+    from .job_options import JobOptions
+
+    absent = dict.fromkeys((item.name for item in fields(JobOptions)), _KEPT)
+    del absent["partition"], absent["time"]
     sub.set_defaults(run=actions.resume)
     sub.add_argument("folder", type=Path, help="run folder or pipeline folder")
     sub.add_argument("--partition", default="", help="partition of the jobs (default: as before)")
     sub.add_argument("--time", default="", help="time limit per job (default: as before)")
-    _add_modes(sub)
+    _add_modes(sub, absent)
 
 
 def _add_cancel(sub: argparse.ArgumentParser) -> None:
@@ -109,18 +136,24 @@ def _add_engine(sub: argparse.ArgumentParser, default: str) -> None:
 
 
 def _add_resources(
-    sub: argparse.ArgumentParser, keys: Callable[[], list[overrides.Key]] | None = None, skip: Collection[str] = ()
+    sub: argparse.ArgumentParser,
+    keys: Callable[[], list[overrides.Key]] | None = None,
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
+    """Add the options of a command that starts jobs, after its own; with ``keys``, its config may be overridden.
+
+    Args:
+        absent: the options of jobs that it does not have, and why.
+    """
     from tools.stages.options import add_arguments
 
     from .job_options import JobOptions
 
-    _add_modes(sub)
+    _add_modes(sub, absent)
     if keys:
         overrides.add_keys(sub, keys)
     resources = sub.add_argument_group("resources")
-    add_arguments(resources, JobOptions, skip)
+    add_arguments(resources, JobOptions, skip=absent)
     default = "~/.config/pretrain-to-transfer/cluster.yaml"
     text = f"read the site's defaults for SLURM jobs from this file (default: {default})"
     resources.add_argument("--cluster-file", default="", metavar="FILE", help=text)
@@ -129,7 +162,9 @@ def _add_resources(
         overrides.add_usage(sub)
 
 
-def _add_modes(sub: argparse.ArgumentParser) -> None:
+def _add_modes(sub: argparse.ArgumentParser, absent: Mapping[str, str]) -> None:
+    """Add what each command that starts jobs has; ``absent`` as in `_add_resources`."""
+    sub.set_defaults(starts_jobs=True, absent_options=absent)
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     text = "like --dry-run, and ask SLURM about each kind of job (sbatch --test-only)"
@@ -142,6 +177,21 @@ def list_commands() -> Commands:
     """List the commands, of which each stage may be one."""
     stages = {name: (text, functools.partial(_add_stage, name)) for name, text in SUMMARIES.items() if text}
     return {"stages": stages, **_COMMANDS}
+
+
+def check_command(command: str, commands: Commands) -> None:
+    """Raise UserError if there is no such command, in words that name what does its work."""
+    names = [name for group in commands.values() for name in group]
+    if command in names:
+        return
+    if command in MOVED:
+        raise UserError(f"launch.py no longer has the command {command}; run {MOVED[command]}")
+    hint = suggest_name(command, names) or f"; choose one of {', '.join(names)}"
+    if command in _OTHER_NAMES:
+        hint = f"; use {_OTHER_NAMES[command]}"
+    elif (ROOT / f"tools/{command}.py").is_file():
+        hint = f"; run python tools/{command}.py"
+    raise UserError(f"launch.py has no command {command!r}{hint}")
 
 
 _COMMANDS: Commands = {

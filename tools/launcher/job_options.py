@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.gpus import check_visible_gpus, list_visible_gpus
 from tools.stages.options import option
 
-from . import MOVED_OPTIONS, OWN_OPTIONS
+from . import AUTOMATIC_OPTIONS, MOVED_OPTIONS, OWN_OPTIONS, describe_option
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
@@ -275,19 +276,22 @@ def _check_slurm_options(options: JobOptions) -> None:
     parse_times(options.time)
 
 
-def find_replacement(name: str) -> str:
-    """Return what to write instead of an option that was removed, or that sbatch has; empty for others."""
+def find_replacement(name: str, absent: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return what to write instead of an option that was removed, or that sbatch has; empty for others.
+
+    ``absent`` says why the command has no options for some fields of `JobOptions`.
+    """
     name = name.replace("_", "-") if len(name) > 1 else name
-    if name in MOVED_OPTIONS:
-        return MOVED_OPTIONS[name]
-    option = find_option(name)
-    launcher_options = [format_option(item.name)[2:] for item in fields(JobOptions)]
-    if option in OWN_OPTIONS:
-        return OWN_OPTIONS[option]
-    if option in launcher_options:  # some stages' commands do not have it
-        return f"use --{option} (in the site file {option})" if option != name else ""
-    if option and option not in SET_BY_LAUNCHER:
-        return f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
+    sbatch_option = find_option(name)
+    option = OWN_OPTIONS.get(sbatch_option, sbatch_option or name)
+    reason = absent.get(option.replace("-", "_"), MOVED_OPTIONS.get(name, AUTOMATIC_OPTIONS.get(option, "")))
+    if reason:
+        return reason
+    if option in [format_option(item.name)[2:] for item in fields(JobOptions) if "argument" in item.metadata]:
+        return describe_option(option)
+    if sbatch_option and option not in SET_BY_LAUNCHER:
+        remedy = f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
+        return absent.get("sbatch", remedy)
     return ""
 
 

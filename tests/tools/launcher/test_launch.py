@@ -24,9 +24,20 @@ JCL = ["pretrain", "--method", "jcl"]
         (["pretrain", "--method", "jlc"], ("--method jlc", "did you mean 'jcl'")),
         ([*JCL, "--dry-ru"], ("--dry-ru",)),  # no abbreviations
         (["report", "x", "y", "--cluster", "local"], ("report: unknown option '--cluster'",)),
-        ([*JCL, "--parallel", "2"], ("pretrain: unknown option '--parallel'",)),  # which it would not use
-        (["convert", "a", "b.pth", "--gpus", "1"], ("convert: unknown option '--gpus'",)),
+        ([*JCL, "--parallel", "2"], ("launch.py pretrain has no option --parallel; it runs one stage",)),
+        (["convert", "a", "b.pth", "--gpus", "1"], ("launch.py convert has no option --gpus; it runs in one process",)),
+        (["convert", "a", "b.pth", "-N", "2"], ("launch.py convert has no option -N; it runs in one process",)),
+        (["convert", "a", "b.pth", "--ntasks=2"], ("convert has no option --ntasks; it runs in one process",)),
+        (["knn", "random", "-n", "2"], ("launch.py knn has no option -n; use --tasks ", "the number per node")),
+        (["resume", "runs/a", "--gpus", "4"], ("resume has no option --gpus; it keeps the options of the original",)),
+        (["resume", "runs/a", "--qos=long"], ("resume has no option --qos; it keeps the options of the original",)),
+        (["resume", "runs/a", "-p", "gpu"], ("launch.py resume has no option -p; use --partition ",)),
         (["distributions", "runs/a", "runs/b"], ("python -m studies.jcl_multikey.similarity",)),
+        (["fit", "--config", "a.yaml"], ("no command 'fit'; use pretrain (", "linear (", "transfer (")),
+        (["eval"], ("no command 'eval'; use knn or linear (a backbone) or transfer --eval-only",)),
+        (["predict", "a.jpg"], ("no command 'predict'; run python tools/predict.py",)),
+        (["pretain"], ("no command 'pretain'; did you mean 'pretrain'?",)),
+        ([""], ("no command ''; choose one of pretrain, knn, ",)),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
@@ -138,6 +149,8 @@ def test_a_dry_run_says_what_would_run_and_where(tmp_path: Path, capsys, images:
     assert "1 of 1 stage to run\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert not (tmp_path / "runs").exists()
+    launch.main([*words, f"folder:{images}", "OUTPUT_DIR", "-p"])  # a value may look like an option of sbatch
+    assert "pretrain  -> -p\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])

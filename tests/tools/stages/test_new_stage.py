@@ -106,4 +106,4 @@ def test_a_stage_of_a_module_is_a_command(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "weigh the weights" in done.stdout
     done = subprocess.run(command[:3], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "invalid choice: 'weigh'" in done.stderr
+    assert done.returncode == 2 and "launch.py has no command 'weigh'" in done.stderr

@@ -22,7 +22,8 @@ for _path in ROOT.glob("studies/*/README.md"):
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _CELL = re.compile(r"(?<!<tr>\n)<t[hd][ >].*?</t[hd]>", re.DOTALL)  # except the first of a row
-_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>)+(?=</code>)")
+_OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
 _DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -52,8 +53,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let names in tables break after dots and underscores, and keep a difference in parentheses on one line."""
-    return _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_allow_breaks, cell[0])), html)
+    """Let names in tables break after dots and underscores, but neither options nor a difference in parentheses."""
+    html = _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_allow_breaks, cell[0])), html)
+    return _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
 
 
 def _allow_breaks(name: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ your own images, which a test makes, and other_frameworks.md, which test_other_f
 """
 
 import argparse
+import ast
 import glob
 import importlib
 import inspect
@@ -46,6 +47,9 @@ OTHERS = (
     r"|source \.venv/bin/activate|sinfo|cp \S+ \S+|curl -L --create-dirs -o \S+ \S+|bash \.ci/run"
     r"|python -m studies\.\w+\.\w+ .+"
 )
+# In Troubleshooting: what varies in a message, between its fixed parts, and errors of torch, CUDA, Pillow and gloo.
+VARYING = r"\.\.\.|[\d%:;,()]|\S*\.\w+| is | are "
+OF_LIBRARIES = r"no kernel image|Connection refused|CUDA out of memory|ncclUnhandled|Cuda failure|exceeds limit of"
 RUN_ELSEWHERE = {
     "launch.py doctor": "tools/launcher/test_doctor.py",
     "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",
@@ -145,6 +149,21 @@ def test_every_test_that_is_named_exists() -> None:
         for name in re.findall(r"`(test_\w+)(?:\.\.\.)?`", page.read_text())
     }
     assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
+
+
+def test_the_messages_that_troubleshooting_lists_are_those_of_the_code() -> None:
+    """A part of each symptom is a text in the code; what varies in a message is `...`, a number or a file."""
+    paths = [path for folder in ("pretrain", "transfer", "tools") for path in (ROOT / folder).rglob("*.py")]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (.+?) \|", page, re.MULTILINE)
+    symptoms = [symptom for cell in cells for symptom in re.findall("`(.+?)`", cell)]
+    assert len(symptoms) > 30
+    for symptom in symptoms:
+        parts = [part.strip() for part in re.split(VARYING, symptom)]
+        is_ours = any(part in text for part in parts if len(part) > 5 for text in texts)
+        assert is_ours or re.search(OF_LIBRARIES, symptom), symptom
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)

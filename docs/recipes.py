@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from tools import ROOT
-from tools.launcher.recipes import Recipe, read_recipes
+from tools.launcher.recipe_headers import Recipe, read_recipes
 
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",

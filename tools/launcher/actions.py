@@ -55,9 +55,9 @@ def compare_runs(args: argparse.Namespace) -> None:
 
 
 def show_recipes(args: argparse.Namespace) -> None:
-    from . import recipes
+    from . import recipe_headers
 
-    recipes.show(args.word)
+    recipe_headers.show(args.word)
 
 
 def examine_machine(args: argparse.Namespace) -> int:

@@ -41,9 +41,9 @@ _OTHER_NAMES = {
 def _add_stage(name: str, sub: argparse.ArgumentParser) -> None:
     """Add the options of a stage's command."""
     from tools.stages.options import add_arguments
-    from tools.stages.registry import find_stage
+    from tools.stages.registry import find_kind
 
-    kind = find_stage(name)
+    kind = find_kind(name)
     sub.set_defaults(run=functools.partial(actions.start_stage, kind))
     add_arguments(sub, kind.Options)
     absent = {"parallel": "it runs one stage; --parallel is for pipeline and paper"}

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
-from tools.stages.registry import find_stage, upgrade_stage
+from tools.stages.registry import find_kind, upgrade_stage
 
 PIPELINE_FILE = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
 LAUNCH_FILE = Path("launch", "launch.json")
@@ -126,5 +126,5 @@ def _upgrade_options(options: dict[str, Any], specs: Iterable[dict[str, Any]]) -
     if not time or not names:
         return options
     has_cpu_limit = "time" in options["cpu"]
-    limits = [f"{name}={time}" for name in names if find_stage(name).gpu or not has_cpu_limit]
+    limits = [f"{name}={time}" for name in names if find_kind(name).gpu or not has_cpu_limit]
     return {**options, "time": ",".join([time, *limits])}

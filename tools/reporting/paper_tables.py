@@ -16,7 +16,7 @@ from pretrain.keys import list_keys
 from pretrain.probe.protocol import build_linear_protocol
 from tools import ROOT
 from tools.launcher.graphs.paper_pipeline import FOLDER, read_table
-from tools.stages.completion import find_kind
+from tools.stages.completion import find_recorded_kind
 from transfer.config import load_config
 
 from .document import Table
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 
 def find_published(score: Score) -> Verdict:
     """Find the row of a published table that a linear probe or a detector differs least from."""
-    candidates = list(find_kind(score.stage).compare_with_papers(score))
+    candidates = list(find_recorded_kind(score.stage).compare_with_papers(score))
     if not candidates:
         return Verdict()
     table, row, reasons = min(candidates, key=lambda candidate: len(candidate[2]))

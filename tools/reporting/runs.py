@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import count_noun
 from pretrain.common.weights.provenance import Provenance
-from tools.stages.completion import find_kind
+from tools.stages.completion import find_recorded_kind
 
 from .files import Run, RunCollection
 from .origins import Origin, build_origin, read_origin
@@ -74,15 +74,15 @@ class BackboneScore(Score):
     @property
     def kind(self) -> str:
         """Name of the probe in a table."""
-        return find_kind(self.stage).probe
+        return find_recorded_kind(self.stage).probe
 
     @property
     def is_of_pretraining(self) -> bool:
         """Whether the run itself trained the backbone."""
-        return find_kind(self.stage).trains_backbone
+        return find_recorded_kind(self.stage).trains_backbone
 
     def list_columns(self, name: str) -> dict[str, float]:
-        main = find_kind(self.stage).metrics[0]
+        main = find_recorded_kind(self.stage).metrics[0]
         label = name.removeprefix(self.stage).removeprefix("_")  # the config file, if there are several
         suffix = "after pretraining" if self.is_of_pretraining else label
         columns = {f"{self.kind} {main.replace('top', 'top-')} {suffix}".strip(): main, RANKME: "rankme"}
@@ -128,7 +128,7 @@ def read_scores(collection: RunCollection) -> list[Score]:
     scores: list[Score] = []
     for run in collection.runs:
         try:
-            scores += find_kind(run.results["stage"]).read_scores(run)
+            scores += find_recorded_kind(run.results["stage"]).read_scores(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             collection.unreadable.append(f"{run.folder / 'results.json'} cannot be shown: {reason}")
@@ -155,7 +155,7 @@ def read_probe(run: Run) -> BackboneScore:
     recorded = run.results["metrics"]
     metrics = {name: _read_number(name, recorded[name]) for name in ("top1", "top5") if name in recorded}
     encoder = "key" if source.encoder == "key" else "query"
-    test, protocol = normalize_protocol(find_kind(stage).probe, run.results["protocol"], encoder)
+    test, protocol = normalize_protocol(find_recorded_kind(stage).probe, run.results["protocol"], encoder)
     return BackboneScore(run.folder, stage, read_origin(source), test, metrics, protocol)
 
 

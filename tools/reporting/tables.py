@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.common.errors import count_noun
-from tools.stages.completion import find_kind
+from tools.stages.completion import find_recorded_kind
 from transfer.coco.ceiling import describe_ceiling
 
 from .document import Table
@@ -94,7 +94,7 @@ def _build_probe_table(test: str, rows: Sequence[BackboneRow], names: dict[Path,
     head = list(_ORIGIN_COLUMNS)
     settings: list[str] = []
     lines = [_describe_origin(row, names) for row in rows]
-    shown = {score.kind: find_kind(score.stage).metrics for row in rows for score in row.scores}
+    shown = {score.kind: find_recorded_kind(score.stage).metrics for row in rows for score in row.scores}
     for kind, metrics in sorted(shown.items()):
         protocols = _drop_duplicates(score.protocol for row in rows for score in row.scores if score.kind == kind)
         different = list_differences(protocols)

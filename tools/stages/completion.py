@@ -10,17 +10,17 @@ from pretrain.common.weights import provenance
 
 from . import SUMMARIES
 from .base import Stage
-from .registry import find_stage
+from .registry import find_kind
 
 
-def find_kind(name: str) -> type[Stage]:
-    """Return the kind of stage of this name, or `Stage` itself, which says nothing, if there is none."""
-    return find_stage(name) if name in SUMMARIES else Stage
+def find_recorded_kind(name: str) -> type[Stage]:
+    """Return the kind of stage that a run records, or `Stage` itself, which says nothing, if it is none of ours."""
+    return find_kind(name) if name in SUMMARIES else Stage
 
 
-def find_owner(folder: str | Path) -> type[Stage]:
-    """Return the kind of stage that a run folder belongs to; see `find_kind`."""
-    return find_kind(read_stage(folder))
+def read_kind(folder: str | Path) -> type[Stage]:
+    """Read the kind of stage that a run folder belongs to; see `find_recorded_kind`."""
+    return find_recorded_kind(read_stage(folder))
 
 
 def read_fingerprint(folder: str | Path) -> str:
@@ -31,7 +31,7 @@ def read_fingerprint(folder: str | Path) -> str:
 
 def is_made_from(results: dict[str, Any], run: Path) -> bool:
     """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
-    final = find_owner(run).find_final_checkpoint(run)
+    final = read_kind(run).find_final_checkpoint(run)
     return final is None or provenance.is_made_from(results, final)
 
 

@@ -11,7 +11,7 @@ from pretrain.config import load_config
 from pretrain.probe.data import data_names
 
 from .base import Stage
-from .completion import find_owner
+from .completion import read_kind
 from .options import option
 from .pretrain import list_data
 
@@ -41,7 +41,7 @@ class Probe(Stage):
         weights = options.weights
         run = Path(weights)
         output = f"runs/{cls.name}_{run.stem}" if weights == "random" or run.is_file() else str(run / cls.name)
-        cfg = load_config(options.config_file, overrides, base or find_owner(run).read_config(run))
+        cfg = load_config(options.config_file, overrides, base or read_kind(run).read_config(run))
         folder = str(Path(cfg.OUTPUT_DIR or output).absolute())
         target = weights if weights == "random" else str(run.absolute())
         inputs = {} if weights == "random" else {target: ""}

@@ -25,7 +25,7 @@ def register(kind: Kind, summary: str = "") -> Kind:
     return kind
 
 
-def find_stage(name: str) -> type[Stage]:
+def find_kind(name: str) -> type[Stage]:
     """Return the kind of stage of this name; raise UserError if there is none."""
     if name not in STAGES and name in SUMMARIES:
         importlib.import_module(f"{__package__}.{name}")
@@ -39,14 +39,14 @@ def find_stage(name: str) -> type[Stage]:
 
 def upgrade_stage(record: dict[str, Any]) -> dict[str, Any]:
     """Return the record of a stage that this version or an earlier one wrote, whose arguments were a list."""
-    return find_stage(record["stage"]).upgrade(record) if "args" in record else record
+    return find_kind(record["stage"]).upgrade(record) if "args" in record else record
 
 
 def build_stage(record: Any) -> Stage:
     """Build the stage of a record, which this version or an earlier one wrote."""
     try:
         record = upgrade_stage(record)
-        kind = find_stage(record["stage"])
+        kind = find_kind(record["stage"])
         values = {name: value for name, value in record.items() if name != "stage"}
         return kind(**{**values, "options": from_json(kind.Options, record["options"])})
     except UserError:

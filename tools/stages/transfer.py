@@ -20,7 +20,7 @@ from transfer.coco.names import resolve
 
 from .base import Stage
 from .options import option
-from .registry import find_stage, register
+from .registry import find_kind, register
 
 if TYPE_CHECKING:
     from tools.estimates.model import Estimate
@@ -66,7 +66,7 @@ class Transfer(Stage):
 
     @classmethod
     def load_command(cls, options: Options, overrides: Sequence[str] = ()) -> Stage:
-        return (find_stage("evaluation") if options.eval_only else cls).load(options, overrides)
+        return (find_kind("evaluation") if options.eval_only else cls).load(options, overrides)
 
     @staticmethod
     def list_keys() -> Keys:

@@ -23,7 +23,7 @@ from tools.launcher.job_options import JobOptions
 from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.pretrain import Pretrain
-from tools.stages.registry import find_stage
+from tools.stages.registry import find_kind
 from tools.stages.transfer import Transfer
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def build_pretrain(recipe: Path | str, overrides: Sequence[str] = ()) -> Stage:
 
 
 def build_probe(name: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> Stage:
-    probe: Any = find_stage(name)
+    probe: Any = find_kind(name)
     return probe.load(probe.Options(weights, config_file), overrides, base)
 
 

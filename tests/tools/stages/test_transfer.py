@@ -4,7 +4,7 @@ import pytest
 
 from tests.errors import refused
 from tools.stages.base import Stage
-from tools.stages.registry import find_stage
+from tools.stages.registry import find_kind
 from tools.stages.transfer import Transfer
 
 WORDS = {
@@ -15,7 +15,7 @@ WORDS = {
 
 @pytest.mark.parametrize("text", WORDS)
 def test_words_of_records(text: str) -> None:
-    kind = find_stage(WORDS[text])
+    kind = find_kind(WORDS[text])
     options = Transfer.Options(**Transfer.upgrade_arguments(text.split()))
     stage: Stage = kind(text.split()[-1], options)
     assert stage.arguments == ["transfer", text.split()]

@@ -44,7 +44,7 @@ from tools.stages.convert import Convert
 from tools.stages.data import Data
 from tools.stages.pretrain import Pretrain
 from tools.stages.probe import Probe
-from tools.stages.registry import find_stage
+from tools.stages.registry import find_kind
 from tools.stages.report import Report
 from tools.stages.transfer import Transfer
 
@@ -227,7 +227,7 @@ def read_pipeline_file(path: str) -> dict[str, Any]:
 
 def list_probes() -> list[type[Probe]]:
     """List the probes in the order in which they run."""
-    return [stage for stage in map(find_stage, SUMMARIES) if issubclass(stage, Probe)]
+    return [kind for kind in map(find_kind, SUMMARIES) if issubclass(kind, Probe)]
 
 
 def check_label(name: Any, description: str) -> str:

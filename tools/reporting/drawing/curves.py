@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.run.metrics import read_metrics
-from tools.stages.completion import find_owner
+from tools.stages.completion import read_kind
 
 from ..document import Report
 from ..files import shorten_names
@@ -48,7 +48,7 @@ def draw_curves(report: Report) -> dict[str, str]:
     for pipeline in pipelines:
         prefix = f"{titles[pipeline.folder]}: " if len(pipelines) > 1 else ""
         places = pipeline.stages.items()
-        for folder, place in sorted(places, key=lambda item: not find_owner(item[0]).trains_backbone):
+        for folder, place in sorted(places, key=lambda item: not read_kind(item[0]).trains_backbone):
             runs.append((prefix + place.stage, place.branch, folder))  # also if it is not finished
     planned = [folder for pipeline in pipelines for folder in pipeline.stages]
     single = {run.folder: str(run.results.get("stage")) for run in report.collection.runs if run.folder not in planned}

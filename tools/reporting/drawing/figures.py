@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import read_json
-from tools.stages.completion import find_kind
+from tools.stages.completion import find_recorded_kind
 
 from ..document import Figure
 from ..files import Pipeline, RunCollection
@@ -64,7 +64,7 @@ def draw_figures(
 def draw_maps(collection: RunCollection, scores: Sequence[Score], output: Path) -> list[Figure]:
     """Draw the feature maps of each pipeline that has any; the arguments are those of `draw_figures`."""
     figures: list[Figure] = []
-    kinds = {run.folder: find_kind(str(run.results.get("stage"))) for run in collection.runs}
+    kinds = {run.folder: find_recorded_kind(str(run.results.get("stage"))) for run in collection.runs}
     for pipeline in collection.pipelines:
         maps = {folder: folder / kind.feature_map for folder, kind in kinds.items() if kind.feature_map}
         file = _name_file(output, "features", len(figures) + 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from pretrain.common.config.keys import Keys, compare
 from tools.stages.base import Stage
-from tools.stages.completion import find_kind
+from tools.stages.completion import find_recorded_kind
 from tools.stages.probe import Probe
 
 from ..document import Table
@@ -24,7 +24,7 @@ def build_table(pipeline: Pipeline, collection: RunCollection, scores: Iterable[
     configs: dict[str, dict[str, Mapping[str, Any]]] = {}  # stage -> branch -> config
     kinds: dict[str, type[Stage]] = {}
     for run in collection.runs:
-        kind = find_kind(str(run.results.get("stage")))
+        kind = find_recorded_kind(str(run.results.get("stage")))
         if run.folder in pipeline.stages and kind.has_config and not issubclass(kind, Probe):
             place = pipeline.stages[run.folder]
             kinds[place.stage] = kind

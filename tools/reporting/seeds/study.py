@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.stages.completion import find_owner, is_made_from
+from tools.stages.completion import is_made_from, read_kind
 
 from ..document import Table
 from ..files import Pipeline, RunCollection, find_runs
@@ -63,7 +63,7 @@ def build_study(pipeline: Pipeline, collection: RunCollection, scores: Iterable[
     trainings = {
         (place.branch, place.seed): folder
         for folder, place in pipeline.stages.items()
-        if find_owner(folder).trains_backbone
+        if read_kind(folder).trains_backbone
     }
     first = {score.folder: score for score in reversed(scores)}
     for folder, place in pipeline.stages.items():

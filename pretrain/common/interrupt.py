@@ -81,11 +81,11 @@ class StopRequest:
 
     @contextlib.contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into this request until the block ends.
+        """Turn Ctrl-C, SIGTERM and the end of the terminal into this request until the block ends.
 
         Python handles signals in the main thread only; in another one this changes nothing.
         """
-        with handle_signals(self.handle, signal.SIGINT, signal.SIGTERM):
+        with handle_stop_signals(self.handle):
             yield
 
 

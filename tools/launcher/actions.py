@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.common.errors import UserError, escape_control
+from pretrain.common.output import survive_lost_output
 
 if TYPE_CHECKING:
     from tools.stages.base import Stage
@@ -103,7 +104,8 @@ def resume(args: argparse.Namespace) -> int:
 def cancel(args: argparse.Namespace) -> None:
     from .execution import jobs
 
-    jobs.cancel(args.folder, args.now)
+    with survive_lost_output():  # every job is cancelled, even if nobody reads which
+        jobs.cancel(args.folder, args.now)
 
 
 def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions | None = None) -> int:

@@ -19,13 +19,15 @@ from ..output import warn
 from ..run.state import RunContext, write_failure
 
 STOP_REASON = "Ctrl-C or SIGTERM"  # a parent sends SIGTERM for both, and knows which it was
+HANGUP_REASON = "the end of its terminal (SIGHUP)"
 STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
 
 
 def main(argv: Sequence[str]) -> None:
     stop = StopRequest()
-    for number in (signal.SIGTERM, *list_hangup_signals()):
-        signal.signal(number, lambda *_: stop.make(STOP_REASON))
+    signal.signal(signal.SIGTERM, lambda *_: stop.make(STOP_REASON))
+    for number in list_hangup_signals():  # the parent has it, too, but may be killed by its terminal's end
+        signal.signal(number, lambda *_: stop.make(HANGUP_REASON))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see `parent.Ranks`
     entry, folder, submission, *words = argv
     module, name = entry.split(":")

@@ -1,5 +1,6 @@
 """Helpers of the launcher's tests: fake stages, launchers in processes, and the files that jobs leave in a folder."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,15 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@contextlib.contextmanager
+def nobody_reads() -> Iterator[None]:
+    """Print to a pipe whose reader has exited, such as `head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as stream, contextlib.redirect_stdout(stream):
+        yield
+
+
 class Attached:
     """A launcher in its own session: signals go to the whole foreground group, as a terminal sends them.
 
@@ -156,15 +166,15 @@ class Attached:
         self._process.kill()
         self._process.communicate()
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         os.killpg(self._process.pid, number)
 
-    def interrupt_twice(self) -> None:
+    def signal_twice(self, first: int, second: int) -> None:
         assert self._process.stderr is not None
-        self.signal(signal.SIGINT)
+        self.signal(first)
         while "press Ctrl-C again" not in self._process.stderr.readline():
             assert self._process.poll() is None
-        self.signal(signal.SIGINT)
+        self.signal(second)
 
     def end(self, status: int = 130) -> str:
         """Wait for it; return its standard error. Exit status 130 means a signal or `cancel`."""

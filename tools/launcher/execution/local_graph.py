@@ -58,8 +58,8 @@ class LocalRun:
         self._num_done = 0
         needs_gpus = any(resources[key].gpus for key in missing)
         self._free_gpus = list_visible_gpus() if needs_gpus else []
-        self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
-        self._is_killing = False
+        self._stopped_by = ""  # what asked the jobs to stop
+        self._killed_by = ""  # what killed them
         self._interruptions: list[str] = []
         self._status = 0
 
@@ -74,27 +74,31 @@ class LocalRun:
             while self._running:
                 self._finish(*self._wait())
                 self._start_ready()
-        if self._signals and self._waiting and not self._interruptions:
+        if self._stopped_by and self._waiting and not self._interruptions:
             first = next(iter(self._waiting))
-            self._interruptions.append(f"{first} was not started: {self._signals[0]}")
+            self._interruptions.append(f"{first} was not started: {self._stopped_by}")
         if self._interruptions:
             raise Stopped("\n".join(self._interruptions))
         return self._status
 
     def _forward(self, number: int, _frame: Any) -> None:
-        self._signals.append(_SENDERS.get(number, signal.Signals(number).name))
-        self._is_killing = len(self._signals) > 1 or number == CANCEL_NOW
-        if not self._is_killing:
+        sender = _SENDERS.get(number, signal.Signals(number).name)
+        if number == CANCEL_NOW:
+            self._killed_by = sender
+        elif number == signal.SIGINT and self._stopped_by:  # the end of a session sends several other signals at once
+            self._killed_by = f"a second {sender}"
+        elif not self._stopped_by:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
+        self._stopped_by = self._stopped_by or sender
         for running in self._running.values():
-            running.ranks.stop(now=self._is_killing)
+            running.ranks.stop(now=bool(self._killed_by))
 
     def _start_ready(self) -> None:
         """Start what can start now; skip complete stages, and those that depend on a failed one."""
         is_gpu_awaited = False  # by a stage; then only stages that need none may start before it
         for node in list(self._waiting.values()):
-            if self._signals or self._interruptions or len(self._running) == self._parallel:
+            if self._stopped_by or self._interruptions or len(self._running) == self._parallel:
                 return
             cause = next((self._failed[parent] for parent in node.parents if parent in self._failed), "")
             if cause:
@@ -124,8 +128,8 @@ class LocalRun:
             self._fail(node.key, f"error: {error}", 2)
             return
         self._free_gpus = self._free_gpus[len(gpus) :]
-        if self._signals:  # while it was being started
-            running.ranks.stop(now=self._is_killing)
+        if self._stopped_by:  # while it was being started
+            running.ranks.stop(now=bool(self._killed_by))
 
     def _wait(self) -> tuple[str, RunningStage]:
         """Wait until one of the stages has ended, showing the output of all; return its key and the stage."""
@@ -143,8 +147,8 @@ class LocalRun:
         submission = running.ranks.logs.name
         outcome = read_outcome(folder, submission)
         failure = outcome["failure"]
-        if self._signals:
-            sender = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
+        if self._stopped_by:
+            sender = self._killed_by or self._stopped_by
             if outcome["state"] in ("", "running"):  # the ranks were killed
                 with contextlib.suppress(UserError):  # on a full disk the run must still end
                     update_state(folder, job=submission, state="stopped", reason=f"it was stopped by {sender}")

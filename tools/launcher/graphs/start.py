@@ -33,11 +33,12 @@ def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> 
     with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
         plan = plan_graph(graph, options, needs_data=needs_data)
         plan.refuse_invalid(graph)
-        if is_local:
-            return _run_graph(graph, options, plan)
-        from .submission import submit_graph
+        with survive_lost_output():
+            if is_local:
+                return _run_graph(graph, options, plan)
+            from .submission import submit_graph
 
-        return submit_graph(graph, options, plan)
+            return submit_graph(graph, options, plan)
 
 
 @contextlib.contextmanager
@@ -60,12 +61,11 @@ def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
         print(f"{shorten_path(graph.output)} is already complete; move it away to run it again")
         return 0
     write_graph(graph, options)
-    with survive_lost_output():
-        try:
-            status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
-            if graph.report:
-                graph.report.run(RunContext())
-            return status
-        except Stopped as stop:
-            warn(f"{stop}\nto continue: {format_resume_command(graph.output)}")
-            return 130
+    try:
+        status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
+        if graph.report:
+            graph.report.run(RunContext())
+        return status
+    except Stopped as stop:
+        warn(f"{stop}\nto continue: {format_resume_command(graph.output)}")
+        return 130

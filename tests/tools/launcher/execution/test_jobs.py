@@ -12,7 +12,8 @@ import pytest
 
 from pretrain.common.run.lease import read_start_time
 from tests.errors import refused
-from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, started
+from tests.tools.launcher.helpers import ELSEWHERE, LOCAL, SLURM, end, job_of, nobody_reads, started
+from tools import launch
 from tools.launcher.execution import jobs, slurm, status
 from tools.launcher.execution.job import CANCEL, Job, query_states
 from tools.launcher.execution.records import find_launch_files
@@ -142,6 +143,15 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(programs: Ca
     refused(lambda: jobs.cancel(Path("runs"), now=True), "scancel 78 failed: no permission")
     assert Path("asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
+
+
+def test_all_jobs_are_cancelled_where_nobody_reads_their_names(programs: Callable):
+    programs(squeue='for id in 77 78; do echo "$id|RUNNING|None|n"; done', scancel='echo "$*" >> cancelled')
+    for job in ("77", "78"):
+        started(Path("runs", job), {**SLURM, "id": job})
+    with nobody_reads():
+        assert launch.main(["cancel", "runs"]) == 0
+    assert Path("cancelled").read_text() == "77\n78\n"
 
 
 def test_the_output_of_a_job_that_was_cancelled_before_it_began(tmp_path: Path, programs: Callable):

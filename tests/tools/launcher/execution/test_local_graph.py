@@ -76,7 +76,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
     else:
-        started.interrupt_twice() if how == "twice" else started.signal(signal.SIGINT)
+        started.signal_twice(signal.SIGINT, signal.SIGINT) if how == "twice" else started.signal(signal.SIGINT)
     printed = started.end()
     assert said in printed and "to continue: python tools/launch.py resume" in printed
     assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
@@ -100,6 +100,15 @@ def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[
     started.signal(signal.SIGHUP)
     started.end(status)
     assert (len(steps(tmp_path)) == 30) is (status == 0)
+
+
+def test_the_end_of_a_session_sends_several_signals_and_leaves_time_for_the_checkpoint(tmp_path: Path):
+    """As systemd does, or a shell and the kernel when a terminal is closed."""
+    started = attach(tmp_path, "count", 1000, 0.5)
+    wait_for((tmp_path / "count.0").exists)
+    started.signal_twice(signal.SIGTERM, signal.SIGHUP)
+    assert "SIGTERM: counted to" in started.end().replace("the end of its terminal (SIGHUP)", "SIGTERM")
+    assert len(steps(tmp_path)) == int((tmp_path / "count.0").read_text())
 
 
 def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):

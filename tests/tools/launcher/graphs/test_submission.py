@@ -11,7 +11,17 @@ import pytest
 
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeOnCpu, FakeTraining
-from tests.tools.launcher.helpers import Attached, chain, complete, fake, graph_of, job_of, run_alone, wait_for
+from tests.tools.launcher.helpers import (
+    Attached,
+    chain,
+    complete,
+    fake,
+    graph_of,
+    job_of,
+    nobody_reads,
+    run_alone,
+    wait_for,
+)
 from tests.transfer import tiny_coco
 from tools import GUIDE, launch
 from tools.launcher.execution import jobs, submit
@@ -67,6 +77,12 @@ def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path
     assert f"stopped by {name}" in printed
     assert "cancelled the submitted jobs: 100, 101" in printed
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
+
+
+def test_all_jobs_are_submitted_where_nobody_reads_their_ids(tmp_path: Path, cluster: Path):
+    with nobody_reads():
+        assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0
+    assert scripts(cluster) == ["100", "101", "102"] and (cluster / "cancelled").read_text() == ""
 
 
 def test_an_array_that_slurm_does_not_take_is_submitted_in_parts(tmp_path: Path, cluster: Path):

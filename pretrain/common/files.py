@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,14 @@ from .errors import UserError, first_line, one_line, suggest_name
 
 _NAME_BYTES = 255  # longest name that Linux file systems allow
 _UNFINISHED_BYTES = 48  # what `atomic_writer` adds to a file's name, and to that of its record, weights.pth.json
+_READ_REMEDIES = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "check the path",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.ELOOP: "remove the link that leads back to itself",
+}
 _EXAMPLES = ("digits", "trees")  # folders of datasets/ that recipes and pages use, and tools/make_data.py makes
 
 
@@ -77,6 +86,21 @@ def check_output_path(path: str, option: str, *, is_file: bool = False) -> None:
         raise UserError(f"{option} is {path!r}, whose variable is not set; set it, or write the path itself")
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading; raise OSError for a pipe or a device, where reading may take forever."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.ENXIO, "it is a pipe or a device, not a file")
+
+
+def build_read_error(path: str | Path, error: OSError, action: str = "read") -> UserError:
+    """Build the error about a file or folder that cannot be read, or listed."""
+    remedy = _READ_REMEDIES.get(error.errno or 0, "check the disk or the file server")
+    return UserError(f"cannot {action} {path}: {error.strerror or one_line(error)}; {remedy}")
+
+
 def read_start(path: str | Path) -> bytes:
     """Return the first 512 bytes of a file."""
     with open(path, "rb") as file:
@@ -109,7 +133,7 @@ def sha256(path: str | Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check path and permissions") from error
+        raise build_read_error(path, error) from error
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
@@ -181,7 +205,7 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
     try:
         value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check path and permissions") from error
+        raise build_read_error(path, error) from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
     if not isinstance(value, kind):

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from .errors import UserError, count_noun, one_line
-from .files import describe_text
+from .files import describe_text, open_regular
 from .image_checks.bands import UNKNOWN_RANGE, Bands, read_bands
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -34,7 +33,8 @@ _logging.setLogLevel(0)  # silent: CorruptImage names the file instead
 ReductionChooser = Callable[[int, int], int]  # (height, width) of a JPEG -> 1, 2, 4 or 8
 log = logging.getLogger(__name__)
 _planes_lock = threading.Lock()
-_ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # other errors are the disk's
+# Errors of a file; other ones are the disk's.
+_ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 # Where a PNG may state its orientation, and the color profile, about which libpng prints warnings of its own:
 _PNG_METADATA = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif", b"iCCP")
 _REDUCED_2 = cv2.IMREAD_REDUCED_GRAYSCALE_2  # the bit of the size alone, to which the flags add RGB
@@ -59,10 +59,15 @@ def read_file(path: str, retry_after_s: float = 1.0) -> bytes:
     """Read a file; after an error of the disk or the file server, such as EIO or ESTALE, retry once.
 
     Raises:
-        CorruptImage: missing, not permitted, or a folder.
+        CorruptImage: missing, not permitted, or not a file.
         UserError: reading failed twice for a reason outside the file.
     """
-    return retry(Path(path).read_bytes, path, retry_after_s)
+
+    def read() -> bytes:
+        with open_regular(path) as file:
+            return file.read()
+
+    return retry(read, path, retry_after_s)
 
 
 def retry(read: Callable[[], bytes], name: str, retry_after_s: float = 1.0, attempts: int = 2) -> bytes:

@@ -1,5 +1,6 @@
 """Images in folders: directly in it, or one folder per class, with or without folders of splits."""
 
+import errno
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...common.errors import UserError, shorten_list
-from ...common.files import suggest_making
+from ...common.files import build_read_error, suggest_making
 from ...common.images import SUFFIXES
 from ..image_data import ImageData, MissingSplit
 from ..sources import Files
@@ -207,10 +208,11 @@ def list_entries(folder: Path) -> Entries:
                     images.append(entry.name)
                 elif suffix in SUFFIXES:
                     unread.append(f"folders called *{suffix}")
-                elif entry.is_dir():
-                    folders.append(entry.name)
-                elif entry.is_symlink() and not os.path.exists(entry.path):
+                elif entry.is_symlink() and _is_broken(entry.path):
                     unread.append(f"broken link {entry.path}")
+                elif entry.is_dir():
+                    _check_leads_elsewhere(entry)
+                    folders.append(entry.name)
                 elif not COMPANION.fullmatch(suffix):
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
@@ -218,5 +220,23 @@ def list_entries(folder: Path) -> Entries:
         shown = repr(str(folder)) if str(folder)[-1].isspace() else folder  # a blank at its end would not be seen
         raise UserError(f"no image folder at {shown}{remedy}") from None
     except OSError as error:
-        raise UserError(f"cannot list {error.filename or folder}: {error.strerror}; check its permissions") from error
+        raise build_read_error(error.filename or folder, error, "list") from error
     return Entries(sorted(folders), sorted(images), unread)
+
+
+def _is_broken(link: str) -> bool:
+    """Return whether a link leads nowhere, or back to itself."""
+    try:
+        os.stat(link)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return True
+    return False
+
+
+def _check_leads_elsewhere(entry: os.DirEntry[str]) -> None:
+    """Raise UserError if a link leads to a folder that contains it: its images would be listed without end."""
+    target = os.path.realpath(entry.path) if entry.is_symlink() else ""
+    if target and Path(os.path.realpath(os.path.dirname(entry.path))).is_relative_to(target):
+        raise UserError(f"{entry.path} is a link to {target}, which contains it; remove the link")

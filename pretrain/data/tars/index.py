@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...common.errors import UserError, count_noun, shorten_list
-from ...common.files import atomic_write, hold_lock
+from ...common.files import atomic_write, build_read_error, hold_lock
 from ...common.images import SUFFIXES
 from ..folders.images import COMPANION, NO_DATA, warn_of_unread
 from ..sources import PackedNames
@@ -79,7 +79,7 @@ def read_version(tar: str | int) -> tuple[int, int]:
     try:
         status = os.stat(tar)
     except OSError as error:
-        raise UserError(f"cannot read {tar}: {error.strerror}; check path and permissions") from error
+        raise build_read_error(str(tar), error) from error
     return status.st_size, status.st_mtime_ns
 
 

@@ -270,10 +270,23 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     refused(tmp_path, encoded(PICTURE, "PNG"), " 2238 pixels.*cut .*shrink")
 
 
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path):
+    """Opening a pipe that nobody writes to would take forever."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "folder.png").mkdir()
+    kinds = {"pipe": "a pipe or a device", "device": "a pipe or a device", "loop": "symbolic links", "folder": "direct"}
+    for name, says in kinds.items():
+        with pytest.raises(CorruptImage, match=f"cannot read image .*{name}.png: .*{says}.*; replace it"):
+            images.read_file(str(tmp_path / f"{name}.png"))
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_a_disk_that_fails_is_tried_again_and_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int):
     failure = OSError(number, os.strerror(number))
-    monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=[failure, b"data", failure, failure]))
+    opened = mock.Mock(side_effect=[failure, io.BytesIO(b"data"), failure, failure])
+    monkeypatch.setattr(images, "open_regular", opened)
     assert images.read_file("a.png", retry_after_s=0) == b"data"
     with pytest.raises(UserError, match=f"a.png: {os.strerror(number)} \\(tried twice\\)") as caught:
         images.read_file("a.png", retry_after_s=0)

@@ -103,6 +103,20 @@ def test_folders_of_a_nas_and_links(tmp_path: Path, warnings: list[str]):
     assert f"2 files are not read: broken link {tmp_path}/dog, folders called *.png" in warnings[0]
 
 
+def test_a_link_that_leads_back_is_named(tmp_path: Path, warnings: list[str]):
+    write_folder(tmp_path, ["a/cat/1.png", "a/dog/2.png"])
+    (tmp_path / "a/cat/self").symlink_to("self")
+    assert len(load(f"folder:{tmp_path}/a", "train")) == 2
+    assert f"1 file is not read: broken link {tmp_path}/a/cat/self" in warnings[0]
+    (tmp_path / "a/cat/up").symlink_to("..")
+    problem = f"{tmp_path}/a/cat/up is a link to {tmp_path}/a, which contains it"
+    refused(lambda: load(f"folder:{tmp_path}/a", "train"), problem, "remove the link")
+    (tmp_path / "b").symlink_to("c")
+    (tmp_path / "c").symlink_to("b")
+    problem = f"cannot list {tmp_path}/b: Too many levels of symbolic links"
+    refused(lambda: load(f"folder:{tmp_path}/b", "train"), problem, "remove the link that")
+
+
 LAYOUTS = {  # images: the folders that are listed to load them, relative to the data set
     "1.png 2.png": ["."],
     "a/1.png b/2.png": [".", "a", "b"],

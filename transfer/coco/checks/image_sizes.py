@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from PIL import Image
 
+from pretrain.common.files import open_regular
 from pretrain.common.images import read_image, read_orientation
 
 _LOG_PERIOD_S = 60.0
@@ -44,7 +45,7 @@ def read_upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | N
         decode: decode the image. Otherwise only the header and the end of a JPEG or PNG are read, which takes 0.1 ms
             on a local disk; other formats are always decoded.
     """
-    with contextlib.suppress(Exception), open(path, "rb") as file:
+    with contextlib.suppress(Exception), open_regular(path) as file:
         file.seek(-8, os.SEEK_END)
         is_complete = file.read().endswith((b"\xff\xd9", b"IEND\xaeB`\x82"))  # a JPEG's end, a PNG's
         header = Image.open(file)

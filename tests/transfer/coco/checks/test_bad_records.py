@@ -1,5 +1,6 @@
 """A bad record of an annotation file is named once, whatever JSON it contains, and can be skipped."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,6 @@ def test_a_damaged_image_has_no_size(tmp_path: Path, kind: str) -> None:
     for damaged in (whole[: len(whole) // 2], b"", b"<html></html>"):
         path.write_bytes(damaged)
         assert read_upright_size(str(path)) is None
+    path.unlink()
+    os.mkfifo(path)  # opening it would wait for somebody who writes to it
+    assert read_upright_size(str(path)) is None

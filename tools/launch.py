@@ -83,11 +83,13 @@ def _check_options(args: argparse.Namespace) -> None:
     """
     words = args.overrides
     options = [word for place, word in enumerate(words) if re.match("--" if place % 2 else "--|-[A-Za-z]", word)]
-    if options and args.starts_jobs:
+    if not options:
+        return
+    if args.starts_jobs:
         from tools.launcher.job_options import find_replacement
 
         for word in options:
-            option = word.partition("=")[0]
+            option = re.sub(r"^(-[A-Za-z])\d+$|=.*", r"\1", word)  # of -N2 or --nodes=2
             replacement = find_replacement(option.lstrip("-"), args.absent_options)
             if replacement:
                 raise UserError(f"launch.py {args.command} has no option {option}; {replacement}")

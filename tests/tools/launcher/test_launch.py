@@ -26,6 +26,8 @@ JCL = ["pretrain", "--method", "jcl"]
         (["report", "x", "y", "--cluster", "local"], ("report: unknown option '--cluster'",)),
         ([*JCL, "--parallel", "2"], ("launch.py pretrain has no option --parallel; it runs one stage",)),
         (["convert", "a", "b.pth", "--gpus", "1"], ("launch.py convert has no option --gpus; it runs in one process",)),
+        ([*JCL, "SEED", "1", "-N2"], ("launch.py pretrain has no option -N; use --nodes ",)),
+        ([*JCL, "OUTPUT_DIR", "-p", "-t30"], ("launch.py pretrain has no option -t; use --time ",)),
         (["convert", "a", "b.pth", "-N", "2"], ("launch.py convert has no option -N; it runs in one process",)),
         (["convert", "a", "b.pth", "--ntasks=2"], ("convert has no option --ntasks; it runs in one process",)),
         (["knn", "random", "-n", "2"], ("launch.py knn has no option -n; use --tasks ", "the number per node")),

@@ -21,6 +21,9 @@ PIP_SOURCES := INDEX_URL EXTRA_INDEX_URL NO_INDEX FIND_LINKS CONSTRAINT ONLY_BIN
     TRUSTED_HOST CERT CLIENT_CERT PROXY KEYRING_PROVIDER USE_FEATURE TIMEOUT DEFAULT_TIMEOUT RETRIES CACHE_DIR NO_CACHE_DIR
 unexport $(filter-out $(PIP_SOURCES:%=PIP_%),$(filter PIP_%,$(.VARIABLES)))
 export PIP_USER := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pip is quiet in a log, and shows its progress on a terminal.
+QUIET := $(shell [ -t 2 ] || echo -q)
 # Repository from which Detectron2 is built; set it to a local checkout on a machine without internet.
 DETECTRON2 ?= https://github.com/facebookresearch/detectron2
 DETECTRON2_COMMIT := 02b5c4e295e990042a714712c21dc79b731e8833
@@ -125,9 +128,10 @@ $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-pyt
 	    echo "error: $$found cannot create $(VENV) with pip, for the reason above; if that is its venv module, install it" \
 	        "(Debian and Ubuntu: apt install python3-venv), or name another Python: make setup PYTHON=/path/to/python3.11" >&2; \
 	    exit 2; }
-	@echo "setting up $(VENV) (the first time, it downloads 3.2 GB and prints nothing for minutes)"
-	@{ $(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock &&) \
-	$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
+	@echo "setting up $(VENV) (the first time, it downloads 3.2 GB, which takes minutes)"
+	@trap 'echo "setup was stopped; make setup continues it" >&2; exit 130' INT; \
+	{ $(if $(LOCKED),$(BIN)/python -m pip $(QUIET) install --require-hashes -r requirements.lock &&) \
+	$(BIN)/python -m pip $(QUIET) install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
 	{ [ ! -e "$(DETECTRON2_WHEEL)" ] || $(BIN)/python -m pip -q install "$(DETECTRON2_WHEEL)"; } && \
 	$(BIN)/python -I tools/packages.py $(if $(LOCKED),$(LOCKED_EXTRAS),$(EXTRAS)); } || { \
 	    echo "error: $(VENV) is incomplete, for the reason above; check the network, the disk and pip's settings" \

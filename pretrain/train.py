@@ -189,7 +189,7 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
             problem = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"
             reason = "so the negatives of many queries contain a key of the same image"
-            log.warning(f"{problem}, {reason}; lower it to at most half the number of images")
+            log.warning(f"{problem}, {reason}; lower it to at most {len(data) // 2}, half the number of images")
     return loader
 
 

@@ -91,7 +91,12 @@ def calls(project: Path) -> list[str]:
 def test_a_site_s_modules_do_not_reach_pip(project: Path, name: str):
     assert make(project, "setup", "PYTHON=./python", **{name: "of_the_site", "PIP_USER": "1"}) == (0, "")
     lines = calls(project)
-    expected = {"PIP_USER=0", "PYTHON=./python", *([f"{name}=of_the_site"] if name in KEPT_VARIABLES else [])}
+    expected = {
+        "PIP_DISABLE_PIP_VERSION_CHECK=1",
+        "PIP_USER=0",
+        "PYTHON=./python",
+        *([f"{name}=of_the_site"] if name in KEPT_VARIABLES else []),
+    }
     assert all({*line.partition(" |")[0].split()} == expected for line in lines)
     steps = ["-m venv --clear .venv", "-m pip -q install -e .[dev,docs]", "-I tools/packages.py dev,docs"]
     assert [step for line in lines if (step := line.partition("|")[2]) in steps] == steps

@@ -5,6 +5,7 @@ python tools/make_data.py trees --output datasets/trees
 python tools/make_data.py voc VOC2007/Annotations --output datasets/boxes --images VOC2007/JPEGImages
 python tools/make_data.py yolo data/labels --output datasets/boxes --images data/images --names data/data.yaml
 python tools/make_data.py split datasets/boxes/annotations.json --output datasets/own --val 0.2
+python tools/make_data.py split /data/photos --output datasets/photos --val 0.2
 python tools/make_data.py duplicates folder:data/train folder:data/test --output duplicates
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json --output datasets/coco_subsets
 """
@@ -33,6 +34,7 @@ from pretrain.common.run.lease import claim
 from pretrain.common.run.state import read_json_or_empty
 from pretrain.common.shell import shorten_path
 from tools.data.boxes import read_boxes
+from tools.data.class_folders import list_class_images, write_class_folders
 from tools.data.digits import write_digits
 from tools.data.split import print_counts, write_split, write_subsets
 from tools.data.trees import write_trees
@@ -85,6 +87,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
             content = find_duplicates(args.train, args.test, args.weights)
             digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
             return lambda folder: write_duplicates(folder, content), {"content": digest}
+    if args.kind == "split" and os.path.isdir(args.annotations):
+        return _build_class_split(args)
     file = check_file(args.annotations, "annotation file", "*.json")
     digests: dict[str, str | None] = {"annotations": sha256(file)}
     if args.kind == "split":
@@ -94,6 +98,19 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
     digests["list"] = sha256(positions) if positions else None
     draws = (args.percent, args.folds, args.seed, positions)
     return lambda folder: write_subsets(folder, read_annotations(file), *draws), digests
+
+
+def _build_class_split(args: argparse.Namespace) -> tuple[Callable[[Path], None], dict[str, str | None]]:
+    """Return the same of a split of class folders."""
+    if args.images:
+        raise UserError(
+            f"--images checks the images of an annotation file, and {args.annotations} is a folder; omit it"
+        )
+    source = Path(args.annotations)
+    classes = list_class_images(source)
+    digest = hashlib.sha256(json.dumps([str(source.absolute()), classes]).encode()).hexdigest()
+    options = (args.val, args.seed, args.group_by)
+    return lambda folder: write_class_folders(folder, source, classes, *options), {"images": digest}
 
 
 def _write_annotations(folder: Path, content: dict[str, Any]) -> None:
@@ -151,8 +168,11 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
     sub = kinds.add_parser(name, help=text)
-    if name in ("subset", "split"):
+    if name == "subset":
         sub.add_argument("annotations", help="file in COCO's format")
+    if name == "split":
+        text = "file in COCO's format, or a folder with one folder of images per class"
+        sub.add_argument("annotations", metavar="FILE_OR_FOLDER", help=text)
     if name in ("voc", "yolo"):
         sub.add_argument("labels", help="folder of the label files, at any depth")
     sub.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
@@ -185,7 +205,10 @@ def _add_coco_kinds(kinds: Any) -> None:
     _add_number(subset, "--folds", 5, "subsets per percentage")
     text = "use a published list, such as Unbiased Teacher's COCO_supervision.txt, instead of random subsets"
     subset.add_argument("--list", default="", metavar="FILE", help=text)
-    text = "train.json and val.json from a COCO annotation file, split by image, with equal proportions of the classes"
+    text = (
+        "train.json and val.json from a COCO annotation file, or train/ and val/ of links to images in class folders, "
+    )
+    text += "split by image, with equal proportions of the classes"
     split = _add_kind(kinds, "split", text)
     text = "fraction or number of the images for validation (default: 0.2)"
     split.add_argument("--val", type=_parse_fraction_or_number, default=0.2, metavar="N", help=text)

@@ -74,8 +74,9 @@ def run(options: ReportStage.Options) -> int:
         for file in options.output:
             with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report, Path(file)) if file in pages else text)
-    figures = [f"figure: {figure.file}" for figure in [*report.feature_maps, *report.figures] if texts]
-    for line in [*figures, *(f"report: {shorten_path(file)}" for file in options.output)]:
+    figures = [figure.file for figure in [*report.feature_maps, *report.figures] if texts]
+    lines = [f"figure: {shorten_path(file)}" for file in figures]
+    for line in [*lines, *(f"report: {shorten_path(file)}" for file in options.output)]:
         print(escape_control(line), file=sys.stderr if options.json else sys.stdout)
     if report.collection.unreadable and not report.scores:
         raise UserError("no result could be read; the lines under 'Unreadable files' say why")

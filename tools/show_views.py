@@ -16,6 +16,7 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 
 from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError, count_noun, suggest_name
+from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
 
 
@@ -26,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.augmentation not in AUGMENTATIONS:
         hint = suggest_name(args.augmentation, AUGMENTATIONS)
         raise UserError(f"no augmentation {args.augmentation!r}; choose {', '.join(AUGMENTATIONS)}{hint}")
-    from pretrain.data import datasets, view_grid  # imports torch
-
     data = datasets.load(args.data, "train", args.root)
+    from pretrain.data import view_grid  # imports torch
+
     columns = {f"view {n}": AUGMENTATIONS[args.augmentation] for n in range(1, args.views + 1)}
     view_grid.write(args.output, view_grid.draw(data, columns, args.size, args.images, seed=0))
     print(f"{args.output}: {args.augmentation}, {count_noun(args.views, 'view')} of {count_noun(args.images, 'image')}")

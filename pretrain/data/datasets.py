@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
@@ -146,9 +147,9 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
         exists = download or archives.find_folder(name, folder).is_dir()
         return exists, lambda split: archives.load(name, split, folder, download)
     if os.path.isdir(os.path.expanduser(name)):
-        raise UserError(f"{name!r} is a folder; write folder:{name}")
+        raise UserError(f"{name!r} is a folder; write {shlex.quote(FOLDER + name)}")
     if name.lower().endswith(".tar"):
-        raise UserError(f"{name!r} is a path; write tar:{name}")
+        raise UserError(f"{name!r} is a path; write {shlex.quote(TAR + name)}")
     known = (*NAMES, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path, tar:/path/*.tar or a list of them"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")

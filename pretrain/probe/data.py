@@ -59,7 +59,9 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
             raise UserError(f"DATA.VAL {val_name} has the training images of {train_name}; set it to other images")
-        remedy = "set DATA.VAL to labeled images, or make train/ and val/ folders"
+        remedy = (
+            "set DATA.VAL to labeled images, or make train/ and val/ folders: python tools/make_data.py split FOLDER"
+        )
         raise MissingLabels(f"{train_name} has no val split to score probes on; {remedy}")
     unknown = sorted(set(val.classes) - set(train.classes))
     if unknown:

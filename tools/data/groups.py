@@ -1,5 +1,6 @@
 """Groups of images that belong together, such as the frames of one video, from image records in COCO's format."""
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, shorten_list
 
+log = logging.getLogger(__name__)
 _VIDEO_FIELD = "video_id"
 _FRAME = r"^(.*\D)(\d+)\.\w+$"  # the name of a video or a folder, then the number of a frame
 _COPY = r"^(.+)\.rf\.\w+\.\w+$"  # Roboflow writes the augmented copies of one photo as photo_jpg.rf.HASH.jpg
@@ -59,6 +61,13 @@ def find_obvious_groups(images: Sequence[Mapping[str, Any]]) -> str:
             names = f"{groups[0][0].string} and {groups[0][1].string}"
             return f"{names} look like {what}; if they are, keep them in one split with --group-by '{pattern}'"
     return ""
+
+
+def warn_of_obvious_groups(images: Sequence[Mapping[str, Any]]) -> None:
+    """Log a warning if images of both splits seem to belong together."""
+    groups = find_obvious_groups(images)
+    if groups:
+        log.warning(f"train and val may share their scenes: {groups}")
 
 
 def _is_repeated(matches: Sequence[re.Match[str]]) -> bool:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError, one_line, shorten_list
 from transfer.coco.checks.bad_records import Rules, drop_bad, find_box_format_problem, find_problems
 
-from .groups import find_obvious_groups, read_groups
+from .groups import read_groups, warn_of_obvious_groups
 from .stratify import stratify
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,7 @@ def write_split(
     if group_of:
         _report_imbalance(content, classes_of, group_of, val_images, count)
     else:
-        groups = find_obvious_groups(records)
-        if groups:
-            log.warning(f"train and val may share their scenes: {groups}")
+        warn_of_obvious_groups(records)
 
 
 def _report_imbalance(

@@ -18,6 +18,7 @@ from .workers import describe_bottleneck
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_LINE_PERIOD_S = 60.0
 
 
 class Progress:
@@ -43,6 +44,7 @@ class Progress:
         )
         self._cleanup.callback(self._bar.close)
         self._interval_start = self._next_line = time.perf_counter()
+        self._next_count = self._interval_start + _LINE_PERIOD_S
         self._interval_first_step = start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
 
@@ -65,9 +67,11 @@ class Progress:
             self._bar.unpause()
 
     def advance(self) -> None:
-        """Count one step."""
+        """Count one step; log the count if a minute has passed without a line, because the next report may be far."""
         self._step += 1
         self._bar.update()
+        if distributed.is_main() and time.perf_counter() >= self._next_count:
+            self._log_line("", self._measure_rates(self.seconds_waited))
 
     def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
         """Return the rates since the last call; see `rates_at`.
@@ -75,14 +79,17 @@ class Progress:
         Args:
             seconds_waited: what the slowest rank waited for its data; None means this rank's time.
         """
-        waited = self.seconds_waited if seconds_waited is None else seconds_waited
-        now = time.perf_counter()
-        spent = max(now - self._interval_start, 1e-9)
-        steps = max(self._step - self._interval_first_step, 1)
-        self._interval_start = now
+        rates = self._measure_rates(self.seconds_waited if seconds_waited is None else seconds_waited)
+        self._interval_start = time.perf_counter()
         self._interval_first_step = self._step
         self.seconds_waited = 0.0
-        return self.rates_at(spent / steps, waited / spent)
+        return rates
+
+    def _measure_rates(self, seconds_waited: float) -> dict[str, float]:
+        """Return the rates since the last call of `rates`."""
+        spent = max(time.perf_counter() - self._interval_start, 1e-9)
+        steps = max(self._step - self._interval_first_step, 1)
+        return self.rates_at(spent / steps, seconds_waited / spent)
 
     def rates_at(self, seconds_per_step: float, wait_fraction: float) -> dict[str, float]:
         """Return images_per_second, data_wait_share (0 to 1) and eta_seconds."""
@@ -95,15 +102,17 @@ class Progress:
     def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:
         """Log a line at most once a minute, or now with ``force``; on a terminal the bar shows ``text``, too."""
         self._bar.set_postfix_str(text)
-        now = time.perf_counter()
-        if now < self._next_line and not force:
-            return
-        self._next_line = now + 60
+        if time.perf_counter() >= self._next_line or force:
+            self._next_line = time.perf_counter() + _LINE_PERIOD_S
+            self._log_line(f"{text}  ", rates)
+
+    def _log_line(self, text: str, rates: dict[str, float]) -> None:
+        self._next_count = time.perf_counter() + _LINE_PERIOD_S
         fraction = rates["data_wait_share"]
         speed = f"{rates['images_per_second']:.1f} images/s  eta {timedelta(seconds=int(rates['eta_seconds']))}"
         memory = f"  {rates['max_memory_mib']:.0f} MiB" if "max_memory_mib" in rates else ""
         wait = f"data wait {fraction:.0%} ({describe_bottleneck(fraction)})"
-        log.info(f"step {self._step}/{self._total}  {text}  {speed}{memory}  {wait}")
+        log.info(f"step {self._step}/{self._total}  {text}{speed}{memory}  {wait}")
 
     def close(self) -> None:
         """Remove the bar."""

@@ -65,6 +65,7 @@ def test_tars_and_folders_in_a_list(top: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(load(several_tars % "", "train")) == 4
     refused(lambda: check_exists(several_tars % f", 'tar:{top}/*.tar'"), "y.tar", "*.tar", "twice")
     refused(lambda: load(f"{top}/y.tar", "train"), f"write tar:{top}/y.tar")
+    refused(lambda: load(f"{top}/my y.tar", "train"), f"write 'tar:{top}/my y.tar'")  # as the shell takes it
     data = load(f"['tar:{top}/x-*.tar', 'folder:{top}/a']", "train")
     assert data.classes == ["ant", "cat", "dog"] and labels(data) == [0, 2, 1, 2]
 

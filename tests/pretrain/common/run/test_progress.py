@@ -1,5 +1,6 @@
 """Rates come from a clock that the test moves."""
 
+import logging
 import time
 
 import pytest
@@ -34,6 +35,19 @@ def test_pauses_do_not_count_in_rates(clock):
     rates = progress.rates(3.0)  # of the rank that waited longest
     assert rates["images_per_second"] == pytest.approx(8.0) and rates["eta_seconds"] == pytest.approx(6.0)
     assert rates["data_wait_share"] == pytest.approx(0.75) and progress.seconds_waited == 0.0
+
+
+def test_slow_steps_are_counted_each_minute_although_their_report_is_far(clock, caplog):
+    caplog.set_level(logging.INFO)
+    progress = Progress(12, 0, 60, "test")
+    for _ in range(7):
+        clock[0] += 20.0
+        progress.advance()
+    assert [line.split(" images/s")[0] for line in caplog.messages] == ["step 3/12  3.0", "step 6/12  3.0"]
+    progress.report("loss 4.0000", progress.rates(), force=True)
+    clock[0] += 59.0
+    progress.advance()
+    assert len(caplog.messages) == 3 and caplog.messages[-1].startswith("step 7/12  loss 4.0000  3.0 images/s")
 
 
 def _two_ranks() -> None:

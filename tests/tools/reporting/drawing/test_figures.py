@@ -41,11 +41,12 @@ def columns_of(figure: Path) -> list[np.ndarray]:
     return [rows[:, :, column, :360] for column in range(rows.shape[2])]
 
 
-def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
     output = folder / "my report.md"
     assert report.main([str(folder), "--output", str(output)]) == 0
     figure = folder / "my report_mask.png"
-    assert capsys.readouterr().out.endswith(f")\nfigure: {figure}\nreport: {output}\n")
+    assert capsys.readouterr().out.endswith(")\nfigure: my report_mask.png\nreport: my report.md\n")
     text = output.read_text()
     assert "ground truth, random, tcl, jcl" in text and "## Unreadable files" not in text
     assert text.endswith("\n![predictions of mask](my%20report_mask.png)\n")

@@ -140,6 +140,14 @@ class SignalSafeDataLoader(DataLoader):
             signal.signal(signal.SIGCHLD, on_child_exit or signal.SIG_DFL)
         return self._receive(iterator)
 
+    def check_worker_number_rationality(self) -> None:
+        """Say once per run that there are more workers than cores; torch's own check warns for each loader, twice."""
+        cores = count_cores_per_process()
+        if self.num_workers > cores:
+            problem = f"{self.num_workers} loader workers share {count_noun(cores, 'core')}"
+            remedy = f"DATALOADER.NUM_WORKERS {cores} needs less memory"
+            log.info(f"{problem}; {remedy}", extra={"once": "more workers than cores"})
+
     def _receive(self, iterator: Any) -> Iterator[Any]:
         """Yield the workers' batches, which a thread receives, so that this one can watch and stop in the meantime."""
         receiver = Receiver(iterator)

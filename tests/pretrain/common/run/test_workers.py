@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pretrain.common import distributed, interrupt
+from pretrain.common import distributed, interrupt, logs
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.run import socket_folder
 from pretrain.common.run.workers import LoaderPatience, SignalSafeDataLoader
@@ -84,6 +84,22 @@ def test_a_worker_that_hangs_ends_the_run(slow: int, end: signal.Signals | None,
         refused(lambda: list(batches), "loader worker process", *names, "file server", "run again")
     assert len(caplog.records) == 1 and names[-1] in caplog.text and "ends after" in caplog.text
     assert 1.5 <= time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, []), (3, ["3 loader workers share 2 cores"])])
+def test_more_workers_than_cores_are_said_once(
+    num_workers: int, expected: list[str], monkeypatch, caplog, recwarn: pytest.WarningsRecorder
+):
+    """torch warns of it for each loader, in lines that name no key."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    log_filter = logs._OnceFilter()
+    caplog.handler.addFilter(log_filter)
+    with caplog.at_level(logging.INFO, "pretrain"):
+        for _ in range(2):
+            assert len(list(load(Images(), num_workers))) == 8
+    caplog.handler.removeFilter(log_filter)
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == expected
+    assert not recwarn.list
 
 
 def test_a_slow_read_costs_its_time_alone(caplog: pytest.LogCaptureFixture):

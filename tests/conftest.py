@@ -43,7 +43,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny_resnet18() -> Iterator[None]:
-    """Make every ResNet-18 tiny, in modules that say ``pytestmark = pytest.mark.usefixtures("tiny_resnet18")``."""
+    """Make every ResNet-18 tiny, in modules that say ``pytestmark = pytest.mark.usefixtures("tiny_resnet18")``.
+
+    A single test calls ``tiny.use(monkeypatch)``: what this fixture changes stays until the end of the module.
+    """
     with pytest.MonkeyPatch.context() as patch:
         tiny.use(patch)
         yield

@@ -78,7 +78,8 @@ def test_a_missing_package_is_one_line(program: str) -> None:
 
 def test_a_stop_while_a_program_imports_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    code = "from pretrain.common.command_line import run_program; run_program('stopped')"
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's job ignores it
+    code = f"{heed}; from pretrain.common.command_line import run_program; run_program('stopped')"
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT (Ctrl-C)\n")

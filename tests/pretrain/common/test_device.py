@@ -13,6 +13,7 @@ from pretrain.common.run import stage
 from pretrain.config import load_config
 from pretrain.probe import features, knn
 from pretrain.probe.protocol import build_protocol
+from tests import tiny
 from tests.errors import refused
 from transfer.trainer import choose_precision
 
@@ -62,8 +63,8 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch) -> None:
     refused(lambda: _meet_on_gpus(monkeypatch, without_it), "ranks 1 and 2", "GPU")
 
 
-@pytest.mark.usefixtures("tiny_resnet18")
 def test_probes_have_the_layout_of_pretraining(monkeypatch) -> None:
+    tiny.use(monkeypatch)
     monkeypatch.setattr(features, "choose_memory_format", lambda *_: torch.channels_last)
     cfg = load_config(None, ["MODEL.ARCH", "resnet18", "SOLVER.AMP", "bf16", "DEVICE", "cpu"])
     backbone, _ = features.load_frozen("random", cfg, torch.device("cpu"))

@@ -9,6 +9,7 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.run.state import RunContext
+from tests import tiny
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import saved
 from transfer.api import start
@@ -76,10 +77,11 @@ def test_two_processes(tmp_path: Path, weights: Path, name: str) -> None:
         start(prepare(parse(words)), RunContext(), 2)
 
 
-def test_augmentation_at_test_time_is_added(tmp_path, monkeypatch, tiny_resnet18, name):
+def test_augmentation_at_test_time_is_added(tmp_path, monkeypatch, name):
     """With two sizes and their flips, each of the six images passes the network four times, and once unchanged."""
     from detectron2.modeling import GeneralizedRCNN
 
+    tiny.use(monkeypatch)
     seen: list[int] = []
     inference = GeneralizedRCNN.inference
     monkeypatch.setattr(GeneralizedRCNN, "inference", lambda *args, **keys: seen.append(1) or inference(*args, **keys))

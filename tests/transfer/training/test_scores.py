@@ -17,11 +17,13 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, EVALUATION, stop_in, work
 from transfer.training.scores import Scores
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 BEST = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}
 
 
 @pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None) -> Callable[..., None]:
+def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replace evaluations by given box APs, one after the other."""
 
     def score(*values: float | None) -> None:
@@ -79,7 +81,7 @@ def test_the_first_highest_score_is_the_best(values: list[Any], best: Any, witho
     assert scores.best == (6, 1.0)
 
 
-def test_a_score_that_the_data_cannot_have_is_refused(tmp_path: Path, tiny_resnet18: None) -> None:
+def test_a_score_that_the_data_cannot_have_is_refused(tmp_path: Path) -> None:
     keys = {"TEST__BEST": "bbox/AP-c4", "TEST__EVAL_PERIOD": 1}
     refused(lambda: work(tmp_path, "torchvision", **keys), "TEST.BEST", "'c4'", "c1, c2, c3")
     name = tiny_coco.write(tmp_path / "unlabeled")
@@ -120,7 +122,7 @@ def test_a_run_without_a_gain_ends_early_and_goes_on_with_more_patience(tmp_path
     assert dict(values) == {2: 1.0, 4: 3.0, 6: 3.0, 8: 2.0, 10: 3.0, 12: 2.5}
 
 
-def test_a_stopped_run_ends_at_the_same_iteration_with_the_same_weights(tmp_path, tiny_resnet18, monkeypatch):
+def test_a_stopped_run_ends_at_the_same_iteration_with_the_same_weights(tmp_path, monkeypatch):
     """Stops come in the evaluations; a random detector's AP falls and rises."""
     keys = {**PATIENT, "TEST__PATIENCE": 1, "SOLVER__BASE_LR": 0.03}
     keys |= {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}

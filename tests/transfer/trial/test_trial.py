@@ -14,6 +14,7 @@ import torch
 
 from pretrain.common.config import extensions
 from pretrain.common.run.state import RunContext
+from tests import tiny
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import MAPPERS, api, train_net
@@ -126,7 +127,8 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_losses_are_those_of_a_run_without_a_trial(engine: str, tmp_path: Path, tiny_resnet18: Any) -> None:
+def test_the_losses_are_those_of_a_run_without_a_trial(engine: str, tmp_path: Path, monkeypatch) -> None:
+    tiny.use(monkeypatch)
     losses_of = {}
     for start in (api.run_rank, api.start):
         name = tiny_coco.write(tmp_path / start.__name__ / "data")
@@ -137,7 +139,8 @@ def test_the_losses_are_those_of_a_run_without_a_trial(engine: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_value_per_channel_is_explained(engine: str, tmp_path: Path, tiny_resnet18: Any) -> None:
+def test_one_value_per_channel_is_explained(engine: str, tmp_path: Path, monkeypatch) -> None:
+    tiny.use(monkeypatch)
     """The last feature map of an image of 32 pixels has one."""
     keys: dict[str, Any] = {"SOLVER__IMS_PER_BATCH": 1, "INPUT__MIN_SIZE_TRAIN": [24], "INPUT__MAX_SIZE_TRAIN": 32}
     name = tiny_coco.write(tmp_path / "data")

@@ -97,7 +97,10 @@ TEXTS: list[tuple[Callable[[], Any], str]] = [
         partial(read, "page.pth"),
         "page.pth is damaged or not a checkpoint: it contains text, '<html>'; download the file itself",
     ),
-    (partial(read_backbone, "text.pth"), "text.pth contains no tensors, only name"),
+    (
+        partial(read_backbone, "text.pth"),
+        "text.pth contains no tensors, only name; pass a file with the weights of a network",
+    ),
     (partial(read_backbone, "other.pth"), "other.pth contains no ResNet (a); pass one, such as a checkpoint"),
     (
         partial(read_backbone, "folder"),

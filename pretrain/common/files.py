@@ -29,6 +29,7 @@ _READ_REMEDIES = {
     errno.EPERM: "check its permissions",
     errno.ELOOP: "remove the link that leads back to itself",
 }
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # starts of gzip, bzip2, xz and zstd
 _EXAMPLES = ("digits", "trees")  # folders of datasets/ that recipes and pages use, and tools/make_data.py makes
 
 
@@ -107,14 +108,25 @@ def read_start(path: str | Path) -> bytes:
         return file.read(512)
 
 
-def describe_text(content: bytes) -> str:
-    """Describe content that is empty or text, such as an error page or a Git LFS pointer; return "" for any other."""
+def explain_content(content: bytes, *, is_text: bool = False) -> str:
+    """Explain content that is of no format of its kind of file, with the remedy; return "" for any other.
+
+    It is empty, compressed, a Git LFS pointer, or text such as a web page.
+
+    Args:
+        is_text: the format is text, so that only a web page is recognized among texts.
+    """
     start = content[:512]
     if not start:
-        return "it is empty"
-    if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
+        return "it is empty; use another copy"
+    if start.startswith(_COMPRESSED):
+        return "it is compressed; decompress it first"
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS; run git lfs pull"
+    is_page = start.lstrip().startswith(b"<")
+    if re.search(rb"[\x00-\x08\x0e-\x1f]", start) or (is_text and not is_page):
         return ""
-    return f"it contains text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
+    return f"it contains text, {' '.join(start.decode(errors='replace').split())[:60]!r}; download the file itself"
 
 
 def check_not_sharded(folder: str | Path) -> None:
@@ -203,10 +215,14 @@ def hold_lock(path: Path) -> Iterator[None]:
 def read_json(path: str | Path, kind: type = dict) -> Any:
     """Read the JSON object in a file, or the array if ``kind`` is list; raise UserError if that is impossible."""
     try:
-        value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
+        content = Path(path).read_bytes()
+        value = json.loads(content)  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
         raise build_read_error(path, error) from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
+        explanation = explain_content(content, is_text=True)
+        if explanation:
+            raise UserError(f"{path} is not JSON: {explanation}") from error
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
     if not isinstance(value, kind):
         raise UserError(f"{path} contains a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from .errors import UserError, count_noun, one_line
-from .files import describe_text, open_regular
+from .files import explain_content, open_regular
 from .image_checks.bands import UNKNOWN_RANGE, Bands, read_bands
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -129,7 +129,7 @@ def decode(encoded: bytes, name: str, choose_reduction: ReductionChooser | None 
     """
     with _translate_errors(name), warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
         bands = read_bands(encoded)
-        header = _open(encoded, bands)
+        header = _open(encoded, bands, name)
         has_16_bits = ";16" in f"{header.mode} {header.tile}"  # 16-bit RGB has the mode RGB
         pixels = _decode_by_opencv(header, encoded, bands, choose_reduction)
         if pixels is None:
@@ -157,6 +157,8 @@ def _translate_errors(name: str) -> Iterator[None]:
     """Convert Pillow's errors to CorruptImage, with the image's name."""
     try:
         yield
+    except CorruptImage:
+        raise
     except Image.DecompressionBombError as error:
         excess = one_line(error).partition(",")[0]  # the rest of the text warns of an attack
         raise CorruptImage(f"cannot decode image {name}: {excess}; cut it into tiles, or shrink it") from error
@@ -169,7 +171,7 @@ def _translate_errors(name: str) -> Iterator[None]:
         raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; replace or convert it") from error
 
 
-def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
+def _open(encoded: bytes, bands: Bands | None, name: str) -> ImageFile.ImageFile:
     """Open an image with Pillow, which reads only the header."""
     if bands:
         bands.check()  # first, because Pillow prints lines of its own about many bands
@@ -180,7 +182,10 @@ def _open(encoded: bytes, bands: Bands | None) -> ImageFile.ImageFile:
         reason = "it is damaged, or its format is not supported (HEIC needs pip install pillow-heif)"
         if bands:
             reason = f"{count_noun(bands.count, 'band')} of {bands.bits} bits are not supported in this format"
-        raise ValueError(describe_text(encoded) or reason) from error
+        explanation = explain_content(encoded)
+        if explanation:
+            raise CorruptImage(f"cannot decode image {name}: {explanation}") from error
+        raise ValueError(reason) from error
     _check_range(image)
     return image
 

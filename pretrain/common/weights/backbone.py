@@ -130,7 +130,10 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
         raise UserError(f"{path} contains {shorten_list(unknown)}, which a {arch} does not have{kind}")
     missing = [name for name in shapes if name not in state and not name.endswith(COUNTER)]
     if missing:
-        raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}; pass a file with the whole network")
+        remedy = "pass a file with the whole network"
+        if not any(".running_" in name for name in state):
+            remedy = "its norms have no running statistics (such as group norm), and only batch norm with them is read"
+        raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}; {remedy}")
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
             problem = f"{name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"

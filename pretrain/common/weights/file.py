@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UserError, count_noun, first_line, shorten_list
 from ..files import check_file, sha256
-from .formats import build_resave_command, describe_other, read_content
+from .formats import OTHER_COPY, build_resave_command, describe_other, read_content
 from .provenance import Provenance
 from .records import read_record
 
@@ -65,7 +65,8 @@ def read_weights_file(path: str | Path) -> WeightsFile:
     counts = Counter(short.values())
     tensors = {short[name] if counts[short[name]] == 1 else name: tensor for name, tensor in stored.items()}
     if not tensors:
-        raise UserError(f"{path} contains no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
+        entries = shorten_list([str(key) for key in content]) or "an empty dictionary"
+        raise UserError(f"{path} contains no tensors, only {entries}; pass a file with the weights of a network")
     digest = sha256(path)
     return WeightsFile(path, digest, content, tensors, read_record(path, digest, content, tensors))
 
@@ -89,7 +90,7 @@ def read(path: str | Path) -> dict[str, Any]:
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL  # EINVAL: a damaged offset
         if is_disk or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise UserError(f"cannot read {path}: {first_line(error)}; check permissions, disk and memory") from error
-        reason = describe_other(path) or first_line(error)
+        reason = describe_other(path) or f"{first_line(error).partition('. ')[0].rstrip('.')}; {OTHER_COPY}"
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
     if isinstance(content, (list, tuple)):
         return {str(number): item for number, item in enumerate(content)}

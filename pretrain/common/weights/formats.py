@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..files import describe_text, read_start
+from ..files import explain_content, read_start
 
+OTHER_COPY = "use an earlier or another copy"
 _OTHER = "it may be an archive (unpack it) or of JAX, Keras, NumPy, ONNX or TensorFlow (convert its weights to PyTorch)"
 _LEGACY = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # near the start of a file of torch before 1.6
 _REBUILD = {  # NumPy's functions for an array in protocols 0 to 4, a scalar, and an array in protocol 5
@@ -86,14 +87,17 @@ def describe_other(path: Path) -> str:
     """Describe a file that is not a checkpoint, with the remedy; return "" for any other."""
     start = read_start(path)
     if not start.strip(b"\0"):
-        return "it is empty, or zeros that a full or failing disk left; use an earlier or another copy"
-    text = describe_text(start)
-    if text:
-        remedy = "run git lfs pull" if start.startswith(b"version https://git-lfs") else "download the file itself"
-        return f"{text}; {remedy}"
+        return f"it is empty, or zeros that a full or failing disk left; {OTHER_COPY}"
+    if b'"weight_map"' in start or path.name.endswith(".index.json"):
+        return "it is the index of weights in several files; merge them into one, and pass it"
+    explanation = explain_content(start)
+    if explanation:
+        return explanation
     names: list[str] = []
     with contextlib.suppress(zipfile.BadZipFile):  # no zip file, or its list of names is damaged
         names = zipfile.ZipFile(path).namelist()
+    if any(name.endswith("/models/model.json") for name in names):
+        return f"it is an exported program; save torch.export.load({str(path)!r}).state_dict and name that file"
     if any(name.endswith("/constants.pkl") for name in names):
         return f"it is a TorchScript program; save torch.jit.load({str(path)!r}).state_dict() and name that file"
     is_weights = start.startswith((b"PK", pickle.PROTO)) or _LEGACY in start[:32] or start[8:10] == b'{"'

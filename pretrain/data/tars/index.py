@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...common.errors import UserError, count_noun, shorten_list
-from ...common.files import atomic_write, build_read_error, hold_lock
+from ...common.files import atomic_write, build_read_error, explain_content, hold_lock
 from ...common.images import SUFFIXES
 from ..folders.images import COMPANION, NO_DATA, warn_of_unread
 from ..sources import PackedNames
@@ -37,7 +37,6 @@ _FORMAT = 2  # version of the index files; an index of another version is rebuil
 _LOG_PERIOD_S = 60.0  # where there is no terminal
 _MAX_LABEL = (1 << 63) - 1
 _MAX_PADDING = 1 << 20  # bytes after the end mark
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # starts of gzip, bzip2, xz and zstd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +157,7 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
         UserError: it is not a tar, or is compressed, damaged or truncated.
     """
     file.seek(start)
-    if file.read(6).startswith(_COMPRESSED):
-        raise UserError(f"{tar} is compressed, so its images cannot be read in place; decompress it first")
+    beginning = file.read(512)
     file.seek(start)
     try:
         with tarfile.TarFile(fileobj=file, mode="r") as archive:
@@ -179,6 +177,9 @@ def _list_members(file: BinaryIO, tar: str, end: int, start: int = 0) -> Iterato
                     yield name, member
             _check_end(file, tar, archive.offset, end)
     except tarfile.TarError as error:
+        explanation = explain_content(beginning)
+        if explanation:
+            raise UserError(f"{tar} cannot be read: {explanation}") from error
         raise UserError(f"{tar} is not a tar, or is damaged or truncated ({error}); copy it again") from error
     except OSError as error:
         raise UserError(f"cannot read {tar}: {error.strerror or error}; check the disk or the file server") from error

@@ -1,10 +1,11 @@
-"""Folders that cannot be made, and what their errors ask for."""
+"""Folders that cannot be made, files that are of another format, and what their errors ask for."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from pretrain.common.files import make_folder
+from pretrain.common.files import make_folder, read_json
 from tests.errors import refused
 
 
@@ -18,3 +19,19 @@ def test_a_link_to_a_folder_that_is_gone_is_named(tmp_path: Path, folder: str) -
 def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     refused(lambda: make_folder(tmp_path / "runs"), "runs", "File exists; move the file away")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(b"{}", mtime=0), "it is compressed; decompress it first"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
+        (b"<html>", "it contains text, '<html>'; download the file itself"),
+        (b"", "it is empty; use another copy"),
+        (b'{"a": ', "restore it, or save it as UTF-8"),
+        (b'{"a": "\xe9"}', "restore it, or save it as UTF-8"),
+    ],
+)
+def test_what_is_no_json_is_explained(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    refused(lambda: read_json(tmp_path / "a.json"), "a.json is not JSON", says)

@@ -177,8 +177,9 @@ def test_truncated_files_are_corrupt(form: str, share: float):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "it is empty"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "it contains text, 'version https://git-lfs."),
+        (b"", "it is empty; use another copy"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS; run git lfs pull"),
+        (b"<html>404</html>", "it contains text, '<html>404</html>'; download the file itself"),
         (b"\0\0\0\x24ftypheic\0\0", "HEIC needs pip install pillow-heif"),
     ],
 )

@@ -89,6 +89,10 @@ def test_a_caffe_resnet_of_mmdetection_is_for_detectors_only(key: str, tmp_path:
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a statistic is missing": (lambda s: s.pop("layer3.0.bn1.running_var"), "lacks layer3.0.bn1.running_var"),
+    "norms have no statistics": (
+        lambda s: [s.pop(name) for name in list(s) if ".running_" in name],
+        "its norms have no running statistics (such as group norm)",
+    ),
     "the stem is missing": (lambda s: s.pop("conv1.weight"), "lacks conv1.weight"),
     "the first convolution is missing": (lambda s: s.pop("layer1.0.conv1.weight"), "lacks layer1.0.conv1.weight"),
     "shape": (lambda s: s.update({"bn1.bias": torch.zeros(65)}), "bn1.bias has shape (65,)"),

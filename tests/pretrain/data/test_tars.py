@@ -193,7 +193,9 @@ def test_damaged_tars_are_refused(tmp_path: Path):
     refused(lambda: load_changed(content[: third + 600]), "truncated in n01/d.png")
     refused(lambda: load_changed(content[:third]), "y.tar", "damaged or truncated")
     refused(lambda: load_changed(content[:third] + b"?" * 9 + content[third + 9 :]), "y.tar", "damaged")
-    refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "not a tar")
+    refused(lambda: load_changed(b"no tar at all" * 100), "y.tar", "it contains text, 'no tar at all")
+    refused(lambda: load_changed(b"version https://git-lfs.github.com/spec/v1\n"), "y.tar", "run git lfs pull")
+    refused(lambda: load_changed(b"PK\3\4" * 300), "y.tar", "not a tar")
     refused(lambda: load_changed(b""), "y.tar")
     refused(lambda: load_changed(content + content), "y.tar", "end mark")
     refused(lambda: load_changed(content + bytes(1 << 21)), "y.tar", "end mark")  # %20, a space in a URL

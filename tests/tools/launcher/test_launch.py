@@ -82,7 +82,7 @@ TRUTH = ["DATASETS.TRAIN", "('coco:a.json:here',)", "DATASETS.TEST", "('coco:a.j
     ("words", "named"),
     [
         (["convert", "nowhere", "out.pth"], "no weights at {}/nowhere"),
-        (["linear", "notes.pth"], "notes.pth contains no weights: it contains text, 'version https://git-lfs"),
+        (["linear", "notes.pth"], "notes.pth contains no weights: it is a pointer of Git LFS; run git lfs pull"),
         (["knn", "empty.pth", "--cluster", "slurm"], "empty.pth contains no weights: it is empty"),
         ([*JCL, "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
-from pretrain.common.files import describe_text, read_start
+from pretrain.common.files import explain_content, read_start
 from pretrain.common.run.folder import check_stage_of
 from pretrain.common.run.state import read_state, read_working_folder
 from pretrain.common.shell import find_working_folder
@@ -52,9 +52,9 @@ def _check_weights(stage: Stage) -> None:
         if not content:
             problem = f"no weights at {path}: neither a file nor a folder with a checkpoint"
             raise UserError(f"{problem}; {stage.remedy}")
-        problem = describe_text(read_start(path)) if Path(path).is_file() else ""
+        problem = explain_content(read_start(path)) if Path(path).is_file() else ""
         if problem:
-            raise UserError(f"{path} contains no weights: {problem}; pass a run folder or a checkpoint")
+            raise UserError(f"{path} contains no weights: {problem}")
 
 
 def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:

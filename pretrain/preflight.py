@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from .common.config import extensions
 from .common.config.keys import Effect, compare
 from .common.config.yaml_io import flatten, get
 from .common.errors import UserError, count_noun
@@ -45,14 +44,6 @@ def check_batch_size(cfg: CfgNode, key: str, train: str, *, holds_out: bool = Fa
         images -= int(find_held_out(images).sum())
     if images is not None:
         check_batch_fits(key, batch_size, images)
-
-
-def check_modules_unchanged(cfg: CfgNode) -> None:
-    """Raise UserError if the user's own modules, of which the config uses some, are not those of the submission."""
-    digest = extensions.digest()
-    if digest != cfg.IMPORTED:
-        problem = f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {digest})"
-        raise UserError(f"{problem}; restore them, or submit the job again")
 
 
 def check_divisible(cfg: CfgNode, processes: int) -> None:

@@ -34,7 +34,6 @@ from .methods import METHODS
 from .model.batch_split import log_left_out
 from .monitor import TrainingMonitor
 from .optim import set_learning_rate
-from .preflight import check_modules_unchanged
 from .probe import knn, rankme
 from .probe.data import ProbeData
 from .probe.protocol import build_knn_protocol
@@ -85,8 +84,6 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
     folder = Path(cfg.OUTPUT_DIR)
     context = context or RunContext()
     with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
-        if cfg.IMPORTED:
-            on_every_rank(check_modules_unchanged, cfg)
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
         loader = _build_loader(cfg, data, device)

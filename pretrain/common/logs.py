@@ -103,6 +103,5 @@ class _PrintableFormatter(logging.Formatter):
 
 class _TerminalFormatter(_PrintableFormatter):
     def format(self, record: logging.LogRecord) -> str:
-        """Shorten paths, unless the output of this process goes to a parent, which shortens them for its own folder."""
-        text = super().format(record)
-        return text if "RANK" in os.environ else shorten_paths(text)
+        """Shorten paths as `shell.shorten_paths` does."""
+        return shorten_paths(super().format(record))

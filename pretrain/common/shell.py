@@ -1,4 +1,7 @@
-"""The folder of the user's shell: paths that lie in it are printed relative to it, as the user types them."""
+"""The folder of the user's shell: paths that lie in it are printed relative to it, as the user types them.
+
+A rank prints absolute paths: its output is a file, which may be read from another folder, or a parent shortens them.
+"""
 
 import contextlib
 import contextvars
@@ -46,4 +49,5 @@ def shorten_paths(text: str) -> str:
 
 
 def _find_shell_folder() -> str:
-    return _shell_folder.get() or find_working_folder()
+    """Return the folder of the shell; it is empty in a rank, and if the folder has been removed."""
+    return "" if "RANK" in os.environ else _shell_folder.get() or find_working_folder()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pretrain import config as pretraining
+from pretrain.common.config import extensions
 from pretrain.common.config.keys import Effect
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file
@@ -89,6 +90,7 @@ class Pretrain(Stage):
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_divisible(self.cfg, world_size)
+        extensions.check_unchanged(self.cfg.IMPORTED)  # since the start of a run that is resumed by its record
         if "://" in self.cfg.MODEL.WEIGHTS and self.reads_weights():
             check_file(self.cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
 

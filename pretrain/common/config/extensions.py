@@ -132,6 +132,14 @@ def digest() -> str:
     return f"{' '.join(path.name for path in files)}@{content}"
 
 
+def check_unchanged(earlier: str) -> None:
+    """Raise UserError if the extensions are not those of which ``earlier`` is the digest, unless it is empty."""
+    current = digest() if earlier else ""
+    if current != earlier:
+        problem = f"your modules have changed since the job was submitted ({earlier} -> {current})"
+        raise UserError(f"{problem}; restore them, or run the original command again")
+
+
 def _list_extensions() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 

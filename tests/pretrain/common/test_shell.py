@@ -21,6 +21,14 @@ def test_paths_are_shown_for_the_folder_of_the_shell(tmp_path: Path, monkeypatch
     assert shorten_path("runs/a") == "runs/a"
 
 
+def test_a_rank_prints_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output may be read from any folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    assert shorten_path("runs/a") == str(tmp_path / "runs/a")
+    assert shorten_paths(f"no file {tmp_path}/a.yaml") == f"no file {tmp_path}/a.yaml"
+
+
 def test_a_text_names_files_below_the_shells_folder_as_the_user_types_them(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = str(tmp_path)

@@ -1,11 +1,22 @@
-"""The file of a job, which the launcher writes and each of the job's processes reads: the stage, and SLURM's limits."""
+"""The file of a job, which the launcher writes and each of the job's processes reads.
 
+It contains the stage, SLURM's limits, and what the stage depends on besides its record: the working folder, in which
+its relative names are looked up, and a digest of the user's modules.
+"""
+
+import contextlib
+import os
+import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pretrain.common.config import extensions
+from pretrain.common.errors import UserError, shorten_list
 from pretrain.common.files import read_json, write_json
+from pretrain.common.shell import find_working_folder
 from tools.stages.base import Stage
+from tools.stages.registry import build_stage
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,9 @@ def name_job_file(logs: Path, index: int | str = 0) -> Path:
 
 def write_job(file: Path, stage: Stage, limits: Limits | None = None) -> None:
     """Write the file of a job, whose path each of its processes gets; only one of SLURM has limits."""
-    write_json(file, {"spec": stage.to_json(), "limits": asdict(limits) if limits else {}})
+    record = {"spec": stage.to_json(), "limits": asdict(limits) if limits else {}, "cwd": find_working_folder()}
+    has_modules = stage.has_config and extensions.sources()  # without a config, the stage names nothing of theirs
+    write_json(file, {**record, "imported": extensions.digest() if has_modules else ""})
 
 
 def read_job(file: Path) -> dict[str, Any]:
@@ -47,3 +60,25 @@ def read_job(file: Path) -> dict[str, Any]:
     """
     record = read_json(file)
     return record if "spec" in record else {"spec": record, "limits": {}}
+
+
+def open_stage(record: dict[str, Any]) -> Stage:
+    """Build the stage of a job, and enter the folder in which the launcher worked.
+
+    Setup lines may have entered another folder, and SLURM starts a job in /tmp where a node does not have its folder.
+
+    Raises:
+        UserError: this machine does not have the folder, in which the stage has relative names; or the user's modules
+            are not those of the submission.
+    """
+    stage = build_stage(record["spec"])
+    folder = record.get("cwd", "")
+    if folder and folder != find_working_folder():
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+    names = stage.list_relative_names() if folder not in ("", find_working_folder()) else []
+    if names:
+        problem = f"{shorten_list(names)} is relative to {folder}, which {socket.gethostname()} does not have"
+        raise UserError(f"{problem}; run the original command with absolute names")
+    extensions.check_unchanged(record.get("imported", ""))
+    return stage

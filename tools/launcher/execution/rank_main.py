@@ -2,8 +2,8 @@
 
     python -m tools.launcher.execution.rank_main LOGS/spec_0.json
 
-The file has the stage, and on SLURM the job's `Limits`. A signal handler does no work itself. A signal becomes a
-request (`pretrain.common.interrupt`); the stage finishes the current step, writes its checkpoint on rank 0, and raises
+`job_file` says what the file contains. A signal handler does no work itself. A signal becomes a request
+(`pretrain.common.interrupt`); the stage finishes the current step, writes its checkpoint on rank 0, and raises
 `Stopped` on every rank. Only then, outside any signal handler and any collective, does rank 0 send the job back to the
 queue.
 """
@@ -27,10 +27,9 @@ from pretrain.common.run.folder import count_cores_per_process
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
 from tools.stages.completion import check_parents
-from tools.stages.registry import build_stage
 
 from . import slurm
-from .job_file import Limits, read_job
+from .job_file import Limits, open_stage, read_job
 from .records import format_resume_command
 
 
@@ -65,7 +64,7 @@ def run_stage(stage: Stage, context: RunContext) -> None:
 
 def run_local_rank(context: RunContext, file: str) -> None:
     """Run a rank of the stage in ``file``, which the launcher has started on this machine."""
-    run_stage(build_stage(read_job(Path(file))["spec"]), context)
+    run_stage(open_stage(read_job(Path(file))), context)
 
 
 def run_slurm_rank(file: Path) -> None:
@@ -79,11 +78,11 @@ def run_slurm_rank(file: Path) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
     if local_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
-    spec = read_job(file)["spec"]
+    record = read_job(file)
     handler = PreemptionHandler(env, file)
     try:
-        with record_error(spec["folder"], handler.submission):
-            run_stage(build_stage(spec), RunContext(handler.stop, handler.submission))
+        with record_error(record["spec"]["folder"], handler.submission):
+            run_stage(open_stage(record), RunContext(handler.stop, handler.submission))
     except Stopped as stopped:
         handler.requeue_or_exit(str(stopped))
     finally:

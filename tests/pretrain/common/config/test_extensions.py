@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import train
 from pretrain.common.config import extensions
 from pretrain.config import load_config
 from pretrain.methods import METHODS
@@ -19,6 +18,7 @@ from pretrain.preflight import check_same_run
 from tests.errors import refused
 from tests.pretrain.methods.draws import batch_case, sets
 from tests.tools.launcher.helpers import build_pretrain, build_probe
+from tools.stages.registry import build_stage
 
 ROOT = Path(__file__).parents[4]
 METHOD_NAMES = {"my_batch_objective": "decoupled", "my_objective": "margin"}
@@ -123,6 +123,7 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     monkeypatch.setattr(extensions, "load", lambda: None)
     words = ["METHOD.NAME", "mine", "OUTPUT_DIR", str(tmp_path / "run")]
     submitted = load_config(None, words)
+    record = build_pretrain("", words).to_json()
     built_in = load_config(None, ["METHOD.NAME", "jcl"])
     module.write_text("new = 2")
     assert load_config(None, ["METHOD.NAME", "jcl"]) == built_in
@@ -131,7 +132,8 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
     refused(lambda: check_same_run(edited, *earlier), "IMPORTED 'mine.py@", "--change-recipe")
     changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
     assert check_same_run(changed, *earlier) == [f"IMPORTED {submitted.IMPORTED!r} -> {edited.IMPORTED!r}"]
-    refused(lambda: train.main(submitted), "modules", edited.IMPORTED)  # a job that waited meanwhile
+    resumed = build_stage(record)
+    refused(lambda: resumed.check(1, starts_later=True), "modules", edited.IMPORTED)
     assert build_pretrain("", words).config == edited.dump()
     assert build_probe("knn", "random", base=submitted.dump(), overrides=words).config == submitted.dump()
 

@@ -97,6 +97,8 @@ def test_time_outs_are_counted_over_attempts(tmp_path: Path, programs: Callable)
         assert record == {
             "spec": fake(tmp_path).to_json() | {"options": ANY},
             "limits": asdict(Limits(1, timeouts, 100.0)),
+            "cwd": str(tmp_path),
+            "imported": "",
         }
         handler = reopen(tmp_path)
     with pytest.raises(UserError, match="used all its attempts"):

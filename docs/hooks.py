@@ -25,6 +25,7 @@ _CELL = re.compile(r"(?<!<tr>\n)<t[hd][ >].*?</t[hd]>", re.DOTALL)  # except the
 _CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>)+(?=</code>)")
 _OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
 _DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
+_PROGRESS = re.compile(r"(?m)^(.* step \d+/\d+ .*\n)(?:.* step \d+/\d+ .*\n)+(?=.* step \d+/\d+ )")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _WIDE = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---\n\n"
@@ -101,4 +102,5 @@ def _render_output(output: dict[str, Any]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
         return f"![What the cell above shows](data:image/png;base64,{''.join(data['image/png'].split())})"
-    return f"~~~~~{{.text .file}}\n{''.join(data['text/plain']).rstrip()}\n~~~~~"
+    text = _PROGRESS.sub(r"\1...\n", "".join(data["text/plain"]))
+    return f"~~~~~{{.text .file .output}}\n{text.rstrip()}\n~~~~~"

@@ -17,7 +17,7 @@ _HEADINGS = {"summary": "what it is"}
 _INTRODUCTION = """\
 # Recipes
 
-The header of each recipe has its command; this page is generated from these headers. Nobody has run one of these
+The header of each recipe has its command; this page is generated from these headers. No one has run one of these
 recipes at full length with this code yet; the times are the authors', where published. `launch.py recipes` also
 lists the recipes of `configs/examples/`, for your own images and for the demo."""
 

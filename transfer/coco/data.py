@@ -103,6 +103,7 @@ class DataSets(Mapping[str, DataSet]):
             else:
                 self._opened[name] = self._open(source)
         classes = self._check_classes(classes)
+        self._warn_of_unused_classes(classes)
         for name, data_set in self._opened.items():
             _write_copy(data_set, output_dir)
             if name in self.cfg.DATASETS.TEST and data_set.images is not None and not data_set.num_objects:
@@ -169,6 +170,17 @@ class DataSets(Mapping[str, DataSet]):
             keypoints[name] = list_named_keypoints(categories) if self.cfg.MODEL.KEYPOINT_ON else []
         check_classes(self.cfg, classes, keypoints)
         return classes
+
+    def _warn_of_unused_classes(self, classes: Mapping[str, Sequence[str]]) -> None:
+        """Log the classes of which no training image has an object, such as the parent of all in some exports."""
+        names = list(self.cfg.DATASETS.TRAIN)
+        data_sets = [self._opened[name] for name in names if name in self._opened and is_file_name(name)]
+        if not names or len(data_sets) < len(names):
+            return
+        unused = [text for text in classes[names[0]] if not any(data_set.count_objects(text) for data_set in data_sets)]
+        if unused:
+            what = f"DATASETS.TRAIN has no object of {shorten_list(unused)}, so nothing is learned of that"
+            log.warning(f"{what}; what is no class should not be among the categories")
 
     def _compare_images(self, output_dir: str | Path) -> None:
         """Log the test images that are training images; write the digests of the data sets' images."""

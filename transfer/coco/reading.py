@@ -1,5 +1,7 @@
 """Reads annotation files in COCO's format and selects the records that both engines read alike."""
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,21 @@ from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import read_json
 
 from . import catalog
-from .checks.bad_records import SECTIONS, Rules, drop_bad, find_box_format_problem, find_problems, normalize
+from .checks.bad_records import (
+    SECTIONS,
+    Problem,
+    Rules,
+    drop_bad,
+    find_box_format_problem,
+    find_problems,
+    normalize,
+)
 from .checks.classes import category_names, check_same_categories
+from .checks.missing_files import suggest_file
 from .keypoints import is_flippable
 from .names import COCO_SPLITS, Source, is_catalog_name
+
+log = logging.getLogger(__name__)
 
 
 def read_annotations(annotations: str | Path, *, needs_objects: bool = True) -> dict[str, Any]:
@@ -51,8 +64,9 @@ def select_good_records(
     """
     model = cfg.MODEL
     path = str(source.annotations)
-    if not content["categories"]:
-        raise UserError(f"{path} has no categories: the export is empty; export the data again, with its classes")
+    for section, what in (("categories", "classes"), ("images", "images")):
+        if not content[section]:
+            raise UserError(f"{path} has no {section}: the export is empty; export the data again, with its {what}")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = (
         None if is_catalog_name(source.name) else source.images
@@ -60,10 +74,8 @@ def select_good_records(
     strict = source.name not in COCO_SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
     problems = find_problems(content, folder, Rules(model.MASK_ON and strict, keypoints, strict, decode))
     texts = [problem.text for problem in problems]
+    _check_some_good(path, content, problems, folder)
     if problems and not source.skip_bad:
-        bad_images = [problem.text for problem in problems if problem.section == "images"]
-        if bad_images and len(bad_images) == len(content["images"]):
-            raise UserError(f"{path}: no image can be used: {bad_images[0]}; is {folder} the folder of its images?")
         remedy = "fix them, or skip them (coco:ANNOTATIONS:IMAGES:skip_bad)"
         raise UserError(f"{path} has {count_noun(len(texts), 'bad record')}: {shorten_list(texts, '; ')}; {remedy}")
     whole = drop_bad(content, problems)
@@ -76,8 +88,23 @@ def select_good_records(
     _check_categories(source, content, cfg)
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
     if source.name in cfg.DATASETS.TRAIN:
-        _check_trainable(path, content, objects, cfg)
+        _check_trainable(path, content, objects, cfg, texts)
     return content if strict else whole, texts  # Detectron2 reads COCO's files as they are
+
+
+def _check_some_good(
+    path: str, content: Mapping[str, Any], problems: Sequence[Problem], folder: str | Path | None
+) -> None:
+    """Raise UserError if all images, all categories or all annotations are bad: skipping them would leave nothing."""
+    section = problems[0].section if problems else ""  # those of later sections may follow from it
+    if not problems or sum(problem.section == section for problem in problems) < len(content[section]):
+        return
+    remedy = "correct the file"
+    image = content[section][0]
+    name = image.get("file_name") if section == "images" and folder and isinstance(image, dict) else None
+    if isinstance(name, str) and not os.path.exists(os.path.join(folder or "", name)):
+        remedy = "correct the file" if suggest_file(folder or "", name) else f"is {folder} the folder of its images?"
+    raise UserError(f"{path}: no {SECTIONS[section]} can be used: {problems[0].text}; {remedy}")
 
 
 def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) -> None:
@@ -88,6 +115,13 @@ def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) 
     if repeated:
         ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
         raise UserError(f"{path}: categories {ids} are all called {repeated!r}; merge or rename them")
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
+    pairs = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
+    if pairs:
+        text = f"{path}: {shorten_list(pairs)} are separate classes; if they mean the same, give them one name"
+        log.warning(text, extra={"once": f"classes of {path}"})
     if is_catalog_name(source.name):
         known = catalog.read_metadata(source.name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
@@ -100,8 +134,16 @@ def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) 
         raise UserError(f"{path}: {problem}; {remedy}")
 
 
-def _check_trainable(path: str, content: Mapping[str, Any], objects: Sequence[Mapping[str, Any]], cfg: CfgNode) -> None:
+def _check_trainable(
+    path: str,
+    content: Mapping[str, Any],
+    objects: Sequence[Mapping[str, Any]],
+    cfg: CfgNode,
+    skipped: Sequence[str],
+) -> None:
     """Raise UserError if nothing can be learned from the objects, or their masks are in the wrong format."""
+    if not objects and skipped and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+        raise UserError(f"{path} has no objects left: {shorten_list(skipped, '; ')}; fix them")
     if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
         crowds = " but crowds (iscrowd 1), which are not trained on; set iscrowd 0"
         raise UserError(f"{path} has no objects{crowds if content['annotations'] else ': annotate its images'}")

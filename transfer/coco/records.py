@@ -3,6 +3,7 @@
 import itertools
 import pickle
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ class DataSet:
             COCO's reads its files.
         file_names: the images' paths in the image folder, in the order of their ids.
         image_sizes: (N, 2), the images' heights and widths in pixels, in the order of their ids.
-        num_objects: number of annotations that are no crowds.
+        counts: number of annotations of each category's id that are no crowds.
         entries: the records that Detectron2's catalog has for its name; None for a set that is read here.
         evaluator: the metrics that are computed: coco, or one of `catalog.OTHER_EVALUATORS`.
         skipped: descriptions of the bad records that were skipped.
@@ -56,7 +57,7 @@ class DataSet:
     images: PackedList | None = None
     file_names: list[str] = field(default_factory=list)
     image_sizes: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    num_objects: int = 0
+    counts: Mapping[Any, int] = field(default_factory=dict)
     entries: PackedList | None = None
     evaluator: str = "coco"
     skipped: list[str] = field(default_factory=list)
@@ -77,11 +78,14 @@ class DataSet:
             annotations += objects
         return {**self.fields, "images": images, "annotations": annotations, "categories": self.categories}
 
+    @property
+    def num_objects(self) -> int:
+        """Number of annotations that are no crowds."""
+        return sum(self.counts.values())
+
     def count_objects(self, category: str) -> int:
         """Return the number of annotations of a category that are no crowds."""
-        ids = {record["id"] for record in self.categories if record["name"] == category}
-        objects = itertools.chain.from_iterable(records for _, records in self.images or ())
-        return sum(record["category_id"] in ids and not record.get("iscrowd") for record in objects)
+        return sum(self.counts.get(record["id"], 0) for record in self.categories if record["name"] == category)
 
     def find_keypoints(self) -> tuple[list[str], list[tuple[str, str]]]:
         """Return the names of its keypoints, and the pairs of names that a flip exchanges."""
@@ -103,7 +107,7 @@ def pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSet
         sorted(content["categories"], key=lambda category: category["id"]),
         file_names=[image["file_name"] for image in images],
         image_sizes=np.array([(image["height"], image["width"]) for image in images], np.int64).reshape(-1, 2),
-        num_objects=sum(not record.get("iscrowd") for record in content["annotations"]),
+        counts=Counter(record["category_id"] for record in content["annotations"] if not record.get("iscrowd")),
         skipped=skipped,
         fields={name: value for name, value in content.items() if name not in SECTIONS},
         images=_pack_images(images, content["annotations"]),

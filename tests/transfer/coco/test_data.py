@@ -113,7 +113,7 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path: Path, split: str)
     cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
     for name in tmp_path.glob("lost/*.png"):
         name.unlink()
-    refused_twice(cfg, [good, f"{lost}:skip_bad"], lost.split(":")[1], "no images", "1.png")
+    refused_twice(cfg, [good, f"{lost}:skip_bad"], lost.split(":")[1], "no image can be used", "1.png")
     refused_twice(cfg, [good, lost], f"is {tmp_path}/lost the folder of its images?", "1.png")
     tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
     refused(lambda: tiny_coco.check_data_sets(cfg, [f"{lost}:skip_bad"]), "no images")
@@ -303,3 +303,47 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     other = f"coco:{tmp_path / 'other.json'}:{tmp_path / 'coco' / 'val2017'}"
     words = ("category 80", "'x' in coco:", "'toothbrush' in coco_2017_val")
     refused(lambda: tiny_coco.check_data_sets(cfg, [other, "coco_2017_val"]), *words)
+
+
+def text_ids(content: dict[str, Any]) -> None:
+    for record in content["annotations"]:
+        record["image_id"] = str(record["image_id"])
+
+
+ALL_BAD = {  # a change of the file -> what the error says
+    "ids of two types": (text_ids, "no annotation can be used", "image_id '1' is not a number like the ids of images"),
+    "boxes": (lambda c: [r.pop("bbox") for r in c["annotations"]], "no annotation can be used", "bbox is missing"),
+    "sizes": (lambda c: [r.pop("width") for r in c["images"]], "no image can be used", "width is missing; correct"),
+    "classes": (lambda c: [r.pop("name") for r in c["categories"]], "no category can be used", "name is missing"),
+    "no images": (lambda c: c["images"].clear(), "has no images: the export is empty"),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_BAD)
+@pytest.mark.parametrize("suffix", ["", ":skip_bad"])
+def test_what_is_wrong_with_all_records_is_said_once_and_not_skipped(
+    tmp_path, name: str, kind: str, suffix: str
+) -> None:
+    change, *words = ALL_BAD[kind]
+    tiny_coco.edit(name, change)
+    text = refused_twice(tiny_coco.config(tmp_path / "out", name + suffix), [name + suffix], *words)
+    assert text.count("annotation ") <= 2 and "skip_bad" not in text
+
+
+def test_classes_without_objects_and_names_that_are_alike_are_warned_of(tmp_path, name: str, caplog) -> None:
+    tiny_coco.edit(name, lambda content: content["categories"].insert(0, {"id": 0, "name": "shapes"}))
+    tiny_coco.edit(name, lambda content: content["categories"][1].update(name="C2 "))
+    cfg = tiny_coco.config(tmp_path / "out", name, MODEL__ROI_HEADS__NUM_CLASSES=4)
+    tiny_coco.check_data_sets(cfg, [name])
+    assert "DATASETS.TRAIN has no object of shapes, so" in caplog.text
+    assert "'C2 ' and 'c2' are separate classes" in caplog.text
+    caplog.clear()
+    other = tiny_coco.write(tmp_path / "other")
+    tiny_coco.edit(other, lambda content: content["categories"].insert(0, {"id": 0, "name": "shapes"}))
+    tiny_coco.edit(other, lambda content: content["categories"][1].update(name="C2 "))
+    tiny_coco.edit(other, lambda content: content["annotations"][0].update(category_id=0))
+    tiny_coco.check_data_sets(
+        tiny_coco.config(tmp_path / "out", name, DATASETS__TRAIN=(name, other), MODEL__ROI_HEADS__NUM_CLASSES=4),
+        [name, other],
+    )
+    assert "has no object of" not in caplog.text, "one of two sets has it"

@@ -1,7 +1,6 @@
 """Finds the bad records of a data set in COCO's format, drops them, and normalizes the good ones."""
 
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pretrain.common.images import CorruptImage, read_image
 
 from .image_sizes import read_upright_sizes
 from .masks import are_numbers, find_mask_problem, select_outlines
+from .missing_files import suggest_file
 
 SECTIONS = {"images": "image", "categories": "category", "annotations": "annotation"}  # in the order of the checks
 _SAMPLE = 10_000  # boxes that are enough to recognize their format
@@ -118,7 +118,7 @@ class _RecordChecker:
         if self.folder is None:
             return ""
         path = os.path.join(self.folder, name)
-        return _find_file_problem(path, (width, height), self.files[path])
+        return _find_file_problem(path, (width, height), self.files[path], self.folder, name)
 
     def _find_category_problem(self, category: dict[str, Any]) -> str:
         names = category.get("keypoints") or []
@@ -130,6 +130,10 @@ class _RecordChecker:
 
     def _find_annotation_problem(self, record: dict[str, Any]) -> str:
         category = record["category_id"]
+        text = self.ids["images"].find_kind_problem("image_id", record["image_id"], "the ids of images")
+        text = text or self.ids["categories"].find_kind_problem("category_id", category, "the ids of categories")
+        if text:
+            return text
         if record["image_id"] not in self.good["images"]:
             return "unknown or bad image"
         if category not in self.good["categories"]:
@@ -157,22 +161,16 @@ def find_bad_files(records: Iterable[Mapping[str, Any]], *, decode: bool) -> lis
     return [problem for problem in problems if problem]
 
 
-def _find_file_problem(path: str, size: tuple[Any, Any], actual: tuple[int, int] | None) -> str:
+def _find_file_problem(
+    path: str, size: tuple[Any, Any], actual: tuple[int, int] | None, folder: str | Path = "", name: str = ""
+) -> str:
     """Describe the fault of an image file; ``actual`` is what `read_upright_size` returns for it."""
     try:
         width, height = actual or read_image(path).shape[1::-1]
     except CorruptImage as error:
-        return f"{error}{_explain_missing(path)}"
+        return f"{error}{suggest_file(folder, name or path)}"
     if size not in ((width, height), (None, None)):
         return f"{path} has {width} x {height} pixels (after any EXIF rotation), not {size[0]} x {size[1]}"
-    return ""
-
-
-def _explain_missing(path: str) -> str:
-    """Return a hint if a missing file exists under a name that looks the same, as in archives that macOS writes."""
-    for form in ("NFC", "NFD"):
-        if not unicodedata.is_normalized(form, path) and os.path.isfile(unicodedata.normalize(form, path)):
-            return f" (a file of this name exists in Unicode's form {form}: rename it)"
     return ""
 
 
@@ -188,9 +186,14 @@ class _Ids:
         self.are_text = sum(isinstance(value, str) for value in ids) > len(ids) / 2
 
     def find_problem(self, value: Any) -> str:
-        if not isinstance(value, str if self.are_text else (int, float)):
-            return f"id {short(value)} is not {'text' if self.are_text else 'a number'} like most ids"
-        return "duplicate id" if self.counts[repr(value)] > 1 else ""
+        duplicate = "duplicate id" if self.counts[repr(value)] > 1 else ""
+        return self.find_kind_problem("id", value, "most ids") or duplicate
+
+    def find_kind_problem(self, name: str, value: Any, others: str) -> str:
+        """Say that an id, or a reference to one, is not of the kind of the section's ids; "" if it is."""
+        if isinstance(value, str if self.are_text else (int, float)):
+            return ""
+        return f"{name} {short(value)} is not {'text' if self.are_text else 'a number'} like {others}"
 
 
 def drop_bad(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:

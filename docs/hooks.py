@@ -27,6 +27,7 @@ _OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
 _DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
 _PROGRESS = re.compile(r"(?m)^(.* step \d+/\d+ .*\n)(?:.* step \d+/\d+ .*\n)+(?=.* step \d+/\d+ )")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
+_FOUND_FIRST = ("can_i.md", "costs.md")  # by the search: they answer questions in the words of those who ask
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _WIDE = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---\n\n"
 
@@ -45,8 +46,10 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links relative to the page's place on the site."""
+    """Make links relative to the page's place on the site, and let the search rank pages."""
     here = page.file.src_uri
+    if here in _FOUND_FIRST:
+        page.meta["search"] = {"boost": 3}
     if here.startswith("source/"):
         return markdown
     folder = posixpath.dirname(here) or "."

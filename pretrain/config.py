@@ -123,10 +123,16 @@ def from_yaml_text(text: str, description: str = "a saved config") -> CfgNode:
 
 
 def _merge_text(cfg: CfgNode, keys: Keys, text: str, description: str = "a saved config") -> None:
+    values: dict[str, Any] = {}
     try:
-        yaml_io.merge(cfg, keys, None, [word for pair in flatten(parse_yaml(text)) for word in pair])
+        values = dict(flatten(parse_yaml(text)))
+        yaml_io.merge(cfg, keys, None, [word for pair in values.items() for word in pair])
     except ValueError as error:
-        raise UserError(f"{description} cannot be read ({error}); use the version that wrote it") from error
+        imported = str(values.get("IMPORTED") or "")
+        remedy = "use the version that wrote it"
+        if imported not in ("", extensions.digest()):
+            remedy = f"add --import with the path of {imported.rpartition('@')[0]}, as when it was written"
+        raise UserError(f"{description} cannot be read ({error}); {remedy}") from error
 
 
 def _set_data_set_defaults(cfg: CfgNode, named: Collection[str]) -> None:

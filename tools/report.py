@@ -32,7 +32,7 @@ from tools.reporting import cost, duplicates, paper_tables
 from tools.reporting.document import Report, render_json, render_lists, render_markdown, render_section
 from tools.reporting.drawing.figures import draw_figures, draw_maps
 from tools.reporting.drawing.page import render_page
-from tools.reporting.files import find_runs, shorten_names
+from tools.reporting.files import RunCollection, find_runs, shorten_names
 from tools.reporting.runs import BackboneScore, DetectorScore, read_scores
 from tools.reporting.seeds import branches
 from tools.reporting.seeds.headline import build_headline
@@ -146,7 +146,7 @@ def build_report(folders: Sequence[str | Path], output: str | Path = "", differe
         tables,
         collection,
         scores,
-        title=", ".join(pipeline.folder.name for pipeline in collection.pipelines) or _name_folders(absolute),
+        title=_choose_title(collection, absolute),
         headline=build_headline(studies, detections),
         comparisons=[asdict(comparison) for study in studies for comparison in compare_branches(study)],
         verdicts=verdicts,
@@ -158,7 +158,11 @@ def build_report(folders: Sequence[str | Path], output: str | Path = "", differe
     return report
 
 
-def _name_folders(folders: Sequence[Path]) -> str:
-    """Return the names of the first folders of a report."""
+def _choose_title(collection: RunCollection, folders: Sequence[Path]) -> str:
+    """Return the names of the pipelines if every run belongs to one; otherwise those of the first folders."""
+    if collection.pipelines and all(
+        any(pipeline.folder in run.folder.parents for pipeline in collection.pipelines) for run in collection.runs
+    ):
+        return ", ".join(pipeline.folder.name for pipeline in collection.pipelines)
     names = [folder.name for folder in folders]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,5 +1,6 @@
 """The base class of the engines, and the data and evaluation loops that they share."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,13 +14,15 @@ from torch import nn
 
 from pretrain.common import distributed
 from pretrain.common.distributed import AgreedStop, on_first_rank
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import StopRequest
 
 from .coco.records import DataSet
 from .coco.results import Detection, Metrics, draw_saved, score
 from .distributed import log_progress
 from .training.samplers import MappedRecords, Mapper, ModelInput, Record, TrainingData, load_batches
+
+log = logging.getLogger(__name__)
 
 
 class Storage:
@@ -125,6 +128,11 @@ class Engine(ABC):
         if not records:
             names = ", ".join(self.cfg.DATASETS.TRAIN)
             raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
+        total = sum(len(self.data_sets[name].image_sizes) for name in self.cfg.DATASETS.TRAIN)
+        if distributed.is_main() and len(records) < total:
+            reason = "have no objects" + (", or too few labeled keypoints" if self.cfg.MODEL.KEYPOINT_ON else "")
+            what = f"{total - len(records)} of {count_noun(total, 'training image')} {reason}, and are left out"
+            log.info(f"{what} (DATALOADER.FILTER_EMPTY_ANNOTATIONS {self.cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS})")
         batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
         return TrainingData(records, repeat_factors, mapper, batch_size, wide, self.pin_memory)
 

@@ -18,6 +18,7 @@ from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.interface import check_path
 from pretrain.common.run.state import read_working_folder
+from pretrain.common.shell import shorten_path
 
 from . import preflight
 from .coco import catalog
@@ -285,4 +286,4 @@ def _draw_all(
     for image in log_progress(content["images"], len(by_image), "drawing"):
         name = image["file_name"]
         draw_predictions(images[name], by_image[image["id"]], content["categories"], threshold, figures[name])
-    return reached
+    return f"{reached}; pictures in {shorten_path(folder)}"

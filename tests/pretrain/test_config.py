@@ -135,3 +135,11 @@ def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PHOTOS", str(photos))
     refused(lambda: load_config(None, [key, "folder: $PHOTOS", "OUTPUT_DIR", f"{photos}/run"]), "OUTPUT_DIR", photos)
     load_config(None, [key, f"folder:{photos}/a", "OUTPUT_DIR", f"{photos}/ab"])
+
+
+def test_a_config_of_an_own_module_that_is_not_imported_names_it():
+    text = "IMPORTED: my_loss.py@12345678\nMETHOD:\n  OWN: 1.0\n"
+    refused(
+        lambda: from_yaml_text(text), "METHOD.OWN", "add --import with the path of my_loss.py, as when it was written"
+    )
+    refused(lambda: from_yaml_text("METHOD:\n  OWN: 1.0\n"), "METHOD.OWN", "use the version that wrote it")

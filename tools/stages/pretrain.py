@@ -129,7 +129,7 @@ class Pretrain(Stage):
             preflight.check_same_run(self.cfg, earlier, str(Path(self.folder, "config.yaml")), self.folder)
 
     def name_next_command(self, folder: str) -> str:
-        return f"python tools/convert_to_d2.py {shlex.quote(folder)} weights/{shlex.quote(Path(folder).name)}.pth"
+        return shlex.join(["python", "tools/convert_to_d2.py", folder, f"weights/{Path(folder).name}.pth"])
 
     @classmethod
     def find_final_checkpoint(cls, folder: Path) -> str | None:

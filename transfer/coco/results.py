@@ -76,6 +76,7 @@ def draw_saved(cfg: CfgNode, data_set: DataSet, count: int) -> None:
         return
     folder = file.parents[2] / "visualizations" / (folder_name(name) if len(cfg.DATASETS.TEST) > 1 else "")
     draw(data_set.content, data_set.source.images, read_json(file, list), folder, count=count)
+    log.info(f"ground truth and predictions side by side: {folder}")
 
 
 def predictions_file(name: str) -> str:

@@ -1,6 +1,7 @@
 """The reader of annotation files, tested without Detectron2."""
 
 import itertools
+import logging
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.mapper import build_mapper
 
 
-def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
+def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path, caplog):
     name = tiny_coco.write(tmp_path, keypoints=True)
 
     def change(content):
@@ -28,6 +29,10 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
     records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name, **keys), data_sets)
     assert [r["image_id"] for r in records] == [2, 4, 5]
+    caplog.set_level(logging.INFO)
+    TorchvisionEngine(tiny_coco.config(tmp_path / "out", name, **keys), data_sets).load_training_data()
+    (line,) = [line for line in caplog.messages if "left out" in line]
+    assert line.startswith("3 of 6 training images have no objects, or too few labeled keypoints, and are left out")
     records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name), data_sets)
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)

@@ -9,6 +9,7 @@ import itertools
 import os
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,9 +58,25 @@ def find_files(folder: Path, *names: str) -> list[Path]:
     return files
 
 
-def format_resume_command(folder: str) -> str:
-    """Return the command that continues a run or pipeline."""
-    return shlex.join(["python", "tools/launch.py", "resume", shorten_path(folder), *extensions.options()])
+def format_resume_command(folder: str, imports: Sequence[str] = ()) -> str:
+    """Return the command that continues a run or pipeline.
+
+    Args:
+        imports: what --import names, besides the modules of this process.
+    """
+    names = dict.fromkeys([*extensions.options()[1::2], *imports])
+    options = [word for name in names for word in ("--import", name)]
+    return shlex.join(["python", "tools/launch.py", "resume", shorten_path(folder), *options])
+
+
+def read_imports(folders: Iterable[Path]) -> list[str]:
+    """Return what --import named when the jobs of these run folders were started; files are absolute."""
+    names: dict[str, None] = {}
+    for folder in folders:
+        record = find_launch(folder)
+        for name in extensions.take_options(shlex.split(record.command))[0] if record else ():
+            names[str(Path(record.cwd, name)) if name.endswith(".py") and record else name] = None
+    return list(names)
 
 
 def format_original_command(folder: Path) -> str:

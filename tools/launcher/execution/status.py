@@ -13,7 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError, escape_control
+from pretrain.common.errors import UserError, count_noun, escape_control
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
@@ -22,7 +22,7 @@ from pretrain.common.run.state import read_outcome
 from ..graphs.graph import find_record
 from ..record_files import LAUNCH_FILE, PIPELINE_FILE, LaunchRecord, read_launch, read_pipeline
 from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
-from .records import find_files, find_launch_files, format_original_command, format_resume_command
+from .records import find_files, find_launch_files, format_original_command, format_resume_command, read_imports
 from .slurm import JobState
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
@@ -52,7 +52,12 @@ def print_status(folder: Path, failed: bool = False, as_json: bool = False) -> i
     else:
         counts = Counter(entry["state"] for entry in entries)
         lines = [", ".join(f"{count} {state}" for state, count in counts.most_common())]
-        lines += [f"{entry['state']}: {_explain(entry)}" for entry in stages if _needs_action(entry)]
+        abandoned = [entry for entry in stages if entry["reason"] == _NOBODY]
+        named = [entry for entry in stages if _needs_action(entry) and entry not in abandoned]
+        lines += [f"{entry['state']}: {_explain(entry)}" for entry in named]
+        if abandoned:
+            stages_left = count_noun(len(abandoned), "stage")
+            lines.append(f"not started: {stages_left}, which nobody will start, because the launcher has ended")
         if lines[1:] and find_record(folder):
             lines.append(_describe_remedy(folder, stages))
         lines.append(tabulate([_build_row(entry) for entry in stages], _COLUMNS, "plain", disable_numparse=True))
@@ -185,7 +190,8 @@ def _describe_remedy(folder: Path, entries: list[dict[str, Any]]) -> str:
     if repeated:
         remedy = "correct that, then run the original command (resume would use the recorded options and config)"
         return f"to continue: {remedy}: {format_original_command(repeated[0])}"
-    return f"to continue: {format_resume_command(str(folder))}"
+    imports = read_imports(entry["folder"] for entry in entries)
+    return f"to continue: {format_resume_command(str(folder), imports)}"
 
 
 def _fails_again(entry: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.gpus import list_visible_gpus, name_visible_gpu
-from pretrain.common.shell import shorten_path
+from pretrain.common.shell import shorten_path, shorten_paths
 from tools.estimates.model import COMPUTED
 from tools.estimates.published import find_gpu
 
@@ -30,7 +30,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
     startable: dict[str, Node] = {}
     for node in graph.nodes:
         order = f"  after {', '.join(node.parents)}" if node.parents else ""
-        reason = f"\n         {plan.errors[node.key]}" if node.key in plan.errors else ""
+        reason = f"\n         {shorten_paths(plan.errors[node.key])}" if node.key in plan.errors else ""
         state = "queued" if node.key in plan.queued else "complete"
         if reason:
             state = "invalid"
@@ -55,7 +55,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
     print(f"\n# {len(plan.missing)} of {count_noun(len(graph.nodes), 'stage')} to run{invalid}")
-    print(f"# checked: config, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
+    print(f"# checked: config, data, run folder, weights{', cores' if options.cluster == 'slurm' else ''}")
     for warning in dict.fromkeys(plan.warnings):
         print(f"# warning: {warning}")
     if options.cluster == "slurm":

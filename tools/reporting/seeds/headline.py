@@ -1,6 +1,7 @@
 """The first sentences of a report: which branch is ahead of what, by how much, and what the scores cannot show."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from pretrain.common.errors import count_noun
 
@@ -11,6 +12,7 @@ from .verdicts import Comparison, compare_branches
 
 FLOOR = 1.0  # AP below which a detector has hardly found an object
 _MOST_SENTENCES = 6  # of a study
+_MOST_BRANCHES = 4  # of a sentence
 
 
 def build_headline(studies: Sequence[Study], detections: Iterable[DetectorScore]) -> list[str]:
@@ -44,10 +46,20 @@ def _describe_study(study: Study, is_named: bool) -> list[str]:
     prefix = f"{study.name}, " if is_named else ""
     scores = sorted(comparisons, key=lambda score: not score.endswith(" AP"))
     lines = [prefix + _describe_score(study, score, comparisons[score]) for score in scores]
+    beaten = [score for score in scores if _is_led_by_random(study, score)]
+    if beaten:
+        lines.insert(0, f"{prefix}random weights have the highest {' and '.join(beaten)}: no pretraining has helped.")
     if len(lines) > _MOST_SENTENCES:
         others = count_noun(len(lines) - _MOST_SENTENCES, "more score")
         lines[_MOST_SENTENCES:] = [f"{prefix}{others}: see the tables."]
     return lines
+
+
+def _is_led_by_random(study: Study, score: str) -> bool:
+    """Return whether the branch of random weights has a higher mean than every other branch."""
+    means = {branch: fmean(seeds.values()) for branch, seeds in study.scores[score].items()}
+    random = means.pop(study.random, None)
+    return random is not None and bool(means) and random > max(means.values())
 
 
 def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison]) -> str:
@@ -61,13 +73,22 @@ def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison])
         warning += " to tell a difference from noise"
         return f"{score}: {best.branch} against {best.reference}: {change} ({best.size}; {warning})."
     if best.verdict == "within noise":
-        return f"{score}: {best.branch} against {best.reference}: {change}, within noise ({best.size})."
+        others = _describe_others(best, comparisons, digits)
+        return f"{score}: {best.branch} against {best.reference}: {change}, within noise ({best.size}){others}."
     if best.verdict == "behind":
         return f"{score}: no branch is ahead of {best.reference}; {best.branch} is behind: {change} ({best.size})."
     ahead = [one.branch for one in comparisons if one.verdict == "ahead" and one.reference == best.reference]
     others = ", ".join(name for name in ahead if name != best.branch)
     also = f"; also ahead: {others}" if others else ""
     return f"{score}: {best.branch} is ahead of {best.reference} by {change.lstrip('+')} ({best.size}){also}."
+
+
+def _describe_others(best: Comparison, comparisons: Sequence[Comparison], digits: int) -> str:
+    """Name the other branches that the reference is compared with, none of which is ahead: one may be the reader's."""
+    others = [one for one in comparisons if one is not best and one.reference == best.reference]
+    names = [f"{one.branch} {one.difference.text(digits)}" for one in others[:_MOST_BRANCHES]]
+    names += [f"{len(others) - _MOST_BRANCHES} more"] if len(others) > _MOST_BRANCHES else []
+    return f"; not ahead either: {', '.join(names)}" if names else ""
 
 
 def _choose_best(study: Study, comparisons: Sequence[Comparison]) -> Comparison:

@@ -212,7 +212,7 @@ def test_the_status_says_that_nobody_will_start_what_a_killed_launcher_has_left(
     for states in ("1 running, 1 not started", "1 stopped, 1 not started"):
         assert status.print_status(tmp_path) == 0
         printed = capfd.readouterr().out
-        assert states in printed and f"not started: {tmp_path / 'b'}: nobody will start it" in printed
+        assert states in printed and "not started: 1 stage, which nobody will start, because the launcher" in printed
         assert f"to continue: python tools/launch.py resume {tmp_path}" in printed
         jobs.cancel(tmp_path)
         capfd.readouterr()

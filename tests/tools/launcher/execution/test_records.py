@@ -1,15 +1,19 @@
 """The records of jobs and their ranks belong to one job, and may be impossible to write."""
 
 import errno
+import json
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from pretrain.common import output
+from pretrain.common.config import extensions
 from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import read_outcome, write_failure
 from tests.tools.launcher.helpers import end
+from tools.launcher.execution.records import format_resume_command, read_imports
+from tools.launcher.record_files import LAUNCH_FILE
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
@@ -44,3 +48,23 @@ def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPa
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("sys.stderr", mock.Mock(flush=mock.Mock(side_effect=full)))
     output.warn("a warning")  # raises nothing
+
+
+def test_the_command_that_resumes_names_the_modules_of_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`status` runs without --import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    commands = {
+        "a": "launch.py pipeline p.yaml --import 'my own.py' --import=lab.methods",
+        "b": "launch.py knn x",
+    }
+    for name, command in commands.items():
+        file = tmp_path / name / LAUNCH_FILE
+        file.parent.mkdir(parents=True)
+        record = {"version": 1, "spec": {}, "options": {}, "jobs": [], "command": command, "cwd": "/home/me"}
+        file.write_text(json.dumps(record))
+    imports = read_imports([tmp_path / "a", tmp_path / "b", tmp_path / "missing"])
+    assert imports == ["/home/me/my own.py", "lab.methods"]
+    options = "--import '/home/me/my own.py' --import lab.methods"
+    assert format_resume_command(str(tmp_path / "a"), imports) == f"python tools/launch.py resume a {options}"
+    assert format_resume_command(str(tmp_path / "b")) == "python tools/launch.py resume b"

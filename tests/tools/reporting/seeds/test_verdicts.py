@@ -1,6 +1,7 @@
 """Verdicts and headline: who is ahead, corrected for the number of comparisons, and what scores cannot show."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def test_the_headline_says_who_is_ahead_and_what_is_noise():
         "mask mask AP: no branch is ahead of random; jcl is behind: -5.0 ± 0.2 (3 seeds each).",
         "kNN top-1: jcl against random: +0.3 ± 3.6, within noise (3 seeds each).",
     ]
+    own = {"kNN top-1": {"random": [50.0, 53.0, 51.0], "moco": [50.0, 52.0, 51.0], "own": [50.5, 52.0, 51.0]}}
+    assert build_headline([study_of(own, "moco")], []) == [
+        "kNN top-1: random against moco: +0.3 ± 3.1, within noise (3 seeds each); not ahead either: own +0.2 ± 2.1.",
+    ]
+    (warning, _) = build_headline([replace(study_of(own, "moco"), random="random")], [])
+    assert warning == "random weights have the highest kNN top-1: no pretraining has helped."
     one_seed = study_of({"mask box AP": {"jcl": [20.0], "random": [10.0]}})
     (line,) = build_headline([one_seed], [])
     assert line.startswith("mask box AP: jcl against random: +10.0 (1 seed each; too few seeds")

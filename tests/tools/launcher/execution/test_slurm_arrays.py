@@ -9,6 +9,7 @@ import pytest
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import fake, graph_of, job_of, shown, wait_for
 from tools.launcher.execution import jobs
+from tools.launcher.execution.job import query_states
 from tools.launcher.graphs.graph import Node
 from tools.launcher.graphs.start import start_graph
 from tools.launcher.job_options import JobOptions
@@ -39,5 +40,5 @@ def test_some_jobs_of_an_array_are_renamed_and_others_cancelled(
     submitted = {name for name in ids if job_of(tmp_path / name).id != ids[name]}
     assert submitted == {"b", "d", "after"}
     jobs.cancel(tmp_path)
-    for name in ids:
-        slurm_cluster.wait_state(job_of(tmp_path / name).id, "CANCELLED")
+    last_jobs = [job_of(tmp_path / name) for name in ids]
+    wait_for(lambda: not any(state.is_active for state in query_states(last_jobs)), 120)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from .errors import UserError
 
-_IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
+_IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 _PARENT_POLL_S = 5.0  # between two looks of a worker at its parent
 T = TypeVar("T")
 

@@ -159,6 +159,11 @@ def test_a_worker_that_dies_is_reported_by_its_signal(moment: str, number: signa
     refused(lambda: list(batches), "a worker process", f"killed by {number.name}", "/dev/shm")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+def test_a_signal_to_all_processes_of_a_run_ends_no_worker(number: signal.Signals):
+    assert len(list(load(Images(9, 0, number)))) == 8
+
+
 def test_a_worker_that_exits_is_reported_by_its_status(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(time, "sleep", os._exit)
     refused(lambda: list(load(Images(9, 3))), "a worker process", "exited with status 3")

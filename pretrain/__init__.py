@@ -44,7 +44,8 @@ def pretrain(config_file: str | Path | None = None, overrides: Mapping[str, Any]
     from .common import interface, interrupt
     from .config import load_recipe
 
-    interface.check_path(config_file, "config_file", is_optional=True)
+    if config_file not in (None, ""):
+        config_file = interface.read_path(config_file, "config_file")
     key_values = interface.list_words(overrides or {})
     from .common.run.state import RunContext
     from .train import main  # imports torch; a mistake should not wait for that
@@ -79,7 +80,7 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     """
     from .common import interface
 
-    interface.check_path(path, "path")
+    path = interface.read_path(path, "path")
     from .common.weights.backbone import read_backbone
     from .model.encoder import build_backbone
     from .probe.transform import build_transform

@@ -85,7 +85,7 @@ def fine_tune(
         pretrain.common.errors.UserError: bad input, in one line.
         pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` says how to continue.
     """
-    interface.check_path(config_file, "config_file")
+    config_file = interface.read_path(config_file, "config_file")
     words = interface.list_words(overrides or {})
     context = RunContext()
     with context.stop.handle_signals(), interface.take_turn(context.stop), interface.set_torch_modes():

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
-from pretrain.common.interface import check_path
+from pretrain.common.interface import read_path
 from pretrain.common.run.state import read_working_folder
 from pretrain.common.shell import shorten_path
 
@@ -134,8 +134,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
         UserError: not a run folder of fine-tuning, no weights, weights that do not fit, or an engine that is not
             installed or cannot honor the config.
     """
-    check_path(source, "source")
-    source = Path(source)
+    source = Path(read_path(source, "source"))
     config_file = source
     if source.is_dir():
         config_file = source / "config.yaml"

@@ -36,7 +36,7 @@ PENDING_EVALUATION = "evaluating.pth"
 def check_engine_name(name: str) -> None:
     """Raise UserError for a name that is not one of `ENGINES`."""
     if name not in ENGINES:
-        raise UserError(f"engine {name!r} is not one of {', '.join(ENGINES)}{suggest_name(name, ENGINES)}")
+        raise UserError(f"engine {name!r} is not one of {', '.join(ENGINES)}{suggest_name(str(name), ENGINES)}")
 
 
 def choose_engine(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import UserError
 from .interrupt import Stopped, StopRequest
+from .shell import find_working_folder
 
 _TURN_POLL_S = 0.5  # between two checks of the request to stop
 _turn = threading.RLock()
@@ -25,14 +26,17 @@ def _renew_turn() -> None:
 os.register_at_fork(after_in_child=_renew_turn)  # the thread that holds it is not in a forked process
 
 
-def check_path(value: Any, name: str, *, is_optional: bool = False) -> None:
-    """Raise UserError unless an argument is a path; an optional one may be empty or None."""
-    if is_optional and value is None:
-        return
+def read_path(value: Any, name: str) -> str:
+    """Return an argument that is a path, with the user's home for ``~``, which no shell has replaced.
+
+    Raises:
+        UserError: it is of another type, or empty.
+    """
     if not isinstance(value, (str, os.PathLike)):
         raise UserError(f"{name} is {value!r}, of type {type(value).__name__}; pass a path")
-    if not is_optional and not os.fspath(value):
+    if not os.fspath(value):
         raise UserError(f"{name} is empty; pass a path")
+    return os.path.expanduser(os.fspath(value))
 
 
 def list_words(overrides: Any) -> list[Any]:
@@ -72,10 +76,13 @@ def set_torch_modes() -> Iterator[None]:
     """Compute as a command does, whatever modes the caller of this thread is in, until the block ends.
 
     Raises:
-        UserError: the caller has changed a default of the whole process, which other threads may rely on.
+        UserError: the caller has changed a default of the whole process, which other threads may rely on; or its
+            working folder has been removed, such as that of an open notebook.
     """
     import torch
 
+    if not find_working_folder():
+        raise UserError("the working folder of this process has been removed; change to another one with os.chdir")
     dtype = torch.get_default_dtype()
     if dtype != torch.float32:
         raise UserError(f"torch's default type is {dtype}; call torch.set_default_dtype(torch.float32) before this run")

@@ -1,12 +1,13 @@
 """The Python interface, as in a notebook: one call pretrains, one loads the backbone."""
 
 import asyncio
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 import pretrain
 from pretrain.common import interface, interrupt
 from pretrain.common.images import read_image
+from pretrain.common.weights.provenance import InputFormat
 from pretrain.data.views import make_center_view
 from pretrain.keys import IMAGENET_STD as STD
 from pretrain.model.encoder import build_backbone
@@ -23,9 +25,11 @@ from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
 from tests.pretrain.runs import assert_same_end, overrides
 from transfer import convert, fine_tune, load_detector
+from transfer.config import load_config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
+RECIPE = Path(__file__).parents[2] / "configs/coco_R50_FPN_1x.yaml"
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 
 
@@ -92,6 +96,8 @@ REFUSED = {
     "no detector": (lambda: load_detector(None), "source", "NoneType"),  # type: ignore
     "no backbone": (lambda: convert("", "x.pth"), "source", "empty"),
     "no output": (lambda: convert("x.pth", None), "output", "NoneType"),  # type: ignore
+    "no means": (lambda: convert("x.pth", "y.pth", pixel_mean=0.5), "pixel_mean", "one number per channel"),  # type: ignore
+    "no engine": (lambda: fine_tune(RECIPE, engine=None), "engine None is not one of auto"),  # type: ignore
 }
 
 
@@ -99,6 +105,32 @@ REFUSED = {
 def test_arguments_of_another_kind_are_one_line(call: str):
     function, *names = REFUSED[call]
     refused(function, *names)
+
+
+def test_a_home_in_a_path_is_replaced(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a shell does it, which a notebook has not."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = build_backbone("resnet18", "imagenet").state_dict()
+    torch.save(state, tmp_path / "plain.pth")
+    assert torch.equal(pretrain.load_backbone("~/plain.pth").conv1.weight, state["conv1.weight"])
+    conversion = convert("~/plain.pth", "~/d2.pth", pixel_mean=np.full(3, 0.5), pixel_std=(1, 1, 1))
+    assert conversion.output == tmp_path / "d2.pth" and conversion.output.is_file()
+    assert (conversion.provenance.input or InputFormat()).mean == [0.5] * 3
+    folder = PurePosixPath(tmp_path / "run")
+    keys = {**keys_of(images, tmp_path), "MODEL.STEM": "imagenet", "OUTPUT_DIR": folder, "SOLVER.MAX_STEPS": 1}
+    pretrain.pretrain(overrides=keys | {"MODEL.WEIGHTS": "~/plain.pth"})
+    assert (tmp_path / "run/results.json").is_file()
+    cfg = load_config(RECIPE, ["MODEL.WEIGHTS", "$HOME/gone.pth"])
+    assert f"{tmp_path}/gone.pth" == cfg.MODEL.WEIGHTS
+
+
+def test_a_removed_working_folder_is_one_line(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    with contextlib.chdir(tmp_path):
+        os.chdir("notebooks")
+        (tmp_path / "notebooks").rmdir()
+        refused(lambda: pretrain.pretrain(overrides=keys_of(images, tmp_path / "run")), "working folder", "os.chdir")
 
 
 def in_modes() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
-from pretrain.common.interface import check_path
+from pretrain.common.interface import read_path
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import claim
 from pretrain.common.weights.provenance import InputFormat, Provenance
@@ -79,8 +79,8 @@ def convert(
     *,
     encoder: str = "query",
     prefix: str = "",
-    pixel_mean: Sequence[float] = (),
-    pixel_std: Sequence[float] = (),
+    pixel_mean: Iterable[float] = (),
+    pixel_std: Iterable[float] = (),
     overwrite: bool = False,
     to_torchvision: bool = False,
 ) -> Conversion:
@@ -98,9 +98,10 @@ def convert(
     Raises:
         UserError: unreadable or wrong source, stages that disagree, an output that exists and differs.
     """
-    check_path(source, "source")
-    check_path(output, "output")
-    output = Path(output)
+    source = read_path(source, "source")
+    output = Path(read_path(output, "output"))
+    mean = _list_numbers(pixel_mean, "pixel_mean")
+    std = _list_numbers(pixel_std, "pixel_std")
     if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")
     if not os.path.isdir(source):
@@ -112,7 +113,7 @@ def convert(
     path = file.path
     _check_output(output, path)
     backbone = read_source(file, encoder, prefix)
-    trained_with = _add_pixel_statistics(backbone.provenance.input or InputFormat(), pixel_mean, pixel_std)
+    trained_with = _add_pixel_statistics(backbone.provenance.input or InputFormat(), mean, std)
     provenance = replace(backbone.provenance, input=trained_with)
     if backbone.stem == "cifar" and not to_torchvision:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
@@ -193,7 +194,17 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     return extract_backbone(from_caffe2(source), encoder, prefix)
 
 
-def _add_pixel_statistics(recorded: InputFormat, mean: Sequence[float], std: Sequence[float]) -> InputFormat:
+def _list_numbers(values: Any, name: str) -> list[float]:
+    """Return an argument's numbers, which may be in a list, a tuple, or an array or tensor."""
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} is {values!r}; pass one number per channel, as in [123.675, 116.28, 103.53]"
+        ) from error
+
+
+def _add_pixel_statistics(recorded: InputFormat, mean: list[float], std: list[float]) -> InputFormat:
     """Add --pixel-mean and --pixel-std, which the source must not record itself."""
     if not (mean or std):
         return recorded
@@ -201,9 +212,9 @@ def _add_pixel_statistics(recorded: InputFormat, mean: Sequence[float], std: Seq
     known = [f"{key} {value}" for key, value in recorded.to_keys().items() if key in keys]
     if known:
         raise UserError(f"the source records {', '.join(known)}; omit --pixel-mean and --pixel-std")
-    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in (mean, std)) or 0 in std:
+    if any(len(values) != 3 or not all(0 <= value <= 255 for value in values) for values in (mean, std)) or 0 in std:
         raise UserError(f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be 3 numbers from 0 to 255, std above 0")
-    return replace(recorded, mean=list(mean), std=list(std))
+    return replace(recorded, mean=mean, std=std)
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, to_torchvision: bool) -> bytes:

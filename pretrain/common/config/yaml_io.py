@@ -213,7 +213,7 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
         raise UserError(f"unknown config key {key}{where}{hint}{suggest_key(key, keys)}")
     if key.startswith("DATA.") and isinstance(default, str) and isinstance(value, (list, tuple)):
         # Several data sets, which are one text (see `pretrain.data.names.list_names`).
-        value = str([str(item) if isinstance(item, Path) else item for item in value])
+        value = str([os.fspath(item) if isinstance(item, os.PathLike) else item for item in value])
     try:
         typed: Any = _convert(value, default)
         if isinstance(default, float) and type(typed) is int:
@@ -232,6 +232,8 @@ def _merge_value(cfg: CfgNode, keys: Keys, key: str, value: Any, where: str = ""
             names = (name.strip("()[]'\" ") for name in str(value).split(","))
             hint = f'; write "{tuple(filter(None, names))}"'
         raise UserError(f"{key}{where} must be {expected_type(default)}, not {_shorten(repr(value))}{hint}")
+    if key == "MODEL.WEIGHTS":
+        cfg.MODEL.WEIGHTS = expand(cfg.MODEL.WEIGHTS)
     if key == "OUTPUT_DIR":
         cfg.OUTPUT_DIR = expand(cfg.OUTPUT_DIR)
         check_output_path(cfg.OUTPUT_DIR, key + where)
@@ -252,7 +254,7 @@ def _convert(value: Any, default: Any, accepted: Any = object) -> Any:
     if isinstance(value, str):
         parsed = CfgNode._decode_cfg_value(value.capitalize() if isinstance(default, bool) else value)
         value = parsed if isinstance(parsed, (str, type(None)) if isinstance(default, str) else accepted) else value
-    value = str(value) if isinstance(value, Path) else value
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's or torch's
     if accepted is float and isinstance(default, (int, float)) and not isinstance(value, (int, float)):
         raise ValueError(f"{value!r} is not a number")

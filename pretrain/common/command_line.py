@@ -49,7 +49,8 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> NoRe
     try:
         sys.stdout.flush()
     except OSError as error:  # of a full disk, only now; Python would try again at its exit
-        status = status or _report_output_error(error)
+        output_status = _report_output_error(error)
+        status = status or output_status
     sys.exit(status)
 
 

@@ -113,6 +113,20 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (2, says)
 
 
+def test_a_mistake_where_nobody_reads_the_output_is_one_line() -> None:
+    code = (
+        "from pretrain.common import command_line\n"
+        "def main(_): print('a line'); raise command_line.UserError('the value is 3')\n"
+        "command_line.run_command_line(main)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (2, "error: the value is 3\n")
+
+
 def test_a_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
     code = "import os; os.rmdir(os.getcwd()); from pretrain.common.command_line import run_command_line as run; "
     (tmp_path / "gone").mkdir()

@@ -15,9 +15,12 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import RunContext, read_outcome, record_state
+from tests.tools.launcher.fake_stages import Fake
 from tests.tools.launcher.helpers import fake, wait_for
 from tools.launcher.execution.job_file import Limits, name_job_file, write_job
-from tools.launcher.execution.rank_main import PreemptionHandler, RequeueWaits
+from tools.launcher.execution.rank_main import PreemptionHandler, RequeueWaits, run_stage
+from tools.stages import SUMMARIES
+from tools.stages.registry import find_kind
 
 
 class Environment:
@@ -85,6 +88,24 @@ def build_handler(folder: Path, limits: Limits) -> PreemptionHandler:
 def reopen(folder: Path) -> PreemptionHandler:
     """Return the handler of the next attempt."""
     return PreemptionHandler(Environment(), name_job_file(folder / "launch/s"), RequeueWaits(0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("records_itself", "rank", "state"), [(False, "0", "complete"), (False, "1", ""), (True, "0", "")]
+)
+def test_rank_0_records_the_state_unless_the_stage_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records_itself: bool, rank: str, state: str
+):
+    monkeypatch.setattr(Fake, "records_state", records_itself)
+    monkeypatch.setenv("RANK", rank)
+    run_stage(fake(tmp_path), RunContext(submission="s"))
+    assert read_outcome(tmp_path, "s")["state"] == state and (tmp_path / f"count.{rank}").exists()
+
+
+def test_which_stages_record_their_state():
+    kinds = [kind for kind in map(find_kind, SUMMARIES) if kind.__module__.startswith("tools.")]
+    recording = {kind.name for kind in kinds if kind.records_state}
+    assert recording == {"pretrain", "knn", "linear", "embedding", "transfer", "evaluation"}
 
 
 def test_time_outs_are_counted_over_attempts(tmp_path: Path, programs: Callable):

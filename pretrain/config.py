@@ -129,9 +129,9 @@ def _merge_text(cfg: CfgNode, keys: Keys, text: str, description: str = "a saved
         yaml_io.merge(cfg, keys, None, [word for pair in values.items() for word in pair])
     except ValueError as error:
         imported = str(values.get("IMPORTED") or "")
-        remedy = "use the version that wrote it"
+        remedy = "use the version and the --import with which it was written"
         if imported not in ("", extensions.digest()):
-            remedy = f"add --import with the path of {imported.rpartition('@')[0]}, as when it was written"
+            remedy = f"add --import with the path of {imported.rpartition('@')[0]}, with which it was written"
         raise UserError(f"{description} cannot be read ({error}); {remedy}") from error
 
 

@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.starts_jobs:
             _refuse_torchrun()
         if args.overrides and not args.takes_overrides:
-            hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if command == "pipeline" else ""
+            keys = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys, and --output the folder"
+            hint = keys if command == "pipeline" else ""
             problem = f"{command}: unexpected argument {args.overrides[0]!r}"
             raise UserError(f"{problem}; this command takes no KEY VALUE pairs{hint}")
         return args.run(args) or 0

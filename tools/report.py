@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file: the packages lie one folder up
@@ -70,7 +70,8 @@ def run(options: ReportStage.Options) -> int:
         main_file = (texts or [Path(temporary, "report.md")])[0] if options.output else ""
         report = build_report(options.folders, main_file, options.power or _DIFFERENCE)
         text = render_markdown(report)
-        print(_select_answer(report, options) or (render_json(report) if options.json else text), end="")
+        shown = text if texts else render_markdown(replace(report, figures=[], feature_maps=[]))  # a page contains them
+        print(_select_answer(report, options) or (render_json(report) if options.json else shown), end="")
         for file in options.output:
             with claim(Path(file).parent, "a report", file=Path(file).name):  # removes files that a killed report left
                 atomic_write(file, render_page(report, Path(file)) if file in pages else text)

@@ -48,7 +48,9 @@ def _describe_study(study: Study, is_named: bool) -> list[str]:
     lines = [prefix + _describe_score(study, score, comparisons[score]) for score in scores]
     beaten = [score for score in scores if _is_led_by_random(study, score)]
     if beaten:
-        lines.insert(0, f"{prefix}random weights have the highest {' and '.join(beaten)}: no pretraining has helped.")
+        subject = f"{study.name}: random weights" if is_named else "Random weights"
+        shown = "these runs do not show that pretraining helps"
+        lines.insert(0, f"{subject} have the highest {' and '.join(beaten)}: {shown}.")
     if len(lines) > _MOST_SENTENCES:
         others = count_noun(len(lines) - _MOST_SENTENCES, "more score")
         lines[_MOST_SENTENCES:] = [f"{prefix}{others}: see the tables."]

@@ -52,6 +52,8 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert text.endswith("\n![predictions of mask](my%20report_mask.png)\n")
     truth, random, tcl, jcl = columns_of(figure)
     assert (random == jcl).all() and (random != tcl).any() and (random != truth).any()
+    assert report.main([str(folder), "--output", "page.html"]) == 0
+    assert "![" not in capsys.readouterr().out  # there is no file that the text could show
     outside_labels = (tcl != truth).any(axis=3).mean()  # a prediction's label has its score
     assert outside_labels < 0.03 < (tcl != random).any(axis=3).mean()
 

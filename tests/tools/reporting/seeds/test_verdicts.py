@@ -77,7 +77,7 @@ def test_the_headline_says_who_is_ahead_and_what_is_noise():
         "kNN top-1: random against moco: +0.3 ± 3.1, within noise (3 seeds each); not ahead either: own +0.2 ± 2.1.",
     ]
     (warning, _) = build_headline([replace(study_of(own, "moco"), random="random")], [])
-    assert warning == "random weights have the highest kNN top-1: no pretraining has helped."
+    assert warning == "Random weights have the highest kNN top-1: these runs do not show that pretraining helps."
     one_seed = study_of({"mask box AP": {"jcl": [20.0], "random": [10.0]}})
     (line,) = build_headline([one_seed], [])
     assert line.startswith("mask box AP: jcl against random: +10.0 (1 seed each; too few seeds")

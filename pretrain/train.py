@@ -161,6 +161,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
 
 
 def _load_images(cfg: CfgNode) -> datasets.ImageData:
+    """Load the training images; raise UserError if METHOD.LABELS needs classes that they do not have."""
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and data.count_classes() < 2:
         classes = count_noun(data.count_classes(), "class", "classes")
@@ -243,7 +244,7 @@ def _probe(run: PretrainRun, steps_done: int) -> dict[str, float]:
 
 
 def _finish(run: PretrainRun) -> dict[str, Any]:
-    """Run the last kNN; write the final checkpoint and results.json, which marks the run as complete."""
+    """Run the last probe; write what marks the run as complete (`_write_results`), and return results.json."""
     cfg = run.cfg
     results = {
         "stage": "pretrain",
@@ -265,6 +266,7 @@ def _finish(run: PretrainRun) -> dict[str, Any]:
 
 
 def _write_results(run: PretrainRun, results: dict[str, Any]) -> dict[str, Any]:
+    """Write the final checkpoint, which replaces numbered ones, and at the end results.json; return its content."""
     assert run.metrics is not None
     run.metrics.close()
     path = run.folder / checkpoint.FINAL

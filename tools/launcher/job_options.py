@@ -1,7 +1,8 @@
-"""The resources of a job. `JobOptions` is the only list of them.
+"""The options by which a user asks for resources. `JobOptions` is the only list of them.
 
-The command line's options, the keys of the site file and sbatch's parameters are made from its fields. The command line
-takes precedence over the site file, and the site file over the defaults.
+The command line's options and the keys of the site file are made from its fields. The command line takes precedence
+over the site file, and the site file over the defaults. What a job gets (`resources.Resources`) follows from them and
+its stage.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _parse_gpus(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Resources of a job.
+    """What a user asks for, for all jobs of a command; `for_stage` returns what the job of one stage gets.
 
     Attributes:
         sbatch: further options of sbatch without their dashes; an empty value is a flag. Likewise ``srun``.
@@ -220,18 +221,22 @@ def from_record(values: dict[str, Any], **changes: str) -> JobOptions:
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
     options = JobOptions(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
     if options.cluster == "local":
-        _check_local(changes, "")
+        _check_local(changes)
     _check(options)
     return options
 
 
-def _check_local(arguments: Mapping[str, Any], cluster_file: str) -> None:
+def _check_local(arguments: Mapping[str, Any], cluster_file: str = "") -> None:
+    """Raise UserError for an option that a job of this machine would ignore."""
     names = [name for name in _SLURM_ONLY if name in arguments]
-    for name in [*names, "cluster_file"] if cluster_file else names:
-        remedy = "omit it, or add --cluster slurm"
-        if name == "time":
-            remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
-        raise UserError(f"{format_option(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
+    if cluster_file:
+        names.append("cluster_file")
+    if not names:
+        return
+    remedy = "omit it, or add --cluster slurm"
+    if names[0] == "time":
+        remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
+    raise UserError(f"{format_option(names[0])} is for SLURM jobs, but this one runs on this machine; {remedy}")
 
 
 def _check(options: JobOptions) -> None:

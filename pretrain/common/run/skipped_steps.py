@@ -8,8 +8,12 @@ MAX_IN_A_ROW = 50  # the loss scale has then fallen by 2^50, and no smaller one 
 class SkippedSteps:
     """A count of the steps that a gradient scaler skips because scaled gradients overflow: the loss scale then falls.
 
-    ``total`` excludes the step whose ``scale`` was passed last; set it to resume a run. ``remedy`` tells a user how to
-    turn fp16 off.
+    Args:
+        remedy: tells a user how to turn fp16 off.
+
+    Attributes:
+        total: the skipped steps before the one that `update` got last; a resumed run sets it to what it was.
+        scale: the loss scale at the start of that step.
     """
 
     def __init__(self, remedy: str) -> None:

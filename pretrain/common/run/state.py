@@ -27,8 +27,8 @@ class RunContext:
 
     Attributes:
         stop: the request to stop it.
-        submission: name of the job that it is a rank of, which records the errors of its ranks itself; empty without
-            the launcher. Unlike SLURM's job ids, names are never reused.
+        submission: name of the job that it is a rank of, whose entry point records the error of each rank; empty in a
+            process that is no rank of a job, or one of torchrun. Unlike SLURM's job ids, names are never reused.
         work: what the stage computes, as entries of state.json.
     """
 
@@ -121,7 +121,7 @@ def read_outcome(folder: str | Path, submission: str = "") -> dict[str, Any]:
     Its ``state`` is empty until the stage starts. ``failure`` is the record of the first failing rank, or empty.
 
     Args:
-        submission: empty for a run that was started without the launcher.
+        submission: as in `RunContext`.
     """
     state = read_state(folder)
     values = state if state.get("job", "") == submission else {}

@@ -128,7 +128,7 @@ class PreemptionHandler:
         deadline = time.monotonic() + self._waits.signal_s
         while not self.signals and time.monotonic() < deadline:  # the request came from another rank
             time.sleep(0.1)
-        if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
+        if self.signals and self._signal.name not in self.signals and _is_ending(self._env):
             sys.exit(STOPPED)
         self.requeue(reason)
         if self._env.global_rank == 0:
@@ -170,7 +170,7 @@ class PreemptionHandler:
         try:
             slurm.requeue(self._env.job_id)
         except UserError as error:
-            if _has_ended(self._env):  # no failure at all: SLURM was first to requeue
+            if _is_ending(self._env):  # no failure at all: SLURM was first to requeue
                 return
             warn(f"warning: {one_line(error)}; requeuing the job once more")
             time.sleep(self._waits.again_s)  # a controller that restarts
@@ -198,12 +198,12 @@ class PreemptionHandler:
             self._timer.start()
 
 
-def _has_ended(env: Any) -> bool:
-    """Return whether this SIGTERM ends the job (a cancellation) instead of leaving time for a checkpoint (preemption).
+def _is_ending(env: Any) -> bool:
+    """Return whether SLURM ends this attempt, as a cancellation does; a preemption leaves time for a checkpoint.
 
     Only rank 0 decides: if another rank exited first, SLURM would end the step, and rank 0 with it.
     """
-    return env.global_rank == 0 and slurm.has_ended(env.job_id)
+    return env.global_rank == 0 and slurm.is_ending(env.job_id)
 
 
 if __name__ == "__main__":

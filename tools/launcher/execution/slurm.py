@@ -223,10 +223,13 @@ def _find_row(job: Submitted, rows: Sequence[_Row]) -> JobState | None:
     return None
 
 
-def has_ended(job_id: str) -> bool:
-    """Return whether SLURM is ending this process's job for good; scontrol, which requeues too, answers in a job."""
+def is_ending(job_id: str) -> bool:
+    """Return whether SLURM ends this process's attempt, for good or to requeue the job; False if it does not answer.
+
+    scontrol, which `requeue` needs, too, answers in a job.
+    """
     state = re.search(r"\bJobState=(\w+)", _try(["scontrol", "show", "job", "-o", job_id]) or "")
-    return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
+    return state is not None and state[1] != "RUNNING"
 
 
 def requeue(job_id: str) -> None:

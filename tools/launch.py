@@ -34,19 +34,20 @@ from tools.launcher.commands import Commands, check_command, list_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status; only the command that it names is given its options."""
     modules, words = extensions.take_options(sys.argv[1:] if argv is None else argv)
     command = words[0] if words else ""
     with extensions.using(modules):
         commands = list_commands()
-        is_unknown = not command.startswith("-") and not any(command in group for group in commands.values())
-        if command and is_unknown:  # a user's module may register a stage of this name
-            extensions.load()
+        is_option = command.startswith("-")  # such as --help
+        if command and not is_option and not any(command in group for group in commands.values()):
+            extensions.load()  # a user's module may register a stage of this name
             commands = list_commands()
         parser = _build_parser(commands, {command})
         if not words:
             parser.print_help()
             return 2
-        if is_unknown:
+        if not is_option:
             check_command(command, commands)
         args, args.overrides = parser.parse_known_args(words)
         _check_options(args)

@@ -104,6 +104,11 @@ class JobOptions:
         """The cluster of the jobs, if it is not SLURM's default one."""
         return self.sbatch.get("clusters", "")
 
+    @property
+    def num_parallel(self) -> int:
+        """How many stages run at once, on SLURM of an array."""
+        return self.parallel or (8 if self.cluster == "slurm" else 1)
+
     def count_gpus(self) -> int:
         """Return the GPUs per node; counting the visible ones of this machine imports torch in a process."""
         if self.gpus is not None:
@@ -111,7 +116,7 @@ class JobOptions:
         if self.cluster == "slurm":
             return 1
         visible = len(list_visible_gpus())  # shared by stages that run at the same time; a process uses one
-        return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
+        return max(min(visible, 1), min(visible // self.num_parallel, self.tasks or visible))
 
     def for_stage(self, stage: Stage) -> Resources:
         """Return what the job of a stage gets: one task for a single process, and GPUs only if it uses them."""
@@ -132,7 +137,7 @@ class JobOptions:
             minutes=minutes,
             max_timeouts=self.max_timeouts,
             signal_delay=min(self.signal_delay, minutes * 30),
-            parallel=self.parallel or (8 if is_slurm else 1),
+            parallel=self.num_parallel,
             sbatch=omit_nodes(self.sbatch) if stage.one_process and self.nodes > 1 else self.sbatch,
             srun=self.srun,
             python=self.python,
@@ -240,6 +245,7 @@ def _check_local(arguments: Mapping[str, Any], cluster_file: str = "") -> None:
 
 
 def _check(options: JobOptions) -> None:
+    """Raise UserError for the first invalid option, whether it comes from the command line, a file or a record."""
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}; choose one of them")
     for item in fields(options):
@@ -252,14 +258,12 @@ def _check(options: JobOptions) -> None:
             raise UserError(f"{format_option(item.name)} is {value!r}; it must be at least {minimum}")
     if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
         raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
-    if options.cluster == "slurm":
-        _check_slurm_options(options)
     is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
     if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
         problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
         raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
     if options.cluster == "slurm":
-        check_named_nodes(options.sbatch, options.nodes)
+        _check_slurm_options(options)
         return
     if options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
@@ -270,7 +274,7 @@ def _check(options: JobOptions) -> None:
 
 
 def _check_slurm_options(options: JobOptions) -> None:
-    """Check what is passed on to SLURM's programs, and the time limits."""
+    """Raise UserError for what SLURM's programs would not accept, or understand in another way."""
     check_srun_options(options.srun)
     check_options(options.sbatch, "--sbatch", options.count_gpus() > 0)
     check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
@@ -279,6 +283,7 @@ def _check_slurm_options(options: JobOptions) -> None:
         clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
         raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
     parse_times(options.time)
+    check_named_nodes(options.sbatch, options.nodes)
 
 
 def find_replacement(name: str, absent: Mapping[str, str] = MappingProxyType({})) -> str:

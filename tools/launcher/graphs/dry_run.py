@@ -65,7 +65,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
                 print("# SLURM was not asked about invalid stages, nor about those that wait for one")
             errors += _ask_slurm(batches, plan, code)
     elif startable:
-        print(_describe_processes(startable, plan, options.parallel or 1))
+        print(_describe_processes(startable, plan, options.num_parallel))
     for line in describe_estimates(plan):
         print(line)
     return 2 if errors else 0

@@ -62,7 +62,7 @@ def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
         return 0
     write_graph(graph, options)
     try:
-        status = LocalRun(graph, plan.missing, plan.resources, options.parallel or 1).run()
+        status = LocalRun(graph, plan.missing, plan.resources, options.num_parallel).run()
         if graph.report:
             graph.report.run(RunContext())
         return status

@@ -35,10 +35,17 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
 def set_learning_rate(optimizer: torch.optim.Optimizer, solver: CfgNode, step: int, steps_per_epoch: int) -> float:
     """Set and return the learning rate of a step."""
     scale = solver.IMS_PER_BATCH / solver.REFERENCE_BATCH if solver.REFERENCE_BATCH else 1.0
-    decay = {"kind": solver.LR_SCHEDULE, "milestones": solver.STEPS, "gamma": solver.GAMMA}
-    warmup = {"warmup_epochs": solver.WARMUP_EPOCHS, "per_step": solver.PER_STEP_LR}
-    base_lr = solver.BASE_LR * scale
-    lr = schedule.compute_learning_rate(step, steps_per_epoch, solver.EPOCHS, base_lr=base_lr, **decay, **warmup)
+    lr = schedule.compute_learning_rate(
+        step,
+        steps_per_epoch,
+        solver.EPOCHS,
+        base_lr=solver.BASE_LR * scale,
+        kind=solver.LR_SCHEDULE,
+        milestones=solver.STEPS,
+        gamma=solver.GAMMA,
+        warmup_epochs=solver.WARMUP_EPOCHS,
+        per_step=solver.PER_STEP_LR,
+    )
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

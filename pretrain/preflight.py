@@ -13,8 +13,7 @@ from .config import SAME_STEPS, from_yaml_text
 from .data import datasets
 from .data.count import count_images
 from .keys import list_keys
-from .methods import METHODS
-from .model.batch_split import check_batch_fits, check_multiple, count_bn_groups
+from .model.batch_split import check_batch_fits, check_multiple, count_configured_bn_groups
 from .probe.data import find_held_out
 
 
@@ -48,9 +47,7 @@ def check_batch_size(cfg: CfgNode, key: str, train: str, *, holds_out: bool = Fa
 
 def check_divisible(cfg: CfgNode, processes: int) -> None:
     """Raise UserError unless pretraining's batch divides evenly among processes, micro-batches and BN groups."""
-    has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
-    division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
-    count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
+    count_configured_bn_groups(cfg, processes)
 
 
 def check_probe_divisible(cfg: CfgNode, processes: int) -> None:

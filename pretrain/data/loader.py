@@ -30,6 +30,8 @@ from .datasets import ImageData
 from .views import choose_reduction, make_center_view, make_views
 
 log = logging.getLogger(__name__)
+VIEW = 0  # purposes of random streams
+ORDER = 1
 
 
 class Batch(NamedTuple):
@@ -151,11 +153,20 @@ def build_loader(
     batch_key: str = "SOLVER.IMS_PER_BATCH",
 ) -> Loader:
     """Build the `Loader` of this rank for ``device``; errors name the key that contains the batch size."""
-    ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
-    workers = {"num_workers": cfg.DATALOADER.NUM_WORKERS, "pin_memory": device.type == "cuda"}
-    options = {**ranks, **workers, "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "batch_key": batch_key}
-    options["reduced_decoding"] = cfg.DATALOADER.REDUCED_DECODING
-    return Loader(data, augmentations, size, batch_size=batch_size, seed=cfg.SEED, **options)
+    return Loader(
+        data,
+        augmentations,
+        size,
+        batch_size=batch_size,
+        batch_key=batch_key,
+        seed=cfg.SEED,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+        reduced_decoding=cfg.DATALOADER.REDUCED_DECODING,
+        pin_memory=device.type == "cuda",
+    )
 
 
 def load_eval_batches(
@@ -184,10 +195,6 @@ def load_eval_batches(
     read = functools.partial(_read_center_views, data, size, resize, on_corrupt == "skip")
     for images_NHWC, index_n in _load_batches(read, batches, data.image_name, num_workers, pin_memory, stop):
         yield images_NHWC.permute(0, 3, 1, 2), index_n
-
-
-VIEW = 0  # purposes of random streams
-ORDER = 1
 
 
 def make_random_stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:

@@ -3,9 +3,23 @@
 import logging
 from collections.abc import Iterator
 
+from fvcore.common.config import CfgNode
+
 from ..common.errors import UserError, count_noun
+from ..methods import METHODS
 
 log = logging.getLogger(__name__)
+
+
+def count_configured_bn_groups(cfg: CfgNode, processes: int) -> int:
+    """Return `count_bn_groups` of a pretraining's config."""
+    return count_bn_groups(
+        cfg.SOLVER.IMS_PER_BATCH,
+        cfg.MODEL.BN_GROUPS,
+        processes=processes,
+        accumulate=cfg.SOLVER.ACCUMULATE,
+        has_keys=METHODS[cfg.METHOD.NAME].kind == "queue",
+    )
 
 
 def count_bn_groups(batch_size: int, groups: int, *, processes: int, accumulate: int, has_keys: bool) -> int:

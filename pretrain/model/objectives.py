@@ -22,7 +22,7 @@ from ..common.device import autocast, choose_memory_format
 from ..common.errors import UserError
 from ..common.weights.backbone import read_backbone
 from ..data import views
-from .batch_split import count_bn_groups, micro_batches
+from .batch_split import count_configured_bn_groups, micro_batches
 from .compilation import compile_encoders
 from .dense import DenseFeatures, DenseLoss, DenseResNet
 from .encoder import Encoder, build_network
@@ -191,8 +191,7 @@ def build_objective(
 def _choose_bn_groups(cfg: CfgNode, has_keys: bool) -> int:
     """Return the BN groups of the global batch, and log what follows from them."""
     processes = distributed.world_size()
-    division = {"processes": processes, "accumulate": cfg.SOLVER.ACCUMULATE, "has_keys": has_keys}
-    bn_groups = count_bn_groups(cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, **division)
+    bn_groups = count_configured_bn_groups(cfg, processes)
     if has_keys and cfg.MODEL.BN_GROUPS == 1:
         log.info("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if has_keys and cfg.MODEL.BN_GROUPS == 0 and processes == 1:

@@ -197,12 +197,19 @@ def start_ranks(stage: Stage, resources: Resources, gpus: list[str], prefix: str
     if resources.cpus_per_task:
         variables["OMP_NUM_THREADS"] = str(resources.cpus_per_task)
     entry = "tools.launcher.execution.rank_main:run_local_rank"
-    options: dict[str, Any] = {"variables": variables, "sharing": resources.parallel}
-    ranks = Ranks(entry, [str(file)], resources.tasks, stage.folder, logs, **options)
-    place: dict[str, Any] = {"cluster": "local", "host": socket.gethostname(), "logs": str(logs)}
-    place |= {"processes": ranks.start_times, "launcher": {str(os.getpid()): read_start_time(os.getpid())}}
-    rank_0 = next(iter(place["processes"]))
-    record_job(stage, resources, Job(Path(stage.folder), rank_0, submitted=time.time(), **place))
+    words = [str(file)]
+    ranks = Ranks(entry, words, resources.tasks, stage.folder, logs, variables=variables, sharing=resources.parallel)
+    job = Job(
+        folder=Path(stage.folder),
+        id=next(iter(ranks.start_times)),  # of rank 0
+        cluster="local",
+        logs=str(logs),
+        host=socket.gethostname(),
+        submitted=time.time(),
+        processes=ranks.start_times,
+        launcher={str(os.getpid()): read_start_time(os.getpid())},
+    )
+    record_job(stage, resources, job)
     return RunningStage(stage, ranks, gpus, prefix)
 
 

@@ -78,11 +78,10 @@ def run_slurm_rank(file: Path) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0])
     if local_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(count_cores_per_process()))
-    record = read_job(file)
     handler = PreemptionHandler(env, file)
     try:
-        with record_error(record["spec"]["folder"], handler.submission):
-            run_stage(open_stage(record), RunContext(handler.stop, handler.submission))
+        with record_error(handler.folder, handler.submission):
+            run_stage(open_stage(handler.record), RunContext(handler.stop, handler.submission))
     except Stopped as stopped:
         handler.requeue_or_exit(str(stopped))
     finally:
@@ -100,6 +99,8 @@ class PreemptionHandler:
     Attributes:
         stop: the request to stop the job's stage.
         submission: name of the submission (`Job.submission`).
+        record: the content of the job's file (`read_job`).
+        folder: the run folder.
         signals: names of the signals that this process has received.
     """
 
@@ -109,9 +110,9 @@ class PreemptionHandler:
         self._env = env
         self._file = file
         self.submission = file.parent.name
-        self._record: dict[str, Any] = read_job(file)
-        self._folder: str = self._record["spec"]["folder"]
-        self._limits = Limits(**self._record["limits"])
+        self.record: dict[str, Any] = read_job(file)
+        self.folder: str = self.record["spec"]["folder"]
+        self._limits = Limits(**self.record["limits"])
         self._waits = waits
         self._started = time.monotonic()
         # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
@@ -147,8 +148,8 @@ class PreemptionHandler:
             return
         with contextlib.suppress(UserError):  # on a full disk the job must still be requeued
             # Also after the timer's requeue: the stage may have recorded its stop since
-            if is_state_of(self._folder, self.submission):
-                update_state(self._folder, state="requeued", reason=reason)
+            if is_state_of(self.folder, self.submission):
+                update_state(self.folder, state="requeued", reason=reason)
         with self._lock:
             if not self._is_requeued:
                 self._count_timeout()
@@ -162,7 +163,7 @@ class PreemptionHandler:
         if limits == self._limits:
             return
         try:
-            write_json(self._file, {**self._record, "limits": asdict(limits)})
+            write_json(self._file, {**self.record, "limits": asdict(limits)})
         except UserError as error:  # a full disk: the next attempt has the limits of this one
             warn(f"warning: {error}; a time-out is not counted")
 
@@ -182,8 +183,8 @@ class PreemptionHandler:
     def _give_up(self, reason: str) -> NoReturn:
         end = f"{reason}; the checkpoint is written"
         # As text: no mistake of the user, so resume continues
-        record_failure(self._folder, 0, end, self.submission)
-        root = self._record["spec"]["root"] or self._folder
+        record_failure(self.folder, 0, end, self.submission)
+        root = self.record["spec"]["root"] or self.folder
         raise UserError(f"{end}; to continue: {format_resume_command(root)}")
 
     def _handle(self, number: int, _frame: Any) -> None:

@@ -67,10 +67,19 @@ def submit_job(stages: Sequence[Stage], resources: Resources, code: Path, depend
         cluster = resources.request.slurm_cluster
         job_id = slurm.submit_script(script, name_job(stages), build_environment(resources), cluster)
     ids = [f"{job_id}_{index}" for index in range(len(stages))] if len(stages) > 1 else [job_id]
-    common: dict[str, Any] = {"cluster": "slurm", "slurm_cluster": cluster, "logs": str(log_folder)}
-    common |= {"name": name_job(stages), "dependency": dependency, "host": socket.gethostname()}
     for stage, listed_id in zip(stages, ids, strict=True):
-        record_job(stage, resources, Job(Path(stage.folder), listed_id, submitted=time.time(), **common))
+        job = Job(
+            folder=Path(stage.folder),
+            id=listed_id,
+            cluster="slurm",
+            logs=str(log_folder),
+            host=socket.gethostname(),
+            submitted=time.time(),
+            name=name_job(stages),
+            slurm_cluster=cluster,
+            dependency=dependency,
+        )
+        record_job(stage, resources, job)
     return ids
 
 

@@ -43,8 +43,7 @@ def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
     Raises:
         UserError: it is missing, or not a file.
     """
-    if "://" in str(path):
-        raise UserError(f"the {description} {path} is a URL; download it and pass the file's path")
+    check_not_url(path, description)
     path = Path(path)
     if os.path.isfile(path):
         return path
@@ -52,6 +51,12 @@ def check_file(path: str | Path, description: str, pattern: str = "*") -> Path:
         raise UserError(f"no {description} at {path}: it is a folder; pass a file in it")
     names = [neighbor.name for neighbor in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
     raise UserError(f"no {description} at {path}{suggest_name(path.name, names)}")
+
+
+def check_not_url(path: str | Path, description: str) -> None:
+    """Raise UserError if the path of an input is a URL; ``description`` as in `check_file`."""
+    if "://" in str(path):
+        raise UserError(f"the {description} {path} is a URL; download it and pass the file's path")
 
 
 def suggest_making(path: str | Path) -> str:

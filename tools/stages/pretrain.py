@@ -14,7 +14,7 @@ from pretrain import config as pretraining
 from pretrain.common.config import extensions
 from pretrain.common.config.keys import Effect
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_file
+from pretrain.common.files import check_not_url
 from pretrain.common.run.state import RunContext, read_json_or_empty
 from pretrain.common.shell import shorten_path
 
@@ -91,8 +91,8 @@ class Pretrain(Stage):
 
         preflight.check_divisible(self.cfg, world_size)
         extensions.check_unchanged(self.cfg.IMPORTED)  # since the start of a run that is resumed by its record
-        if "://" in self.cfg.MODEL.WEIGHTS and self.reads_weights():
-            check_file(self.cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
+        if self.reads_weights():
+            check_not_url(self.cfg.MODEL.WEIGHTS, "weights file (MODEL.WEIGHTS)")
 
     def list_data(self) -> list[str]:
         return list_data(self.cfg)

@@ -209,7 +209,7 @@ def asks_for_gpus(key: str, value: str) -> bool:
     return "gpu" in key
 
 
-def count_gpus(options: Mapping[str, str], nodes: int, tasks: int) -> int:
+def count_requested_gpus(options: Mapping[str, str], nodes: int, tasks: int) -> int:
     """Return how many whole GPUs the options ask for by themselves; ``tasks`` are the processes per node."""
     sockets = re.match(r"\d+", options.get("sockets-per-node", ""))
     per_node = {"gpus": 1 / nodes, "gres": 1, "gpus-per-socket": int(sockets[0]) if sockets else 1}

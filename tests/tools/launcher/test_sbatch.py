@@ -157,7 +157,7 @@ def test_a_variable_that_an_option_of_the_script_excludes_is_hidden(variable: st
     ],
 )
 def test_gpus_that_only_sbatch_is_asked_for_are_counted(options: dict[str, str], count: int):
-    assert sbatch.count_gpus(options, nodes=2, tasks=3) == count
+    assert sbatch.count_requested_gpus(options, nodes=2, tasks=3) == count
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ..execution import slurm
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit_job
 from ..job_options import JobOptions
-from ..sbatch import count_gpus
+from ..sbatch import count_requested_gpus
 from ..time_limits import UNLIMITED
 from .graph import REPORT, Graph, Node, write_graph
 from .plan import Plan
@@ -134,7 +134,7 @@ def describe_cost(plan: Plan) -> str:
     requests: Counter[tuple[str, int, int, int]] = Counter()
     for key, node in plan.missing.items():
         resources = plan.resources[key]
-        requested = count_gpus(resources.sbatch, resources.nodes, resources.tasks)
+        requested = count_requested_gpus(resources.sbatch, resources.nodes, resources.tasks)
         gpus = resources.nodes * resources.gpus or requested
         if gpus:
             requests[node.stage.name, gpus, resources.minutes, resources.max_timeouts] += 1

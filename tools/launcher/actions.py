@@ -121,7 +121,7 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions |
     if time:
         check_time(time, graph.list_stages())
         if graph.is_single:
-            options = options.limit(graph.nodes[0].stage.name)
+            options = options.assign_time(graph.nodes[0].stage.name)  # not only what it needs
     if args.dry_run or args.test:
         from .graphs import dry_run
 

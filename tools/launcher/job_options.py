@@ -146,11 +146,11 @@ class JobOptions:
         )
         return resources if stage.gpu or not is_slurm else self._move_to_cpus(resources)
 
-    def limit(self, stage: str) -> JobOptions:
-        """Return the options with the time for all stages as the one of a ``stage``, unless it has its own."""
+    def assign_time(self, stage: str) -> JobOptions:
+        """Return options by which a ``stage`` gets the time of all stages even if it needs less, or its own one."""
         times = parse_times(self.time)
-        own = "" if stage in times else f"{stage}={format_minutes(times[''])}"
-        return replace(self, time=",".join(filter(None, [self.time, own])))
+        assigned = "" if stage in times else f"{stage}={format_minutes(times[''])}"
+        return replace(self, time=",".join(filter(None, [self.time, assigned])))
 
     def _find_minutes(self, stage: Stage, gpus: int) -> int:
         """Return the time limit of a stage: its own one, or that of all stages, as far as the stage needs it."""

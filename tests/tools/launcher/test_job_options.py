@@ -173,7 +173,7 @@ def test_a_pipelines_stages_get_the_time_that_they_need(time: str, minutes: list
     asked = resolve_options({"cluster": "slurm", "time": time, "gpus": 8})
     stages = (PRETRAIN, LINEAR, CONVERT)
     assert [asked.for_stage(stage).minutes for stage in stages] == minutes
-    alone = [asked.limit(stage.name).for_stage(stage).minutes for stage in stages]  # what was asked for
+    alone = [asked.assign_time(stage.name).for_stage(stage).minutes for stage in stages]  # what was asked for
     assert alone == [minutes[0] if name not in time else own for name, own in zip(NAMES, minutes, strict=True)]
 
 

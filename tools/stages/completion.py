@@ -29,7 +29,7 @@ def read_fingerprint(folder: str | Path) -> str:
     return state.get("fingerprint", "") if state.get("state") == "complete" else ""
 
 
-def is_made_from(results: dict[str, Any], run: Path) -> bool:
+def is_from_final_checkpoint(results: dict[str, Any], run: Path) -> bool:
     """Return False if ``results`` name a checkpoint that is not the final one of the run folder ``run``."""
     final = read_kind(run).find_final_checkpoint(run)
     return final is None or provenance.is_made_from(results, final)
@@ -40,7 +40,7 @@ def is_complete(stage: Stage) -> bool:
     if not Path(stage.product).exists() or read_fingerprint(stage.folder) != stage.fingerprint():
         return False
     results = stage.read_results()
-    return all(is_made_from(results, Path(folder)) for folder in stage.folders.values())
+    return all(is_from_final_checkpoint(results, Path(folder)) for folder in stage.folders.values())
 
 
 def check_parents(stage: Stage) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.stages.completion import is_made_from, read_kind
+from tools.stages.completion import is_from_final_checkpoint, read_kind
 
 from ..document import Table
 from ..files import Pipeline, RunCollection, find_runs
@@ -68,7 +68,9 @@ def build_study(pipeline: Pipeline, collection: RunCollection, scores: Iterable[
     first = {score.folder: score for score in reversed(scores)}
     for folder, place in pipeline.stages.items():
         training = trainings.get((place.branch, place.seed))
-        if folder not in first or (training and not is_made_from(results[folder], training)):  # an earlier checkpoint's
+        if folder not in first:
+            continue
+        if training and not is_from_final_checkpoint(results[folder], training):  # an earlier one's
             continue
         columns = first[folder].list_columns(place.stage)
         if columns:

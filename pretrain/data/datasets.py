@@ -23,7 +23,7 @@ from .contract import open_images
 from .folders import images as folders
 from .image_data import ImageData, MissingSplit, merge
 from .named import archives, imagenet
-from .names import FOLDER, LIST_FORM, TAR, check_local, find_path, list_names
+from .names import FOLDER, LIST_FORM, TAR, check_local, find_path, list_names, suggest_form
 from .tars import images as tars
 
 __all__ = ["LOADERS", "NAMES", "ImageData", "MissingSplit", "check_exists", "has_splits", "is_there", "load"]
@@ -146,10 +146,9 @@ def _find(name: str, root: str | Path, download: bool) -> tuple[Any, Callable[[s
     if name in archives.LAYOUTS:
         exists = download or archives.find_folder(name, folder).is_dir()
         return exists, lambda split: archives.load(name, split, folder, download)
-    if os.path.isdir(os.path.expanduser(name)):
-        raise UserError(f"{name!r} is a folder; write {shlex.quote(FOLDER + name)}")
-    if name.lower().endswith(".tar"):
-        raise UserError(f"{name!r} is a path; write {shlex.quote(TAR + name)}")
+    form = suggest_form(name) or (f"write {shlex.quote(TAR + name)}" if name.lower().endswith(".tar") else "")
+    if form:
+        raise UserError(f"{name!r} is not the name of a data set: {form}")
     known = (*NAMES, *LOADERS)
     known_text = f"{', '.join(known)}, folder:/path, tar:/path/*.tar or a list of them"
     raise UserError(f"unknown data set {name!r}; choose {known_text}{suggest_name(name, known)}")

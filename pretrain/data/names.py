@@ -3,13 +3,16 @@
 import ast
 import os
 import re
+import shlex
 from pathlib import Path
 
 from ..common.errors import UserError
+from ..common.files import expand
 
 FOLDER = "folder:"
 TAR = "tar:"
 LIST_FORM = "\"['folder:/a', 'folder:/b']\""
+_ARCHIVES = (".zip", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(pipe|hf|s3|gs|https?):")
 
 
@@ -73,3 +76,28 @@ def check_local(name: str) -> None:
     if _ADDRESS.match(path):
         remedy = "copy or mount the images here, and write folder:/path or tar:/path/*.tar"
         raise UserError(f"{name!r} is an address, but images are read from a disk or a file server; {remedy}")
+
+
+def suggest_form(path: str | Path) -> str:
+    """Say how to name what is at ``path``, or why it is not read; return "" if nothing is there, and that is all."""
+    text = str(path)
+    expanded = expand(text)
+    if re.search(rf".({FOLDER}|{TAR})", text):
+        return f"write several data sets as a list, {LIST_FORM}"
+    if re.match(r"\$\{?\w", expanded):
+        return f"the variable {expanded.partition('/')[0]} is not set; set it, or write the path itself"
+    if os.path.isdir(expanded):
+        has_tars = any(name.lower().endswith(".tar") for name in os.listdir(expanded))
+        pattern = shlex.quote(f"{TAR}{text}/*.tar")
+        form = shlex.quote(FOLDER + text)
+        return f"it is a folder of tars; write {pattern}" if has_tars else f"it is a folder; write {form}"
+    if not os.path.isfile(expanded):
+        return ""
+    if text.lower().endswith(".tar"):
+        return f"it is a tar; write {shlex.quote(TAR + text)}"
+    if text.lower().endswith(_ARCHIVES):
+        return f"it is an archive; unpack it, and write {FOLDER}/path"
+    what = "lists, tables, arrays and databases of images are not read"
+    return (
+        f"it is a file, but {what}; put the images, or links to them, into a folder, or use docs/templates/my_data.py"
+    )

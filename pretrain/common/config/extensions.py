@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError, one_line
+from ..shell import find_working_folder
 
 VARIABLE = "P2T_IMPORT"
 T = TypeVar("T")
@@ -61,6 +62,10 @@ def using(names: Sequence[str]) -> Iterator[None]:
     for name in names:
         if name.endswith(".py") and not Path(name).is_file():
             raise UserError(f"--import {name}: there is no such file; check the path")
+        if name.endswith(".py") and "." in Path(name).stem:
+            raise UserError(f"--import {name}: Python imports no file with a dot in its name; rename it")
+        if not name.endswith(".py") and (os.sep in name or Path(name).suffix == ".ipynb"):
+            raise UserError(f"--import {name} is neither a .py file nor the dotted name of a module; pass one of these")
     absolute = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
     earlier = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_list_extensions(), *absolute]))
@@ -87,10 +92,17 @@ def load() -> None:
     extensions = _list_extensions()
     names = [_make_importable(extension) for extension in extensions]
     for extension, name in zip(extensions, names, strict=True):
+        folder = find_working_folder()
         try:
             module = importlib.import_module(name)
+        except SystemExit as error:  # without a message, or with one about our command line
+            remedy = 'move what does that, such as parse_args, below if __name__ == "__main__":'
+            raise UserError(f"cannot import the extension {name}: it ends the program; {remedy}") from error
         except Exception as error:  # whatever the user's code raises
             raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {one_line(error)}") from error
+        if folder and find_working_folder() != folder:
+            os.chdir(folder)
+            raise UserError(f"the extension {name} changes the working folder when it is imported; remove its os.chdir")
         if extension.endswith(".py") and os.path.realpath(extension) != os.path.realpath(str(module.__file__)):
             problem = f"--import {extension}: Python's module {name} is already {module.__file__} in this process"
             raise UserError(f"{problem}; rename one of the files")

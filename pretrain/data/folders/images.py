@@ -16,6 +16,7 @@ from ...common.errors import UserError, shorten_list
 from ...common.files import build_read_error, suggest_making
 from ...common.images import SUFFIXES
 from ..image_data import ImageData, MissingSplit
+from ..names import suggest_form
 from ..sources import Files
 from .layout import find_masks, find_mixed_splits, list_parents
 
@@ -133,6 +134,8 @@ def _load_entries(
         _check_no_splits(folder, names)
     if allow_flat:
         _check_no_masks(folder, names)
+    if not names and ".tar" in unread:
+        raise UserError(f"{name}: no images in {folder}: {suggest_form(folder)}")
     if not names:
         expected = f"files ending in {' '.join(SUFFIXES)}, flat or in one folder per class"
         raise UserError(f"{name}: no images in {folder}; expected {expected}")
@@ -216,7 +219,8 @@ def list_entries(folder: Path) -> Entries:
                 elif not COMPANION.fullmatch(suffix):
                     unread.append(suffix or "without a suffix")
     except (FileNotFoundError, NotADirectoryError):
-        remedy = suggest_making(folder) or "; expected images, or one folder per class"
+        form = suggest_form(folder) or "expected images, or one folder per class"
+        remedy = suggest_making(folder) or f"; {form}"
         shown = repr(str(folder)) if str(folder)[-1].isspace() else folder  # a blank at its end would not be seen
         raise UserError(f"no image folder at {shown}{remedy}") from None
     except OSError as error:

@@ -18,7 +18,7 @@ from ...common.files import expand
 from ...common.images import SUFFIXES, CorruptImage, ReductionChooser, decode, retry
 from ..folders.layout import find_masks, find_mixed_splits
 from ..image_data import ImageData
-from ..names import TAR
+from ..names import TAR, suggest_form
 from ..sources import PackedNames
 from .index import INDEX_SUFFIX, Entries, open_index, read_version, sort_key
 
@@ -65,7 +65,8 @@ def find_tars(pattern: str) -> list[str]:
         problem = f"{len(missing)} of {len(paths)} tars are missing: {shorten_list(missing)}"
         raise UserError(f"{TAR}{pattern}: {problem}; copy them there, or correct the pattern")
     if not tars:
-        raise UserError(f"no file matches {TAR}{pattern}; write tar:/data/*.tar or tar:/data/{{000..146}}.tar")
+        form = suggest_form(pattern) or "write tar:/data/*.tar or tar:/data/{000..146}.tar"
+        raise UserError(f"no file matches {TAR}{pattern}; {form}")
     return list(dict.fromkeys(tars))
 
 

@@ -199,3 +199,30 @@ def test_a_repeated_class_name_is_only_refused_where_names_matter():
 )
 def test_relative_names_are_resolved(value: str, expected: str) -> None:
     assert resolve(value, "/run") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("photos", "folder:photos"),
+        ("shards", "tar:shards/*.tar"),
+        ("folder:shards", "tar:shards/*.tar"),
+        ("tar:shards", "tar:shards/*.tar"),
+        ("folder:shards/0.tar", "write tar:"),
+        ("tar:photos", "write folder:photos"),
+        ("list.txt", "lists, tables, arrays and databases"),
+        ("folder:list.txt", "my_data.py"),
+        ("photos.zip", "unpack it"),
+        ("folder:photos.tar.gz", "unpack it"),
+        ("folder:photos;folder:shards", "as a list"),
+        ("folder:$NOT_SET_HERE/photos", "the variable $NOT_SET_HERE is not set"),
+    ],
+)
+def test_what_is_at_a_path_is_told_with_its_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    write_folder(tmp_path / "photos", ["a.png"], 4, 4)
+    (tmp_path / "shards").mkdir()
+    for file in ("shards/0.tar", "list.txt", "photos.zip", "photos.tar.gz"):
+        (tmp_path / file).touch()
+    refused(lambda: load(name, "train"), says)

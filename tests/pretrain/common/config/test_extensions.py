@@ -56,6 +56,32 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest
     refused(extensions.load, "extension broken", "No module named 'nothing_of_this_name'")
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys; sys.exit(3)", "it ends the program"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])", 'below if __name__ == "__main__":'),
+        ("import os; os.chdir('/')", "changes the working folder"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_what_a_module_should_not_do_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_at_import.py").write_text(code)
+    monkeypatch.setenv(extensions.VARIABLE, str(tmp_path / "mine_at_import.py"))
+    refused(extensions.load, "the extension mine_at_import", says)
+    assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize(("name", "says"), [("a.v2.py", "rename it"), ("a/b", "neither"), ("a.ipynb", "neither")])
+def test_what_python_cannot_import_is_named(tmp_path: Path, name: str, says: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.v2.py").touch()
+    refused(lambda: extensions.using([name]).__enter__(), f"--import {name}", says)
+
+
 def test_modules_are_imported_for_one_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv(extensions.VARIABLE, raising=False)

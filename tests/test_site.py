@@ -1,5 +1,6 @@
 """The pages of the documentation can be read on a laptop and on a phone: `make site`, seen by a real browser."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ CUT = f"""
         .filter(one => one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowX !== 'auto')
         .map(one => one.innerText.trim().slice(0, 60))
 """
+BROKEN_OPTIONS = "[...document.querySelectorAll('.option')].filter(one => one.getClientRects().length > 1).length"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,21 @@ def test_nothing_is_cut_on_a_laptop_or_a_phone(site: Path, window: Any) -> None:
         window.set_viewport_size(PHONE)
         faults += [(400, str(path), text) for text in window.evaluate(CUT)]
         faults += [(400, str(path), "the page")] if window.evaluate(PAGE_IS_TOO_WIDE) else []
+        faults += [(400, str(path), "an option that breaks at its dashes")] if window.evaluate(BROKEN_OPTIONS) else []
     assert faults == []
+
+
+def test_the_search_ranks_the_pages_of_short_answers_first(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert {entry["location"].partition("#")[0] for entry in entries if "boost" in entry} == {
+        "can_i.html",
+        "costs.html",
+    }
+
+
+def test_the_progress_of_a_notebook_is_its_first_and_last_line(site: Path) -> None:
+    page = (site / "notebooks/first_hour.html").read_text(encoding="utf-8")
+    assert page.count("step 20/300") == 3 and page.count("step 280/300") == 2 and "step 40/300" not in page
 
 
 @pytest.mark.parametrize(("page", "kind"), [("read_a_report.html", ".md-typeset__scrollwrap"), ("index.html", "code")])

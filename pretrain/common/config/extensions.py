@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import UserError, one_line
+from ..errors import UserError, one_line, shorten_list
 from ..shell import find_working_folder
 
 VARIABLE = "P2T_IMPORT"
@@ -144,11 +144,20 @@ def digest() -> str:
     return f"{' '.join(path.name for path in files)}@{content}"
 
 
+def describe_change(earlier: str) -> str:
+    """Return "" if the extensions are those of which ``earlier`` is the digest, or if it is empty."""
+    current = digest() if earlier else ""
+    if current == earlier:
+        return ""
+    names, _, content = earlier.rpartition("@")
+    return f"your modules have changed: {shorten_list(names.split())}, {content} -> {current.rpartition('@')[2]}"
+
+
 def check_unchanged(earlier: str) -> None:
     """Raise UserError if the extensions are not those of which ``earlier`` is the digest, unless it is empty."""
-    current = digest() if earlier else ""
-    if current != earlier:
-        problem = f"your modules have changed since the job was submitted ({earlier} -> {current})"
+    change = describe_change(earlier)
+    if change:
+        problem = f"this is not the work that was submitted ({change})"
         raise UserError(f"{problem}; restore them, or run the original command again")
 
 

@@ -14,9 +14,12 @@ from typing import Any
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, shorten_list
 from pretrain.common.files import read_json, write_json
+from pretrain.common.run.state import read_json_or_empty
 from pretrain.common.shell import find_working_folder
 from tools.stages.base import Stage
 from tools.stages.registry import build_stage
+
+from .job import Job
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ def read_job(file: Path) -> dict[str, Any]:
     """
     record = read_json(file)
     return record if "spec" in record else {"spec": record, "limits": {}}
+
+
+def read_imported(job: Job) -> str:
+    """Return the digest of the user's modules with which a job was submitted; "" if it uses none, or none is known."""
+    index = job.id.partition("_")[2] or 0  # of an array's job
+    return read_json_or_empty(name_job_file(Path(job.logs), index)).get("imported", "")
 
 
 def open_stage(record: dict[str, Any]) -> Stage:

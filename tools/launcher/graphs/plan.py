@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.output import warn
 from pretrain.common.run.folder import check_no_foreign_files
@@ -16,6 +17,7 @@ from tools.stages.registry import build_stage
 
 from ..execution import slurm
 from ..execution.job import Job
+from ..execution.job_file import read_imported
 from ..execution.jobs import wait_for_ending_jobs
 from ..execution.slurm import JobState
 from ..job_options import JobOptions, from_record
@@ -166,10 +168,12 @@ def _describe_queue(graph: Graph, options: JobOptions, jobs: int, unchanged: lis
 
 
 def _check_same_work(node: Node, job: Job) -> None:
-    """Check that a job in the queue does the work of ``node``: the file of a pipeline may have been edited since."""
+    """Check that a job in the queue does the work of ``node``: a pipeline's file, or a module, may have been edited."""
     submitted = build_stage(read_launch(job.folder).spec)
+    changes = extensions.describe_change(read_imported(job))
     if submitted.fingerprint() != node.stage.fingerprint():
         changes = describe_changes(node.stage, submitted.identity, allowed=()) or "what it builds on has changed"
+    if changes:
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
         raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
 

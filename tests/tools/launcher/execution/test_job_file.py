@@ -1,5 +1,6 @@
 """A job works in the launcher's folder and with the modules of its submission, or says why not."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_relative_names_are_those_of_the_launchers_folder(tmp_path: Path, monkey
 
 
 def test_a_job_runs_with_the_modules_of_its_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
     module = tmp_path / "my_data.py"
     module.write_text("size = 1")
     monkeypatch.setenv(extensions.VARIABLE, str(module))
@@ -46,7 +48,7 @@ def test_a_job_runs_with_the_modules_of_its_submission(tmp_path: Path, monkeypat
     write_job(tmp_path / "report.json", fake(tmp_path))
     open_stage(read_job(file))
     module.write_text("size = 2")
-    refused(lambda: open_stage(read_job(file)), "modules have changed", "my_data.py@", "restore them, or run the orig")
+    refused(lambda: open_stage(read_job(file)), "modules have changed: my_data.py,", "restore them, or run the orig")
     open_stage(read_job(tmp_path / "report.json"))  # which uses none of them
     module.write_text("size = 1")
     open_stage(read_job(file))

@@ -1,12 +1,15 @@
 """Graphs of stages: checks before anything starts, the order of stages, and how a local run is stopped."""
 
 import json
+import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pretrain.common.config import extensions
 from pretrain.common.files import write_json
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import RunContext, update_state
@@ -95,6 +98,27 @@ def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Pat
     assert start_graph(graph_of(tmp_path, chain(tmp_path).nodes[0]), SLURM) == 0
     printed = capsys.readouterr().err
     assert "an earlier command submitted b (job 101), c (job 100_1), which this one does not have; cancel" in printed
+
+
+def test_a_module_that_was_edited_while_jobs_wait_is_refused(
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """Each of the jobs would refuse to start."""
+    module = tmp_path / "my_queued_data.py"
+    module.write_text("size = 1")
+    monkeypatch.setenv(extensions.VARIABLE, os.pathsep.join([str(module), "tests.tools.launcher.fake_stages"]))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(Fake, "has_config", True)
+    graph = graph_of(tmp_path, *(Node(name, fake(tmp_path / name)) for name in "ab"))
+    assert start_graph(graph, SLURM) == 0
+    jobs = [job_of(tmp_path / name) for name in ("a", "b", "report")]
+    (cluster / "queue").write_text("".join(f"{job.id}|PENDING|None|n|{job.script}\n" for job in jobs))
+    assert start_graph(graph, SLURM) == 0
+    module.write_text("size = 2")
+    refused(lambda: start_graph(graph, SLURM), "2 of 2 stages")
+    printed = capsys.readouterr().err
+    assert "a: job 100_0 in the queue does other work (your modules have changed: my_queued_data.py, " in printed
+    assert "b: job 100_1 in the queue does other work (your modules have changed: my_queued_data.py, " in printed
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, cluster: Path, capsys):

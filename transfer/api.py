@@ -270,7 +270,7 @@ def _check_data(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
     recorded = preflight.read_recorded_classes(cfg, eval_only)
     if eval_only and not recorded:
         log.info(f"the folder of {cfg.MODEL.WEIGHTS} has no {CLASSES}: its classes are not compared with the data")
-    classes = data_sets.check(cfg.OUTPUT_DIR, recorded)
+    classes = data_sets.check(cfg.OUTPUT_DIR, recorded, is_resumed=bool(recorded) and not eval_only)
     if not eval_only:
         _check_category(cfg, classes)
         write_json(Path(cfg.OUTPUT_DIR) / CLASSES, classes)

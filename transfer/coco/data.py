@@ -25,6 +25,7 @@ from .checks.bad_records import find_bad_files, resolve_paths
 from .checks.classes import Classes, category_names, check_classes, read_coco_names
 from .checks.equal_files import digest_files, list_shared_files, read_sizes
 from .checks.pretraining_images import compare_with_pretraining
+from .checks.unchanged import check_unchanged
 from .keypoints import list_named_keypoints
 from .names import Source, find_checked_copy, is_catalog_name, is_file_name, locate_data_set
 from .reading import read_annotations, select_good_records
@@ -84,17 +85,18 @@ class DataSets(Mapping[str, DataSet]):
                 self._opened[name] = self._open_file(source, decode=False)
         self._check_classes(dict(recorded or {}))
 
-    def check(self, output_dir: str | Path, recorded: Classes | None = None) -> list[str]:
+    def check(self, output_dir: str | Path, recorded: Classes | None = None, *, is_resumed: bool = False) -> list[str]:
         """Read and check all sets except COCO's own files; decode images; write the copies of the good records.
 
         Args:
             recorded: what `preflight.read_recorded_classes` returns.
+            is_resumed: the training sets must be those that the run in ``output_dir`` was started with.
 
         Returns:
             The names of the detector's classes, in the order of its labels.
 
         Raises:
-            UserError: bad records (unless they may be skipped), or as `check_classes`.
+            UserError: bad records (unless they may be skipped), changed ones, or as `check_classes`.
         """
         classes = dict(recorded or {})
         for name, source in self.sources.items():
@@ -104,6 +106,9 @@ class DataSets(Mapping[str, DataSet]):
                 self._opened[name] = self._open(source)
         classes = self._check_classes(classes)
         self._warn_of_unused_classes(classes)
+        for name, data_set in self._opened.items():
+            if is_resumed and name in self.cfg.DATASETS.TRAIN and is_file_name(name):
+                check_unchanged(name, data_set.content, find_checked_copy(name, output_dir), self.cfg)
         for name, data_set in self._opened.items():
             _write_copy(data_set, output_dir)
             if name in self.cfg.DATASETS.TEST and data_set.images is not None and not data_set.num_objects:

@@ -159,7 +159,8 @@ def format_table(metrics: Metrics) -> str:
     rows = [[task, *(row.get(name) for name in columns)] for task, row in metrics.items()]
     values = [value for _, *row in rows for value in row if isinstance(value, float)]
     if values and not any(round(value, 2) for value in values):
-        return f"every AP of {' and '.join(metrics)} is 0.00"
+        remedy = "the detector finds no object yet; train it for longer (SOLVER.MAX_ITER)"
+        return f"every AP of {' and '.join(metrics)} is 0.00: {remedy}"
     return tabulate(rows, ["task", *columns], floatfmt=".2f", missingval="-")
 
 

@@ -81,3 +81,10 @@ def check_same_run(cfg: CfgNode, earlier: str, description: str, folder: str | P
     if is_recipe_alone:
         remedy += ", or continue with --change-recipe, which is recorded in the results"
     raise UserError(f"{folder} contains a run with a different config ({'; '.join(changes)}); {remedy}")
+
+
+def check_same_images(recorded: str, current: str, name: str, folder: str | Path) -> None:
+    """Raise UserError if a checkpoint in ``folder`` records another digest of the images in the data set ``name``."""
+    if recorded != current:
+        changed = f"names or labels of the images in {name} have changed since {folder} was started"
+        raise UserError(f"{changed}; restore the original ones, or choose another OUTPUT_DIR")

@@ -16,7 +16,7 @@ from .common.run.skipped_steps import SkippedSteps
 from .common.weights import checkpoint
 from .model.objectives import InBatchObjective, QueueObjective, build_objective
 from .optim import build_optimizer
-from .preflight import check_same_run
+from .preflight import check_same_images, check_same_run
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,8 @@ class TrainState:
             self.skipped.total = int(saved.get("skipped_steps", 0))
             self.recipe_changes = list(saved.get("recipe_changes", []))
             earlier_bn_groups = int(saved.get("bn_groups", self.objective.encoder.bn_groups))
-        if saved.get("images", self.images) != self.images:
-            changed = f"names or labels of the images in {self.cfg.DATA.TRAIN} have changed"
-            remedy = "restore the original ones, or choose another OUTPUT_DIR"
-            raise UserError(f"{changed} since {self.cfg.OUTPUT_DIR} was started; {remedy}")
+        images = str(saved.get("images", self.images))
+        check_same_images(images, self.images, self.cfg.DATA.TRAIN, self.cfg.OUTPUT_DIR)
         if earlier_bn_groups != self.objective.encoder.bn_groups:
             groups = f"{count_noun(earlier_bn_groups, 'group')} and now over {self.objective.encoder.bn_groups}"
             why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"

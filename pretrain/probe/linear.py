@@ -25,7 +25,7 @@ from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.batch_split import check_batch_fits, log_left_out
 from ..model.encoder import count_channels
-from ..preflight import check_probe_divisible
+from ..preflight import check_probe_divisible, check_same_images
 from .data import ProbeData, find_held_out
 from .features import compute_features, extract, load_frozen
 from .heads import Heads
@@ -66,11 +66,13 @@ def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> di
             return results
         data = run.load_data()
         sizes = {**build_protocol(cfg, data), "classes": len(data.train.classes)}
+        images = data.train.digest()
         if saved:
             check_same_probe(run.folder, saved.get("sizes", {}), sizes)
+            check_same_images(saved.get("images", images), images, sizes["train"], run.folder)
         run.start()
         torch.manual_seed(cfg.SEED)
-        scores = _train(run, backbone, data, {"work": settings, "sizes": sizes}, saved)
+        scores = _train(run, backbone, data, {"work": settings, "sizes": sizes, "images": images}, saved)
         for lr, score in scores.items():
             if "diverged" in score:
                 log.warning(f"the head of learning rate {lr} diverged; it scores 0")

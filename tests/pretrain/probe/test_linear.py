@@ -152,7 +152,10 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
         context = RunContext()
         _after_steps(patch, 1, lambda: context.stop.make("asked"))
         stopped(lambda: linear.main(cfg, "random", context=context))
-    (data / "train/class0/000.png").unlink()
+    image = data / "train/class0/000.png"
+    image.rename(data / "train/class1/999.png")  # another label
+    refused(lambda: linear.main(cfg, "random"), "names or labels of the images in", data, "have changed")
+    (data / "train/class1/999.png").unlink()
     refused(lambda: linear.main(cfg, "random"), "train_images 48 -> 47")
 
 

@@ -109,7 +109,12 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
         ("0 0.5 0.5 0.1 0.1", "[cat, null]", ["class 1 has no name"]),
         ("0 0.5 0.5 0.1 0.1", "[cat, '']", ["class 1 has no name"]),
         ("0 0.5 0.5 0.1 0.1", "[[cat], dog]", ["class 0 has no name"]),
-        ("0 0.5 0.5 0.1 0.1", "{1: cat}", ["data.yaml has no list of one name per class"]),
+        (
+            "0 0.5 0.5 0.1 0.1",
+            "{1: cat}",
+            ["data.yaml has no list of one name per class", "are 1; number them 0, 1, ..."],
+        ),
+        ("0 0.5 0.5 0.1 0.1", "{'0': cat, '1': dog}", ["its numbers of classes are '0', '1'; number them"]),
         ("0 0.5 0.5 0.1 0.1", "cat", ["names is cat; write a list"]),  # its letters are no classes
         ("0 0.5 0.5 0.1 0.1", "[yes, no]", ["names is [True, False]; write a list, and yes, no, on and off in quotes"]),
         (
@@ -127,6 +132,21 @@ def test_what_is_not_yolos_is_named(tmp_path: Path, line: str, names: str, messa
 def test_the_number_of_classes_may_be_given(tmp_path: Path, names: str) -> None:
     content = convert(tmp_path, *yolo(tmp_path, "1 0.5 0.5 0.1 0.1", names))
     assert [category["name"] for category in content["categories"]] == ["cat", "7"]
+
+
+def test_a_list_of_names_is_text_or_yaml(tmp_path: Path) -> None:
+    words = yolo(tmp_path, "1 0.5 0.5 0.1 0.1", "names: [cat]")
+    (tmp_path / "names.json").write_text('{"names": ["cat", "dog"]}')
+    content = convert(tmp_path / "json", *words[:-1], str(tmp_path / "names.json"))
+    assert [category["name"] for category in content["categories"]] == ["cat", "dog"]
+    (tmp_path / "label_map.pbtxt").write_text('item { id: 1 name: "cat" }')
+    refused(lambda: convert(tmp_path / "pbtxt", *words[:-1], str(tmp_path / "label_map.pbtxt")), "one name per line")
+
+
+def test_voc_files_without_any_object_are_refused(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "a.xml").write_text("<annotation></annotation>")
+    refused(lambda: convert(tmp_path / "out", "voc", str(tmp_path)), "no label file in", "has an object")
 
 
 def test_files_that_windows_saved(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def read_boxes(labels: Path, images: Path, names: Path | None, *, from_zero: boo
             errors.append(str(error))
     if errors:
         raise UserError(f"{shorten_list(errors)}; correct or remove these files")
+    if not names and not objects:
+        raise UserError(f"no label file in {labels} has an object, so there are no classes; annotate the images first")
     classes = class_names if names else sorted({label for _, (label, _, _) in objects})
     ids = {label: number for number, label in enumerate(classes, 1)}
     annotations = [
@@ -197,7 +199,10 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
 def _read_names(path: Path) -> tuple[list[str], int]:
     """Return the names of the classes, and how many numbers of keypoints follow each box."""
     text = _read_text(path)
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    suffix = path.suffix.lower()
+    if suffix not in (".yaml", ".yml", ".json", ".txt", ".names", ""):
+        raise UserError(f"{path} is no list of names: pass data.yaml, or a .txt file with one name per line")
+    if suffix not in (".yaml", ".yml", ".json"):  # JSON is YAML
         lines = [line.strip() for line in text.strip().splitlines()]
         if "" in lines:
             raise UserError(f"{path}: line {lines.index('') + 1} is empty, but class {lines.index('')} needs a name")
@@ -205,6 +210,8 @@ def _read_names(path: Path) -> tuple[list[str], int]:
     try:
         content = load_yaml(text)
         names = content["names"]
+        if isinstance(names, dict) and set(names) != set(range(len(names))):
+            raise TypeError(f"its numbers of classes are {shorten_list([*map(repr, names)])}; number them 0, 1, ...")
         if isinstance(names, str) or any(isinstance(names[index], bool) for index in range(len(names))):
             raise TypeError(f"names is {names}; write a list, and yes, no, on and off in quotes")
         class_names = [str(names[index]).strip() for index in range(len(names))]

@@ -101,7 +101,8 @@ def _list_classes(content: Mapping[str, Any]) -> dict[Any, set[Any]]:
         image = box.get("image_id")
         category = box.get("category_id")
         if image not in classes_of or category not in categories:
-            raise UserError(f"annotation {box.get('id')}: unknown image {image!r} or category {category!r}")
+            problem = f"annotation {box.get('id')}: unknown image {image!r} or category {category!r}"
+            raise UserError(f"{problem}; correct it (ids are all numbers, or all text)")
         classes_of[image].add(category)
     return classes_of
 

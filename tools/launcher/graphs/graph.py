@@ -64,7 +64,7 @@ class Graph:
 
 
 def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[str, Any] | None = None) -> Graph:
-    """Build a graph, and complete each stage by what it builds on.
+    """Build a graph, in which each stage knows what it builds on.
 
     A stage gets its parents' fingerprints and folders, the folder that they share, and the content of the weights
     that no parent writes.
@@ -78,7 +78,7 @@ def build_graph(output: str, nodes: Sequence[Node], report: Stage, study: dict[s
         owner = owners.setdefault(node.stage.folder, node.key)
         if owner != node.key or node.key in stages:
             raise UserError(f"{node.key} and {owner} would share {node.stage.folder}; rename one of them")
-        stages[node.key] = _complete_stage(node, stages, output)
+        stages[node.key] = _link_stage(node, stages, output)
     return Graph(output, tuple(replace(node, stage=stages[node.key]) for node in nodes), report, study or {})
 
 
@@ -89,7 +89,7 @@ def build_single(stage: Stage) -> Graph:
     return Graph(stage.folder, (Node(stage.name, stage),))
 
 
-def _complete_stage(node: Node, stages: Mapping[str, Stage], output: str) -> Stage:
+def _link_stage(node: Node, stages: Mapping[str, Stage], output: str) -> Stage:
     """Return the stage of ``node`` with what it builds on; ``stages`` contains its parents."""
     fingerprints: dict[str, str] = {}
     folders: dict[str, str] = {}

@@ -19,6 +19,7 @@ def run(graph: Graph, options: JobOptions = HERE, needs_data: bool = False) -> i
     """Replace `start_graph` on this machine, without a process per stage and without records."""
     plan = plan_graph(graph, options, needs_data=needs_data)
     plan.refuse_invalid(graph)
+    plan.print_warnings()
     write_graph(graph, options)
     stop = StopRequest()
     with stop.handle_signals():

@@ -46,15 +46,18 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
     def refuse_invalid(self, graph: Graph) -> None:
-        """Print the warnings; raise UserError if stages are invalid. If there are several, print each cause once."""
+        """Raise UserError if stages are invalid; if there are several, print each cause once."""
         if graph.is_single and self.errors:
-            raise UserError(*self.errors.values())
+            raise UserError(next(iter(self.errors.values())))
         causes = self._describe_causes()
         if len(self.errors) > 1:
             warn("\n".join(causes))
             causes = [f"{len(self.errors)} of {len(graph.nodes)} stages are invalid (see above)"]
         if causes:
             raise UserError(f"{causes[0]}; nothing was started")
+
+    def print_warnings(self) -> None:
+        """Print each warning once."""
         for warning in dict.fromkeys(self.warnings):
             warn(f"warning: {warning}")
 
@@ -107,7 +110,8 @@ def plan_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, n
                 if graph.is_single:  # no other stage runs before it
                     check_parents(plan.missing[key].stage)
                 else:
-                    _check_parents(key, graph, plan)
+                    _check_checkpoints(plan.missing[key], graph, plan)
+                    plan.warnings += _describe_needless_run(plan.missing[key], graph, plan)
                 plan.warnings += check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
         except UserError as error:
             plan.errors[key] = str(error)
@@ -178,13 +182,19 @@ def _check_same_work(node: Node, job: Job) -> None:
         raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
 
 
-def _check_parents(key: str, graph: Graph, plan: Plan) -> None:
-    """Check the stages that this one depends on; warn if it would rerun although nothing needs it."""
-    nodes = {node.key: node for node in graph.nodes}
-    for parent in (nodes[name] for name in nodes[key].parents if name not in {*plan.missing, *plan.queued}):
-        if parent.stage.trains_backbone and not parent.stage.has_checkpoint():  # complete, but others cannot read it
+def _check_checkpoints(node: Node, graph: Graph, plan: Plan) -> None:
+    """Raise UserError if a stage that ``node`` builds on is complete, but its checkpoint is gone."""
+    complete = [other for other in graph.nodes if other.key not in {*plan.missing, *plan.queued}]
+    for parent in complete:
+        is_gone = parent.stage.trains_backbone and not parent.stage.has_checkpoint()
+        if parent.key in node.parents and is_gone:
             remedy = "restore it, or move the folder away to run the stage again"
             raise UserError(f"the checkpoint is gone from {parent.stage.folder}; {remedy}")
-    children = [node.key for node in graph.nodes if key in node.parents]
-    if nodes[key].stage.trains_backbone and children and plan.missing.keys().isdisjoint(children):
-        plan.warnings.append(f"{key} has no result and runs again, although every stage that depends on it is complete")
+
+
+def _describe_needless_run(node: Node, graph: Graph, plan: Plan) -> list[str]:
+    """Return a warning if ``node`` would train for hours although every stage that builds on it is complete."""
+    children = [other.key for other in graph.nodes if node.key in other.parents]
+    if not node.stage.trains_backbone or not children or not plan.missing.keys().isdisjoint(children):
+        return []
+    return [f"{node.key} has no result and runs again, although every stage that depends on it is complete"]

@@ -33,6 +33,7 @@ def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> 
     with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
         plan = plan_graph(graph, options, needs_data=needs_data)
         plan.refuse_invalid(graph)
+        plan.print_warnings()
         with survive_lost_output():
             if is_local:
                 return _run_graph(graph, options, plan)

@@ -23,7 +23,7 @@ from ..interrupt import Stopped, StopRequest
 from ..output import strip_control, survive_lost_output
 from ..run.folder import count_usable_cores
 from ..run.lease import read_start_time
-from ..run.state import read_json_or_empty, read_outcome
+from ..run.state import has_recorded_failure, read_outcome
 from ..shell import shorten_paths
 from .rank import STOP_REASON, STOPPED, build_rank_environment, record_failure
 
@@ -45,6 +45,7 @@ class Ranks:
         grace_s: seconds from one rank's failure to the end of the others, which may be about to report the same.
 
     Attributes:
+        submission: its name, by which records in the run folder name these ranks.
         start_times: when each rank's process was started, by its id, that of rank 0 first.
         exit_error: how a rank has ended that recorded no error itself; empty if none has.
     """
@@ -61,15 +62,25 @@ class Ranks:
         sharing: int = 1,
         grace_s: float = GRACE_S,
     ) -> None:
-        self.folder = Path(folder)
-        self.logs = logs
+        self.submission = logs.name
+        self._folder = folder
+        self._logs = logs
         self._grace_s = grace_s
         self._shown = dict.fromkeys(list_log_files(logs, 0), 0)  # number of bytes by file
         self._is_stopping = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self.exit_error = ""
         self._failed_at: float | None = None
-        command = [sys.executable, "-u", "-m", "pretrain.common.ranks.rank", entry, str(folder), logs.name, *words]
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "pretrain.common.ranks.rank",
+            entry,
+            str(folder),
+            self.submission,
+            *words,
+        ]
         environment = {**_build_environment(count * sharing), **(variables or {})}
         make_folder(logs)
         # Ranks never see the terminal's Ctrl-C, and see SIGTERM only once they can obey it.
@@ -88,22 +99,30 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         self.start_times = {str(process.pid): read_start_time(process.pid) for process in self._processes}
 
-    def has_ended(self) -> bool:
-        """Return whether every rank has ended; ranks that wait for one that failed are killed after some seconds."""
+    def poll(self) -> bool:
+        """Return whether every rank has ended; kill ranks that have waited for some seconds for one that failed."""
         codes = [process.poll() for process in self._processes]
         if self._failed_at is None:
-            for rank, code in enumerate(codes):
-                has_failed = read_json_or_empty(self.folder / f"failed.{rank}.json").get("job") == self.logs.name
-                if code in (0, STOPPED) or (code is None and not has_failed):  # a failed rank may hang at its exit
-                    continue
-                self._failed_at = time.monotonic()
-                if code is not None and not has_failed and not (code < 0 and self._is_stopping):
-                    self.exit_error = f"rank {rank}: {_describe_exit(code, list_log_files(self.logs, rank)[1])}"
-                    record_failure(self.folder, rank, self.exit_error, self.logs.name)
-                break
+            self._note_failure(codes)
         elif None in codes and time.monotonic() > self._failed_at + self._grace_s:
             self.stop(now=True)
         return None not in codes
+
+    def _note_failure(self, codes: Sequence[int | None]) -> None:
+        """Note when a rank has failed, and record how it ended if it has not recorded an error itself.
+
+        Args:
+            codes: each rank's exit status, or None while it runs; one that has recorded an error may hang at its exit.
+        """
+        for rank, code in enumerate(codes):
+            has_recorded = has_recorded_failure(self._folder, rank, self.submission)
+            if code in (0, STOPPED) or (code is None and not has_recorded):
+                continue
+            self._failed_at = time.monotonic()
+            if code is not None and not has_recorded and not (code < 0 and self._is_stopping):
+                self.exit_error = f"rank {rank}: {_describe_exit(code, list_log_files(self._logs, rank)[1])}"
+                record_failure(self._folder, rank, self.exit_error, self.submission)
+            return
 
     def show_output(self, prefix: str = "") -> None:
         """Print the complete lines that rank 0 has written since the last call, each after ``prefix``."""
@@ -148,7 +167,7 @@ def run_ranks(
     is_stopping = False
     try:
         with survive_lost_output():
-            while not ranks.has_ended():
+            while not ranks.poll():
                 ranks.show_output()
                 if stop.reason and not is_stopping:
                     is_stopping = True
@@ -158,7 +177,7 @@ def run_ranks(
     except BaseException:  # a second Ctrl-C
         ranks.stop(now=True)
         raise
-    outcome = read_outcome(folder, logs.name)
+    outcome = read_outcome(folder, ranks.submission)
     failure = outcome["failure"]
     if failure.get("user_error"):
         raise UserError(failure["error"])

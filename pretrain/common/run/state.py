@@ -102,7 +102,12 @@ def write_failure(folder: str | Path, rank: int, error: BaseException | str, sub
     trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
     kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
     process = {"rank": rank, "host": socket.gethostname(), "job": submission, "ended": time.time()}
-    write_json(Path(folder) / f"failed.{rank}.json", {**process, "error": text, "traceback": trace, **kind})
+    write_json(_name_failure_file(folder, rank), {**process, "error": text, "traceback": trace, **kind})
+
+
+def has_recorded_failure(folder: str | Path, rank: int, submission: str) -> bool:
+    """Return whether a rank of this submission has recorded its error."""
+    return read_json_or_empty(_name_failure_file(folder, rank)).get("job") == submission
 
 
 def read_failure(folder: str | Path, submission: str = "") -> dict[str, Any]:
@@ -131,3 +136,12 @@ def read_outcome(folder: str | Path, submission: str = "") -> dict[str, Any]:
     if outcome["failure"]:
         outcome["state"] = "failed"
     return outcome
+
+
+def is_end_recorded(outcome: Mapping[str, Any]) -> bool:
+    """Return whether `read_outcome` says how the run has ended; a run that was killed has recorded nothing."""
+    return outcome["state"] not in ("", "running")
+
+
+def _name_failure_file(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"failed.{rank}.json"

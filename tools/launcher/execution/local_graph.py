@@ -21,7 +21,7 @@ from pretrain.common.output import warn
 from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
 from pretrain.common.ranks.rank import STOP_REASON
 from pretrain.common.run.lease import read_start_time
-from pretrain.common.run.state import read_outcome, update_state
+from pretrain.common.run.state import is_end_recorded, read_outcome, update_state
 from pretrain.common.shell import shorten_path
 from tools.stages.base import Stage
 
@@ -134,7 +134,7 @@ class LocalRun:
     def _wait(self) -> tuple[str, RunningStage]:
         """Wait until one of the stages has ended, showing the output of all; return its key and the stage."""
         while True:
-            ended = next((key for key, running in self._running.items() if running.ranks.has_ended()), None)
+            ended = next((key for key, running in self._running.items() if running.ranks.poll()), None)
             for running in self._running.values():
                 running.ranks.show_output(running.prefix)
             if ended is not None:
@@ -144,12 +144,12 @@ class LocalRun:
     def _finish(self, key: str, running: RunningStage) -> None:
         self._free_gpus = running.gpus + self._free_gpus
         folder = running.stage.folder
-        submission = running.ranks.logs.name
+        submission = running.ranks.submission
         outcome = read_outcome(folder, submission)
         failure = outcome["failure"]
         if self._stopped_by:
             sender = self._killed_by or self._stopped_by
-            if outcome["state"] in ("", "running"):  # the ranks were killed
+            if not is_end_recorded(outcome):  # the ranks were killed
                 with contextlib.suppress(UserError):  # on a full disk the run must still end
                     update_state(folder, job=submission, state="stopped", reason=f"it was stopped by {sender}")
             self._interruptions.append(_describe_interruption(shorten_path(folder), outcome, sender))
@@ -160,7 +160,7 @@ class LocalRun:
                 print(f"next: {command}")
         elif not failure:
             end = f"{outcome['state']}: {outcome['reason']}"
-            if outcome["state"] in ("", "running"):
+            if not is_end_recorded(outcome):
                 end = f"failed: {describe_unrecorded_exit(Path(folder))}"
             self._fail(key, f"{running.stage.name} in {folder} {end}; run the same command again to resume", 1)
         elif failure["user_error"]:
@@ -216,7 +216,7 @@ def start_ranks(stage: Stage, resources: Resources, gpus: list[str], prefix: str
 def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) -> str:
     if outcome["state"] == "complete":  # no step was left to stop after
         return f"the stage in {folder} finished before the stop request"
-    if outcome["state"] in ("", "running"):
+    if not is_end_recorded(outcome):
         return f"the stage in {folder} was stopped immediately by {sender}, without a checkpoint"
     if outcome["failure"]:
         return f"{sender}: the stage in {folder} has failed: {outcome['failure']['error']}"

@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError, count_noun, escape_control
 from pretrain.common.run import metrics
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
-from pretrain.common.run.state import read_outcome
+from pretrain.common.run.state import is_end_recorded, read_outcome
 
 from ..graphs.graph import find_record
 from ..record_files import LAUNCH_FILE, PIPELINE_FILE, LaunchRecord, read_launch, read_pipeline
@@ -164,7 +164,7 @@ def _choose_state(folder: Path, job: Job | None, job_state: JobState, outcome: d
     end = job.describe_end(job_state) if job else ""
     if state != "complete" and job_state.word not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
         return job_state.word.lower(), reason or end
-    if state not in ("", "running"):
+    if is_end_recorded(outcome):
         return state, reason
     return "failed" if job_state.word == "FAILED" else "lost", end or describe_unrecorded_exit(folder)
 

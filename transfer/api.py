@@ -227,7 +227,7 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
         data_sets: those of the run, if this process has located them.
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank, rank
-    from pretrain.common.run.stage import process_group, stage
+    from pretrain.common.run.stage import enter_run_folder, process_group
 
     from . import train
     from .coco.results import check_expected_results
@@ -241,7 +241,7 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
         name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
-        with stage(name, output_dir, context, check, less_memory):
+        with enter_run_folder(name, output_dir, context, check, less_memory):
             setup_logging(output_dir, rank())
             on_first_rank(remove_unfinished, output_dir)
             names = preflight.data_names(cfg, run.eval_only)

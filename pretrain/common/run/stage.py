@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def open_run(
     name: str, folder: Path, context: RunContext, device_name: str, float32_precision: str, less_memory: str = ""
 ) -> Iterator[tuple[torch.device, AgreedStop]]:
-    """Join the process group and own a run folder until the block ends (see `stage`).
+    """Join the process group and own a run folder until the block ends (see `enter_run_folder`).
 
     Args:
         less_memory: see `translate_torch_errors`.
@@ -44,7 +44,7 @@ def open_run(
     """
     with (
         process_group(folder, distributed.init_process_group, device_name) as device,
-        stage(name, folder, context, less_memory=less_memory),
+        enter_run_folder(name, folder, context, less_memory=less_memory),
     ):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
@@ -53,7 +53,7 @@ def open_run(
 
 
 @contextlib.contextmanager
-def stage(
+def enter_run_folder(
     name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None = None, less_memory: str = ""
 ) -> Iterator[None]:
     """Claim the run folder on rank 0 until the block ends, and record the stage's state.

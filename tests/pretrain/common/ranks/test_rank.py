@@ -11,7 +11,7 @@ from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.ranks.rank import record_error
 from pretrain.common.run import state
-from pretrain.common.run.stage import stage
+from pretrain.common.run.stage import enter_run_folder
 from pretrain.common.run.state import RunContext
 from tests.errors import refused
 
@@ -34,7 +34,7 @@ def test_an_error_is_recorded_once(
     file = tmp_path / "failed.0.json"
     with pytest.raises(SystemExit if isinstance(error, UserError) else type(error)), record_error(tmp_path, "s"):
         if has_started:
-            with stage("knn", tmp_path, RunContext(submission="s")):
+            with enter_run_folder("knn", tmp_path, RunContext(submission="s")):
                 raise error
         raise error
     assert [call.args[0] for call in write_json.mock_calls].count(file) == 1
@@ -52,7 +52,7 @@ def test_an_error_is_recorded_once(
 
 def test_a_stage_without_a_parent_records_its_error_itself(tmp_path: Path) -> None:
     def fail(error: Exception) -> None:
-        with stage("knn", tmp_path, RunContext()):
+        with enter_run_folder("knn", tmp_path, RunContext()):
             raise error
 
     refused(lambda: fail(UserError("the value is 3; it must be 2")), "the value is 3")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pretrain.common.distributed import init_process_group
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.stage import process_group, stage, translate_torch_errors
+from pretrain.common.run.stage import enter_run_folder, process_group, translate_torch_errors
 from pretrain.common.run.state import RunContext, read_state
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -31,9 +31,9 @@ def _fail(folder: Path) -> None:
         raise RuntimeError("broken")
     assert dist.is_initialized()  # until exit; otherwise, the other rank would fail before this one has reported why
 
-    with pytest.raises(UserError, match="used already"), stage("test", folder, RunContext(), check=_refuse):
+    with pytest.raises(UserError, match="used already"), enter_run_folder("test", folder, RunContext(), check=_refuse):
         pytest.fail("entered")
-    with process_group("run", init_process_group, "cpu"), stage("test", folder, RunContext()):
+    with process_group("run", init_process_group, "cpu"), enter_run_folder("test", folder, RunContext()):
         pass
     assert dist.is_initialized()  # it was not joined there
 
@@ -54,13 +54,15 @@ def test_ranks_leave_together(tmp_path: Path) -> None:
 
 
 def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
-    with process_group("run", init_process_group, "cpu") as device, stage("test", tmp_path, RunContext()):
+    with process_group("run", init_process_group, "cpu") as device, enter_run_folder("test", tmp_path, RunContext()):
         assert device == torch.device("cpu") and read_state(tmp_path)["state"] == "running"
-        with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, RunContext()):
+        with pytest.raises(UserError, match="in use: the test stage"), enter_run_folder("test", tmp_path, RunContext()):
             pytest.fail("entered")
-    with stage("test", tmp_path, RunContext()):
+    with enter_run_folder("test", tmp_path, RunContext()):
         pass
-    refused(lambda: stage("other", tmp_path, RunContext()).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR")
+    refused(
+        lambda: enter_run_folder("other", tmp_path, RunContext()).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR"
+    )
 
 
 def _translate(error: Exception, less_memory: str) -> NoReturn:

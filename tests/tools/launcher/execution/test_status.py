@@ -14,7 +14,7 @@ from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.lease import claim
-from pretrain.common.run.stage import stage
+from pretrain.common.run.stage import enter_run_folder
 from pretrain.common.run.state import RunContext, update_state, write_failure
 from tests.tools.launcher.helpers import HERE, LOCAL, SLURM, end, fake, started
 from tools import launch
@@ -58,18 +58,18 @@ def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, programs: Callable):
 
 def test_runs_without_the_launcher(tmp_path: Path):
     runs = tmp_path / "runs"
-    with stage("knn", runs / "complete", RunContext()):
+    with enter_run_folder("knn", runs / "complete", RunContext()):
         pass
-    with pytest.raises(Stopped), stage("linear", runs / "stopped", RunContext()):
+    with pytest.raises(Stopped), enter_run_folder("linear", runs / "stopped", RunContext()):
         raise Stopped("SIGTERM")
-    with pytest.raises(RuntimeError), stage("transfer", runs / "failed", RunContext()):
+    with pytest.raises(RuntimeError), enter_run_folder("transfer", runs / "failed", RunContext()):
         raise RuntimeError("a bug")
     update_state(runs / "lost", stage="transfer", state="running", job="", started=1.0, pid=1, attempt=0, host="h")
     (runs / "lost/metrics.json").write_text(json.dumps({"iteration": 4, "total_loss": 0.5}))
     started(runs / "job", LOCAL)
-    with stage("knn", runs / "job/knn", RunContext()):  # below the folder of another run
+    with enter_run_folder("knn", runs / "job/knn", RunContext()):  # below the folder of another run
         pass
-    with stage("pretrain", runs / "running", RunContext()):
+    with enter_run_folder("pretrain", runs / "running", RunContext()):
         entries = by_key(runs)
     states = {key: (entry["stage"], entry["state"], entry["reason"]) for key, entry in entries.items()}
     lost = "it exited without reporting an error"
@@ -94,7 +94,7 @@ def test_the_newest_start_of_a_stage_counts(tmp_path: Path):
     started(tmp_path, {**LOCAL, "submitted": 1.0})
     end(tmp_path, "stopped", started=2.0)
     assert by_key(tmp_path)["."]["state"] == "stopped"
-    with stage("knn", tmp_path, RunContext()):
+    with enter_run_folder("knn", tmp_path, RunContext()):
         assert by_key(tmp_path)["."]["state"] == "running"
     assert by_key(tmp_path)["."]["state"] == "complete"
     shutil.rmtree(tmp_path / "launch")
@@ -176,7 +176,7 @@ def test_progress_has_the_newest_loss_and_an_eta_only_where_something_runs(tmp_p
     lines = [{"iteration": 3, "loss": 2.5, "images_per_second": 80.2, "eta_seconds": 60}, {"iteration": 4, "knn": 50}]
     (tmp_path / "metrics.json").write_text("\n".join(map(json.dumps, lines)))
     update_state(tmp_path, stage="pretrain")
-    with stage("pretrain", tmp_path, RunContext()):
+    with enter_run_folder("pretrain", tmp_path, RunContext()):
         assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s  eta 0:01:00"
     assert by_key(tmp_path)["."]["progress"] == "step 5  loss 2.5  80 images/s"
 

@@ -42,7 +42,7 @@ from .state import TrainState, build_train_state, load_checkpoint_to_resume
 from .steps import training_step
 
 log = logging.getLogger(__name__)
-_LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)"
+_MEMORY_REMEDY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)"
 _NUM_TO_RESUME = 2  # checkpoints: the newest may be damaged
 
 
@@ -83,7 +83,7 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
     """
     folder = Path(cfg.OUTPUT_DIR)
     context = context or RunContext()
-    with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _LESS_MEMORY) as (device, stop):
+    with open_run("pretrain", folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, _MEMORY_REMEDY) as (device, stop):
         checkpoint_path, saved = load_checkpoint_to_resume(cfg, folder)
         data = on_every_rank(_load_images, cfg)
         loader = _build_loader(cfg, data, device)

@@ -40,7 +40,7 @@ from .run_folder import EVALUATION, TRAINING, find_output_dir, remove_unfinished
 
 __all__ = ["Run", "evaluate", "fine_tune", "load_detector", "prepare", "run_rank", "start"]
 log = logging.getLogger(__name__)
-_LESS_MEMORY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)"  # for training
+_MEMORY_REMEDY = "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)"  # for training
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
         cfg = run.cfg
         output_dir = Path(cfg.OUTPUT_DIR)
         check = None if run.eval_only else partial(preflight.check_output_dir, cfg, run.resume)
-        name, less_memory = (EVALUATION, "") if run.eval_only else (TRAINING, _LESS_MEMORY)
-        with enter_run_folder(name, output_dir, context, check, less_memory):
+        name, memory_remedy = (EVALUATION, "") if run.eval_only else (TRAINING, _MEMORY_REMEDY)
+        with enter_run_folder(name, output_dir, context, check, memory_remedy):
             setup_logging(output_dir, rank())
             on_first_rank(remove_unfinished, output_dir)
             names = preflight.data_names(cfg, run.eval_only)

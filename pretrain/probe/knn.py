@@ -22,7 +22,7 @@ from .protocol import build_knn_protocol
 from .stage import open_probe
 
 log = logging.getLogger(__name__)
-_LESS_MEMORY = "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)"
+_MEMORY_REMEDY = "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)"
 _REPORTED_K = (10, 20, 100, 200)  # always reported, because papers use different k
 _MAX_CHUNK = 1024  # validation images at once
 _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
@@ -30,7 +30,7 @@ _SIMILARITIES = 2**27  # to validation images at once: 0.5 GiB
 
 def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> dict[str, Any]:
     """Evaluate a run folder's or checkpoint's backbone (or ``random``); return the content of results.json."""
-    with open_probe(cfg, "knn", context, _LESS_MEMORY) as run:
+    with open_probe(cfg, "knn", context, _MEMORY_REMEDY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
         _warn_if_all_vote(cfg, data)
@@ -86,7 +86,7 @@ def evaluate(
     is_training = encoder.training
     encoder.eval()
     try:
-        with translate_torch_errors(_LESS_MEMORY):
+        with translate_torch_errors(_MEMORY_REMEDY):
             return _score(encoder, data, cfg, stop, device)
     finally:
         encoder.train(is_training)

@@ -39,7 +39,7 @@ from .protocol import (
 from .stage import ProbeRun, open_probe
 
 log = logging.getLogger(__name__)
-_LESS_MEMORY = "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE"
+_MEMORY_REMEDY = "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE"
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 
 
@@ -57,7 +57,7 @@ def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> di
     Raises:
         interrupt.Stopped: a stop was requested; a checkpoint of the current step is written.
     """
-    with open_probe(cfg, "linear", context, _LESS_MEMORY) as run:
+    with open_probe(cfg, "linear", context, _MEMORY_REMEDY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         settings = {"backbone": str(source.get("source_sha256") or source), **list_linear_settings(cfg)}
         results, saved = on_first_rank(_load_earlier, run.folder, settings)

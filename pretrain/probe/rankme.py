@@ -12,7 +12,7 @@ from ..data.image_data import ImageData
 from .features import extract_features, select_evenly
 
 MOST_IMAGES = 2048  # 16 for each of the usual 128 dimensions; the rank is at most the number of images
-_LESS_MEMORY = "lower PROBE.IMAGE_SIZE (a resumed run may change it)"
+_MEMORY_REMEDY = "lower PROBE.IMAGE_SIZE (a resumed run may change it)"
 _EPSILON = 1e-7  # the paper's, for float32
 
 
@@ -34,7 +34,7 @@ def evaluate(
     is_training = network.training
     network.eval()
     try:
-        with translate_torch_errors(_LESS_MEMORY), torch.no_grad():
+        with translate_torch_errors(_MEMORY_REMEDY), torch.no_grad():
             positions = select_evenly(np.arange(len(data)), MOST_IMAGES)
             features_NF, _ = extract_features(network, data, positions, cfg, stop, device)
             images = sum(gather_objects(len(features_NF)))

@@ -71,14 +71,14 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def open_probe(cfg: CfgNode, name: str, context: RunContext | None, less_memory: str = "") -> Iterator[ProbeRun]:
+def open_probe(cfg: CfgNode, name: str, context: RunContext | None, memory_remedy: str = "") -> Iterator[ProbeRun]:
     """Open the run of a probe in OUTPUT_DIR.
 
     Args:
         context: default: that of a run that nothing stops.
-        less_memory: see `translate_torch_errors`.
+        memory_remedy: see `translate_torch_errors`.
     """
     context = context or RunContext()
     folder = Path(cfg.OUTPUT_DIR)
-    with open_run(name, folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, less_memory) as (device, stop):
+    with open_run(name, folder, context, cfg.DEVICE, cfg.FLOAT32_PRECISION, memory_remedy) as (device, stop):
         yield ProbeRun(name, cfg, folder, device, stop)

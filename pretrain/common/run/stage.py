@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def open_run(
-    name: str, folder: Path, context: RunContext, device_name: str, float32_precision: str, less_memory: str = ""
+    name: str, folder: Path, context: RunContext, device_name: str, float32_precision: str, memory_remedy: str = ""
 ) -> Iterator[tuple[torch.device, AgreedStop]]:
     """Join the process group and own a run folder until the block ends (see `enter_run_folder`).
 
     Args:
-        less_memory: see `translate_torch_errors`.
+        memory_remedy: see `translate_torch_errors`.
 
     Yields:
         This rank's device, and the ranks' agreement on a stop of ``context``.
     """
     with (
         process_group(folder, distributed.init_process_group, device_name) as device,
-        enter_run_folder(name, folder, context, less_memory=less_memory),
+        enter_run_folder(name, folder, context, memory_remedy=memory_remedy),
     ):
         setup_logging(folder, distributed.rank())
         set_float32_precision(float32_precision)
@@ -54,7 +54,7 @@ def open_run(
 
 @contextlib.contextmanager
 def enter_run_folder(
-    name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None = None, less_memory: str = ""
+    name: str, output_dir: Path, context: RunContext, check: Callable[[], None] | None = None, memory_remedy: str = ""
 ) -> Iterator[None]:
     """Claim the run folder on rank 0 until the block ends, and record the stage's state.
 
@@ -62,7 +62,7 @@ def enter_run_folder(
         name: the stage.
         context: what this process was started with.
         check: called on rank 0 once the folder is claimed; what it raises is raised on all ranks.
-        less_memory: see `translate_torch_errors`.
+        memory_remedy: see `translate_torch_errors`.
 
     Raises:
         UserError: a live process uses ``output_dir``, or it belongs to another stage.
@@ -71,7 +71,7 @@ def enter_run_folder(
         on_first_rank(stack.enter_context, _claim_run_folder(name, output_dir, context, check))
         try:
             try:
-                with translate_torch_errors(less_memory):
+                with translate_torch_errors(memory_remedy):
                     yield
             except SystemExit as error:  # of a library or a user's module: it would end a notebook without an error
                 problem = f"a library or an imported module called sys.exit({error.code!r}), as the traceback shows"
@@ -99,18 +99,18 @@ def _claim_run_folder(
 
 
 @contextlib.contextmanager
-def translate_torch_errors(less_memory: str = "") -> Iterator[None]:
+def translate_torch_errors(memory_remedy: str = "") -> Iterator[None]:
     """Raise UserError for what torch raises when memory runs out or another rank is lost.
 
     Args:
-        less_memory: which keys to set for it to suffice.
+        memory_remedy: what to do if memory runs out: which keys to set.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         text = first_line(error)
         if is_out_of_memory(error):
-            raise UserError(_describe_lack_of_memory(error, less_memory or "use smaller images")) from error
+            raise UserError(_describe_lack_of_memory(error, memory_remedy or "use smaller images")) from error
         if "Failed to find C compiler" in str(error):  # Triton's, which torch.compile calls
             remedy = "install gcc and Python's header files (python3-dev), or set SOLVER.COMPILE False"
             raise UserError(f"torch.compile found no C compiler; {remedy}") from error

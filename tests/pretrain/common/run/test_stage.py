@@ -65,8 +65,8 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     )
 
 
-def _translate(error: Exception, less_memory: str) -> NoReturn:
-    with translate_torch_errors(less_memory):
+def _translate(error: Exception, memory_remedy: str) -> NoReturn:
+    with translate_torch_errors(memory_remedy):
         raise error
     raise AssertionError
 
@@ -89,9 +89,9 @@ def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(
 ) -> None:
     """The caching allocator has an error of its own, but CUDA's libraries allocate memory as well."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for less_memory, remedy in (("lower A.SIZE", "lower A.SIZE"), ("", "use smaller images")):
+    for memory_remedy, remedy in (("lower A.SIZE", "lower A.SIZE"), ("", "use smaller images")):
         with pytest.raises(UserError) as caught:
-            _translate(error, less_memory)
+            _translate(error, memory_remedy)
         assert str(caught.value).startswith("memory ran out: ") and line in str(caught.value)
         assert str(caught.value).endswith(f"; {remedy}")  # fewer loader workers would not help
 

@@ -26,7 +26,7 @@ class TrainState:
     """What training changes, and what a checkpoint records of the run it belongs to.
 
     Attributes:
-        images: `ImageData.digest` of the training images; it is empty if a caller does not resume.
+        images_digest: `ImageData.digest` of the training images; it is empty if a caller does not resume.
         step: optimizer steps done.
         skipped: of these, the steps that fp16 has skipped.
         recipe_changes: changes that SOLVER.CHANGE_RECIPE has allowed so far, and the step of each.
@@ -34,7 +34,7 @@ class TrainState:
 
     cfg: CfgNode
     steps_per_epoch: int
-    images: str
+    images_digest: str
     objective: QueueObjective | InBatchObjective
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -65,7 +65,7 @@ class TrainState:
             "bn_groups": self.objective.encoder.bn_groups,
             "skipped_steps": self.skipped.total,
             "config": yaml_io.dump(self.cfg),
-            "images": self.images,
+            "images": self.images_digest,
             "recipe_changes": self.recipe_changes,
         }
 
@@ -87,8 +87,8 @@ class TrainState:
             self.skipped.total = int(saved.get("skipped_steps", 0))
             self.recipe_changes = list(saved.get("recipe_changes", []))
             earlier_bn_groups = int(saved.get("bn_groups", self.objective.encoder.bn_groups))
-        images = str(saved.get("images", self.images))
-        check_same_images(images, self.images, self.cfg.DATA.TRAIN, self.cfg.OUTPUT_DIR)
+        images_digest = str(saved.get("images", self.images_digest))
+        check_same_images(images_digest, self.images_digest, self.cfg.DATA.TRAIN, self.cfg.OUTPUT_DIR)
         if earlier_bn_groups != self.objective.encoder.bn_groups:
             groups = f"{count_noun(earlier_bn_groups, 'group')} and now over {self.objective.encoder.bn_groups}"
             why = "another number of processes or SOLVER.ACCUMULATE; the result differs from an uninterrupted run's"
@@ -96,19 +96,19 @@ class TrainState:
 
 
 def build_train_state(
-    cfg: CfgNode, device: torch.device, steps_per_epoch: int, images: str = "", read_weights: bool = True
+    cfg: CfgNode, device: torch.device, steps_per_epoch: int, images_digest: str = "", read_weights: bool = True
 ) -> TrainState:
     """Build objective, optimizer and gradient scaler.
 
     Args:
-        images: `ImageData.digest` of the training images.
+        images_digest: `ImageData.digest` of the training images.
         read_weights: Start from MODEL.WEIGHTS. A resumed run no longer needs that file.
     """
     objective = build_objective(cfg, device, steps_per_epoch, read_weights)
     return TrainState(
         cfg=cfg,
         steps_per_epoch=steps_per_epoch,
-        images=images,
+        images_digest=images_digest,
         objective=objective,
         optimizer=build_optimizer(objective.encoder.network, cfg.SOLVER),
         scaler=torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16"),

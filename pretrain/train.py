@@ -193,7 +193,7 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
 
 def _check_same_start(state: TrainState) -> None:
     """Check that all ranks start from the same step, images and weights: DDP would silently average other gradients."""
-    start = (state.step, state.images, compute_tensor_digest(*state.objective.model.state_dict().values()))
+    start = (state.step, state.images_digest, compute_tensor_digest(*state.objective.model.state_dict().values()))
     distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
 
 

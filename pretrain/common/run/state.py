@@ -29,12 +29,12 @@ class RunContext:
         stop: the request to stop it.
         submission: name of the job that it is a rank of, whose entry point records the error of each rank; empty in a
             process that is no rank of a job, or one of torchrun. Unlike SLURM's job ids, names are never reused.
-        work: what the stage computes, as entries of state.json.
+        state_entries: further entries of state.json: what the stage computes (``work``), and its fingerprint.
     """
 
     stop: StopRequest = field(default_factory=StopRequest)
     submission: str = ""
-    work: Mapping[str, Any] = field(default_factory=dict)
+    state_entries: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def record_state(folder: str | Path, stage: str, context: RunContext) -> Iterato
     start = {"stage": stage, "state": "running", "host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
     start["cwd"] = find_working_folder()
     now = time.time()
-    start |= {"started": now, "updated": now, "job": context.submission, **context.work}
+    start |= {"started": now, "updated": now, "job": context.submission, **context.state_entries}
     write_json(Path(folder) / "state.json", start)
     for path in Path(folder).glob("failed.*.json"):
         is_of_this_job = context.submission and read_json_or_empty(path).get("job") == context.submission

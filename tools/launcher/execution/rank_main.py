@@ -53,7 +53,7 @@ _WAITS = RequeueWaits()
 
 def run_stage(stage: Stage, context: RunContext) -> None:
     """Run a stage in this process; rank 0 records its state, unless the stage does so itself."""
-    context = replace(context, work={"fingerprint": stage.fingerprint(), "work": stage.identity})
+    context = replace(context, state_entries={"fingerprint": stage.fingerprint(), "work": stage.identity})
     check_parents(stage)  # SLURM counts afterok as satisfied by a pending task that was cancelled
     is_first_rank = os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as stack:

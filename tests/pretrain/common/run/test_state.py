@@ -26,7 +26,7 @@ from tests.errors import refused
     ],
 )
 def test_a_stage_records_that_it_runs_and_how_it_ended(tmp_path, error, end):
-    context = RunContext(submission="s", work={"fingerprint": "f"})
+    context = RunContext(submission="s", state_entries={"fingerprint": "f"})
     try:
         with record_state(tmp_path, "knn", context):
             running = read_state(tmp_path)

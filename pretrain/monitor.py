@@ -58,7 +58,7 @@ class TrainingMonitor:
         self._losses: collections.deque[float] = collections.deque(maxlen=_SPIKE_WINDOW)
 
     @torch.no_grad()
-    def step(self, loss: Tensor, step: int, lr: float, index_n: Tensor) -> None:
+    def watch(self, loss: Tensor, step: int, lr: float, index_n: Tensor) -> None:
         """Check the previous step, then start copying this step's values to the host."""
         self.check()
         bad = (~loss.isfinite()).float()
@@ -67,7 +67,7 @@ class TrainingMonitor:
         self._pending_report = (report, step, lr, index_n)
 
     def check(self) -> None:
-        """Check the values that `step` copied last.
+        """Check the values that `watch` copied last.
 
         Raises:
             UserError: the loss was not finite on some rank (the message names step, learning rate and that rank's
@@ -87,7 +87,7 @@ class TrainingMonitor:
             raise UserError(f"{problem}; lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none")
         self._skipped.update(next_scale, step + 1)
 
-    def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
+    def find_warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
         """Return warnings for the log; collapse and a solved task are reported once, a loss spike each time.
 
         Args:

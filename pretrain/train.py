@@ -140,7 +140,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
         steps_done = step + 1
         run.state.step = steps_done
-        run.monitor.step(loss, step, lr, batch.index_n)
+        run.monitor.watch(loss, step, lr, batch.index_n)
         run.progress.advance()
         run.garbage.count_step()
         if step == first_step:
@@ -203,13 +203,13 @@ def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:
 
 def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]) -> None:
     means, seconds_waited, memory = reduce_metrics(values, run.progress.seconds_waited)
-    rates = run.progress.rates(seconds_waited) | memory
+    rates = run.progress.take_rates(seconds_waited) | memory
     if run.metrics is None:
         return
     epoch = steps_done / run.state.steps_per_epoch
     skipped = run.state.skipped.metrics() if run.state.scaler.is_enabled() else {}
     run.metrics.write(steps_done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
-    for line in run.monitor.warnings(steps_done, epoch, means):
+    for line in run.monitor.find_warnings(steps_done, epoch, means):
         log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=steps_done == run.total_steps)
 

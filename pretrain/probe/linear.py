@@ -136,7 +136,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
                     best = _select_best(scores)
                     loss = float(losses_H[heads.learning_rates.index(best["learning_rate"])]) / steps_per_epoch
                     metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
-                    progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
+                    progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.take_rates())
                 losses_H.zero_()
             if is_epoch_end or stop_reason:
                 save(step)

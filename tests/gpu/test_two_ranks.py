@@ -124,14 +124,14 @@ def test_two_ranks_fine_tune_with_sync_bn(two: Path, engine: str) -> None:
 
 def _fail_on_one_rank(shared_backend: str, images: Path, folder: Path) -> None:
     runs.prepare(shared_backend)
-    real = TrainingMonitor.step
+    real = TrainingMonitor.watch
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
         if number == 2 and distributed.rank() == 1:
             raise ValueError("a fault of rank 1")
         real(self, loss, number, *more)
 
-    TrainingMonitor.step = step  # type: ignore[method-assign]
+    TrainingMonitor.watch = step  # type: ignore[method-assign]
     runs.pretrain(images, folder, "MODEL.BN_GROUPS", "2")
 
 

@@ -69,13 +69,13 @@ def test_a_backbone_without_a_config_takes_the_default_images(tmp_path: Path):
 
 def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = {**keys_of(images, tmp_path / "run"), "SOLVER.EPOCHS": 10000}
-    step = TrainingMonitor.step
+    step = TrainingMonitor.watch
 
     def interrupted(self: TrainingMonitor, *args: Any, **kwargs: Any) -> None:
         step(self, *args, **kwargs)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(TrainingMonitor, "step", interrupted)
+    monkeypatch.setattr(TrainingMonitor, "watch", interrupted)
     with pytest.raises(interrupt.Stopped, match="SIGINT") as caught:
         pretrain.pretrain(overrides=keys)
     assert "contains the checkpoint of step" in caught.value.remedy

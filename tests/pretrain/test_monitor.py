@@ -29,10 +29,10 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatc
     scales = iter([8.0, 8.0, 4.0, 2.0, 1.0])
     monkeypatch.setattr(report._scaler, "scale", lambda loss: loss * next(scales))
     for step in range(4):
-        report.step(torch.tensor(1.0), step, 0.1, INDEX)
+        report.watch(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
     assert report._skipped.total == 5  # steps 0, 2 and 3
-    report.step(torch.tensor(1.0), 4, 0.1, INDEX)
+    report.watch(torch.tensor(1.0), 4, 0.1, INDEX)
     refused(report.check, "3 steps", "step 4", "scale of 2")
 
 
@@ -41,7 +41,7 @@ def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
     """Those of the first epoch do not count."""
     checks = _watch()
     values = [*[bad] * 4, good, bad, bad, good, bad, bad, bad, bad, good, bad, bad, bad]  # at four lines per epoch
-    lines = [checks.warnings(10 * i, i / 4, {"loss": 5.0, name: value}) for i, value in enumerate(values)]
+    lines = [checks.find_warnings(10 * i, i / 4, {"loss": 5.0, name: value}) for i, value in enumerate(values)]
     assert [i for i, warnings in enumerate(lines) if warnings] == [10]
     assert lines[10] == [f"step 100: {name} is {bad:.3g}: {CAUSES[name]}"]
 
@@ -49,10 +49,10 @@ def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
 def test_a_loss_that_jumps_is_reported_and_noise_is_not():
     checks = _watch()
     noise = torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist()
-    assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
-    (line,) = checks.warnings(60, 2.0, {"loss": 12.0})
+    assert not any(checks.find_warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
+    (line,) = checks.find_warnings(60, 2.0, {"loss": 12.0})
     assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
-    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # which belong to the same jump
+    assert not checks.find_warnings(61, 2.0, {"loss": 13.0})  # which belong to the same jump
 
 
 def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_finite(tmp_path):

@@ -81,7 +81,7 @@ def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(ima
 
 
 def _one_rank_diverges(images: Path, output: Path) -> None:
-    real_step = train.TrainingMonitor.step
+    real_step = train.TrainingMonitor.watch
     rank = distributed.rank()
     seen: list[str] = []
     losses: list[tuple[float, int]] = []
@@ -93,7 +93,7 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
             seen[:] = [self._image_name(i) for i in index_n.tolist()]
         real_step(self, loss, step, lr, index_n)
 
-    train.TrainingMonitor.step = watch
+    train.TrainingMonitor.watch = watch
     text = refused(lambda: run(images, output, "SOLVER.IMS_PER_BATCH", "4"), "step 2 on rank 1", "rate ")
     assert ", ".join(gather_objects(seen)[1]) in text
     (first, of_first), (second, of_second) = (seen[1] for seen in gather_objects(losses))
@@ -134,14 +134,14 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
         checkpoint.torch.save = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     if fault == "bad images" and rank == 1:
         image_files.read_file = lambda path, *more: b"no image"
-    real = TrainingMonitor.step
+    real = TrainingMonitor.watch
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
         if rank == 1 and number == 5:
             FAULTS[fault]()
         real(self, loss, number, *more)
 
-    TrainingMonitor.step = step  # type: ignore[method-assign]
+    TrainingMonitor.watch = step  # type: ignore[method-assign]
     ended = "complete"
     try:
         run(images, output / "run")
@@ -191,7 +191,7 @@ GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR"
 
 def _until(images: Path, output: Path, last: int) -> None:
     """Resume the run and stop one of its ranks after step ``last``."""
-    real = TrainingMonitor.step
+    real = TrainingMonitor.watch
     context = RunContext()
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: Any) -> None:
@@ -200,7 +200,7 @@ def _until(images: Path, output: Path, last: int) -> None:
         real(self, loss, number, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingMonitor, "step", step)
+        patch.setattr(TrainingMonitor, "watch", step)
         stopped(lambda: run(images, output, *GROUPS, context=context))
 
 

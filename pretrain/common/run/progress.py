@@ -46,7 +46,7 @@ class Progress:
         self._interval_start = self._next_line = time.perf_counter()
         self._next_count = self._interval_start + _LINE_PERIOD_S
         self._interval_first_step = start_step
-        self.seconds_waited = 0.0  # for data, since the last call of `rates`
+        self.seconds_waited = 0.0  # for data, since the last call of `take_rates`
 
     def measure_waits(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield ``batches``; add the time that the loop waits for each to ``seconds_waited``."""
@@ -73,7 +73,7 @@ class Progress:
         if distributed.is_main() and time.perf_counter() >= self._next_count:
             self._log_line("", self._measure_rates(self.seconds_waited))
 
-    def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
+    def take_rates(self, seconds_waited: float | None = None) -> dict[str, float]:
         """Return the rates since the last call; see `rates_at`.
 
         Args:
@@ -86,7 +86,7 @@ class Progress:
         return rates
 
     def _measure_rates(self, seconds_waited: float) -> dict[str, float]:
-        """Return the rates since the last call of `rates`."""
+        """Return the rates since the last call of `take_rates`."""
         spent = max(time.perf_counter() - self._interval_start, 1e-9)
         steps = max(self._step - self._interval_first_step, 1)
         return self.rates_at(spent / steps, seconds_waited / spent)

@@ -32,7 +32,7 @@ def test_pauses_do_not_count_in_rates(clock):
     with progress.pause():  # a checkpoint or kNN
         clock[0] += 1000.0
     assert progress.seconds_waited == 1.0
-    rates = progress.rates(3.0)  # of the rank that waited longest
+    rates = progress.take_rates(3.0)  # of the rank that waited longest
     assert rates["images_per_second"] == pytest.approx(8.0) and rates["eta_seconds"] == pytest.approx(6.0)
     assert rates["data_wait_share"] == pytest.approx(0.75) and progress.seconds_waited == 0.0
 
@@ -44,7 +44,7 @@ def test_slow_steps_are_counted_each_minute_although_their_report_is_far(clock, 
         clock[0] += 20.0
         progress.advance()
     assert [line.split(" images/s")[0] for line in caplog.messages] == ["step 3/12  3.0", "step 6/12  3.0"]
-    progress.report("loss 4.0000", progress.rates(), force=True)
+    progress.report("loss 4.0000", progress.take_rates(), force=True)
     clock[0] += 59.0
     progress.advance()
     assert len(caplog.messages) == 3 and caplog.messages[-1].startswith("step 7/12  loss 4.0000  3.0 images/s")

@@ -30,18 +30,18 @@ _TINY = "import pytest; from tests import tiny; tiny.use(pytest.MonkeyPatch())"
 _SLOW_STEPS = """
 import time
 from pretrain.monitor import TrainingMonitor
-real = TrainingMonitor.step
+real = TrainingMonitor.watch
 def step(*args):
     time.sleep({})
     real(*args)
-TrainingMonitor.step = step
+TrainingMonitor.watch = step
 """
 
 
 def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     """Let jobs import a module with this ``text``, as --import does; what it changes in this process is restored."""
     monkeypatch.setattr(torchvision.models, "resnet18", torchvision.models.resnet18)
-    monkeypatch.setattr(TrainingMonitor, "step", TrainingMonitor.step)
+    monkeypatch.setattr(TrainingMonitor, "watch", TrainingMonitor.watch)
     module = folder / f"extension_of_{folder.name}.py"  # this process imports those of other tests, too
     module.write_text(text)
     monkeypatch.setenv("P2T_IMPORT", str(module))

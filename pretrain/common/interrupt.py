@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -81,31 +80,27 @@ class StopRequest:
 
     @contextlib.contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Turn Ctrl-C, SIGTERM and the end of the terminal into this request until the block ends.
-
-        Python handles signals in the main thread only; in another one this changes nothing.
-        """
+        """Turn what `handle_stop_signals` names into this request until the block ends."""
         with handle_stop_signals(self.handle):
             yield
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Call ``handler`` for these signals until the block ends, if this is the main thread."""
+def handle_stop_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and these signals until the block ends.
+
+    Python handles signals in the main thread only; in another one this changes nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    earlier = {number: signal.signal(number, handler) for number in numbers}
+    stop_signals = (signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *numbers)
+    earlier = {number: signal.signal(number, handler) for number in stop_signals}
     try:
         yield
     finally:
         for number, former in earlier.items():
             signal.signal(number, former)
-
-
-def handle_stop_signals(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> AbstractContextManager[None]:
-    """Call ``handler`` for Ctrl-C, SIGTERM, the end of the terminal and these signals until the block ends."""
-    return handle_signals(handler, signal.SIGINT, signal.SIGTERM, *list_hangup_signals(), *numbers)
 
 
 def list_hangup_signals() -> tuple[signal.Signals, ...]:

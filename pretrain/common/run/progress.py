@@ -74,7 +74,7 @@ class Progress:
             self._log_line("", self._measure_rates(self.seconds_waited))
 
     def take_rates(self, seconds_waited: float | None = None) -> dict[str, float]:
-        """Return the rates since the last call; see `rates_at`.
+        """Return the rates since the last call, and start the next interval; see `rates_at`.
 
         Args:
             seconds_waited: what the slowest rank waited for its data; None means this rank's time.

@@ -194,7 +194,7 @@ def _check_inputs(run: Run) -> DataSets | None:
     if not run.eval_only:
         preflight.check_output_dir(run.cfg, run.resume)
     reads_weights = not run.resume  # a resumed run does not need them
-    data_sets = preflight.check_inputs(run.cfg, eval_only=run.eval_only, weights=reads_weights)
+    data_sets = preflight.check_inputs(run.cfg, eval_only=run.eval_only, reads_weights=reads_weights)
     try_config(run)
     return data_sets
 

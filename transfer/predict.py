@@ -154,7 +154,7 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     categories = _find_categories(cfg, read_working_folder(source) if source.is_dir() else "")
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
     check_ranges(cfg)
-    preflight.check_inputs(cfg, eval_only=True, weights=True)
+    preflight.check_inputs(cfg, eval_only=True, reads_weights=True)
     preflight.check_engine(cfg, engine, eval_only=True)
 
     from pretrain.common.device import set_float32_precision  # after the checks: they import torch

@@ -97,11 +97,11 @@ def _detectron2_takes(cfg: CfgNode, keys: Set[str], eval_only: bool) -> bool:
         return False
 
 
-def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> DataSets:
+def check_inputs(cfg: CfgNode, *, eval_only: bool, reads_weights: bool) -> DataSets:
     """Check that the data, the weights, and the mapper and hooks that the config names exist.
 
     Args:
-        weights: check MODEL.WEIGHTS, too.
+        reads_weights: check MODEL.WEIGHTS, too.
 
     Returns:
         The data sets, of which small ones are checked already.
@@ -110,10 +110,10 @@ def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> DataSets:
         UserError: something does not exist, a small data set has bad records, or a data set's evaluator is unknown.
     """
     data_sets = DataSets(cfg, data_names(cfg, eval_only))
-    data_sets.check_small(read_recorded_classes(cfg, eval_only) if weights or not eval_only else None)
+    data_sets.check_small(read_recorded_classes(cfg, eval_only) if reads_weights or not eval_only else None)
     for name in filter(names.is_catalog_name, cfg.DATASETS.TEST):
         catalog.check_evaluator(name)
-    if weights:
+    if reads_weights:
         find_weights(cfg.MODEL.WEIGHTS)
     extensions.load()
     _check_registered("INPUT.MAPPER", filter(None, [cfg.INPUT.MAPPER]), MAPPERS)

@@ -161,7 +161,7 @@ def test_own_test_images_need_no_annotations(tmp_path: Path, register: Callable[
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
-        refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
+        refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, reads_weights=True), "own_", value)
     four = ["c1", "c2", "c3", "c4"]
     cases = [([], "thing_classes"), (["c1"], "category_id=2"), (four, "MODEL.ROI_HEADS.NUM_CLASSES")]
     for classes, named in cases:

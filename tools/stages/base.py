@@ -181,8 +181,8 @@ class Stage:
         """Return a name of `list_data` with the paths that are relative to ``folder`` made absolute."""
         return resolve(name, folder)
 
-    def check_data(self, weights: bool) -> None:
-        """Raise UserError if data do not exist, or with ``weights`` the weights that the config names."""
+    def check_data(self, reads_weights: bool) -> None:
+        """Raise UserError if data do not exist, or the weights that the config names although the stage reads them."""
 
     def check_counts(self) -> None:
         """Raise UserError if the data, which exist on this machine, do not suffice."""

@@ -97,7 +97,7 @@ class Pretrain(Stage):
     def list_data(self) -> list[str]:
         return list_data(self.cfg)
 
-    def check_data(self, weights: bool) -> None:
+    def check_data(self, reads_weights: bool) -> None:
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_data_exists(self.cfg, self.cfg.DATA.TRAIN)

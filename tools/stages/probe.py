@@ -58,7 +58,7 @@ class Probe(Stage):
     def list_data(self) -> list[str]:
         return list_data(self.cfg)
 
-    def check_data(self, weights: bool) -> None:
+    def check_data(self, reads_weights: bool) -> None:
         from pretrain import preflight  # imports OpenCV, which --help does not need
 
         preflight.check_data_exists(self.cfg, data_names(self.cfg)[0])

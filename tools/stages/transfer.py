@@ -105,8 +105,8 @@ class Transfer(Stage):
     def resolve_name(name: str, folder: str) -> str:
         return resolve(name, folder)
 
-    def check_data(self, weights: bool) -> None:
-        preflight.check_inputs(self.cfg, eval_only=self.options.eval_only, weights=weights)
+    def check_data(self, reads_weights: bool) -> None:
+        preflight.check_inputs(self.cfg, eval_only=self.options.eval_only, reads_weights=reads_weights)
 
     @property
     def weights_address(self) -> str:

@@ -83,9 +83,9 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
 def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
-    refused(lambda: preflight.check_inputs(cfg, eval_only=False, weights=False), "datasets/VOC2007 of voc_2007")
+    refused(lambda: preflight.check_inputs(cfg, eval_only=False, reads_weights=False), "datasets/VOC2007 of voc_2007")
     write_voc(tmp_path / "datasets")
-    preflight.check_inputs(cfg, eval_only=False, weights=False)
+    preflight.check_inputs(cfg, eval_only=False, reads_weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
     refused(lambda: tiny_coco.check_data_sets(cfg, ["voc_2012_trainval"]), "voc_2012_trainval")
     refused(lambda: names.check_not_in_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
@@ -209,6 +209,6 @@ def test_the_recipe_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / RECIPE)
-    refused(lambda: preflight.check_inputs(cfg, eval_only=False, weights=False), "lvis/lvis_v1_train.json")
+    refused(lambda: preflight.check_inputs(cfg, eval_only=False, reads_weights=False), "lvis/lvis_v1_train.json")
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda package: None if package == "lvis" else 1)
     refused(lambda: catalog.find_files("lvis_v1_val"), "pip install --no-deps lvis")

@@ -7,8 +7,8 @@ MOVED_OPTIONS = {
     "cpu-partition": "write it into the site file, as cpu: {partition: NAME} (docs/tutorials/slurm.md)",
     "detach": "run the command in tmux, or by nohup; jobs of SLURM run without it",
 }
-# What to use instead of sbatch's options where the launcher has its own of another name, and what these mean.
-OWN_OPTIONS = {
+# The options of the launcher that are used instead of sbatch's of another name, and what they mean.
+RENAMED_OPTIONS = {
     **dict.fromkeys(("gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), "gpus"),
     **dict.fromkeys(("ntasks", "ntasks-per-node"), "tasks"),
     **dict.fromkeys(("requeue", "no-requeue"), "max-timeouts"),
@@ -31,6 +31,6 @@ def describe_option(option: str) -> str:
     return ", ".join(filter(None, [f"use --{option} (in the site file {option})", _MEANINGS.get(option)]))
 
 
-def describe_own_option(option: str) -> str:
+def describe_replacement(option: str) -> str:
     """Return what to use instead of an option of sbatch; empty if the launcher has nothing of another name for it."""
-    return describe_option(OWN_OPTIONS[option]) if option in OWN_OPTIONS else AUTOMATIC_OPTIONS.get(option, "")
+    return describe_option(RENAMED_OPTIONS[option]) if option in RENAMED_OPTIONS else AUTOMATIC_OPTIONS.get(option, "")

@@ -19,7 +19,7 @@ from pretrain.common.errors import UserError, count_noun
 from pretrain.common.gpus import check_visible_gpus, list_visible_gpus
 from tools.stages.options import option
 
-from . import AUTOMATIC_OPTIONS, MOVED_OPTIONS, OWN_OPTIONS, describe_option
+from . import AUTOMATIC_OPTIONS, MOVED_OPTIONS, RENAMED_OPTIONS, describe_option
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
@@ -293,7 +293,7 @@ def find_replacement(name: str, absent: Mapping[str, str] = MappingProxyType({})
     """
     name = name.replace("_", "-") if len(name) > 1 else name
     sbatch_option = find_option(name)
-    option = OWN_OPTIONS.get(sbatch_option, sbatch_option or name)
+    option = RENAMED_OPTIONS.get(sbatch_option, sbatch_option or name)
     reason = absent.get(option.replace("-", "_"), MOVED_OPTIONS.get(name, AUTOMATIC_OPTIONS.get(option, "")))
     if reason:
         return reason

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from pretrain.common.errors import UserError, shorten_list
 
-from . import describe_own_option
+from . import describe_replacement
 
 # Options that the launcher itself gives to sbatch, for some of which it has its own; the last three submit nothing.
 SET_BY_LAUNCHER = (
@@ -169,7 +169,7 @@ def check_options(options: Mapping[str, str], source: str, has_gpus: bool) -> No
     """Check that the launcher does not set these options itself."""
     for key, value in options.items():
         is_for_gpus = asks_for_gpus(key, value)
-        hint = describe_own_option(key) or "omit it, or use the launcher's own option (launch.py pretrain --help)"
+        hint = describe_replacement(key) or "omit it, or use the launcher's own option (launch.py pretrain --help)"
         if is_for_gpus:
             hint = "write --gpus TYPE:NUMBER, as in a100:8 (or --gpus 0 --tasks NUMBER, if the site needs gres)"
         if key in SET_BY_LAUNCHER or (key in _GPU_REQUESTS and is_for_gpus and has_gpus):

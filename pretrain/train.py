@@ -180,9 +180,9 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     if distributed.is_main():
         steps = f"{count_noun(len(loader), 'step')} of {batch_size} per epoch"
         log.info(f"{count_noun(len(data), 'image')}{classes}: {steps}")
-        micro_batches = distributed.world_size() * cfg.SOLVER.ACCUMULATE
+        parts = distributed.world_size() * cfg.SOLVER.ACCUMULATE
         bn_groups = cfg.MODEL.BN_GROUPS or 2 - batch_size % 2  # an even batch has two BN groups or more
-        divisor = math.lcm(micro_batches, bn_groups)
+        divisor = math.lcm(parts, bn_groups)
         log_left_out("SOLVER.IMS_PER_BATCH", len(data), batch_size, divisor)
         if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * queue_size > len(data):
             problem = f"MODEL.QUEUE_SIZE {queue_size} spans {queue_size / len(data):.1f} epochs of keys"

@@ -21,7 +21,7 @@ from . import actions
 Commands = dict[str, dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]]
 _TRAINING = "pretrain (a backbone, without labels), linear (a classifier on a backbone) or transfer (a detector)"
 _EVALUATION = "knn or linear (a backbone) or transfer --eval-only (a detector)"
-_KEPT = "it keeps the options of the original command; to change them, run that command again with others"
+_KEEPS_OPTIONS = "it keeps the options of the original command; to change them, run that command again with others"
 # What other frameworks call the commands.
 _OTHER_NAMES = {
     "fit": _TRAINING,
@@ -116,7 +116,7 @@ def _add_doctor(sub: argparse.ArgumentParser) -> None:
 def _add_resume(sub: argparse.ArgumentParser) -> None:
     from .job_options import JobOptions
 
-    absent = dict.fromkeys((item.name for item in fields(JobOptions)), _KEPT)
+    absent = dict.fromkeys((item.name for item in fields(JobOptions)), _KEEPS_OPTIONS)
     del absent["partition"], absent["time"]
     sub.set_defaults(run=actions.resume)
     sub.add_argument("folder", type=Path, help="run folder or pipeline folder")

@@ -40,7 +40,7 @@ def read_site_file(
     return site
 
 
-def _parse(description: str, name: str, value: Any, kind: Callable[[str], Any]) -> Any:
+def _parse(description: str, name: str, value: Any, convert: Callable[[str], Any]) -> Any:
     if name in ("sbatch", "srun", "cpu"):
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise UserError(f"{description} is {value!r}; it must be {_LINES}")
@@ -53,6 +53,6 @@ def _parse(description: str, name: str, value: Any, kind: Callable[[str], Any]) 
     if not isinstance(value, str):
         raise UserError(f"{description} is {value!r}; it must be a single value")
     try:
-        return kind(value)
+        return convert(value)
     except ValueError as error:
         raise UserError(f"{description} is {value!r}; it must be a whole number") from error

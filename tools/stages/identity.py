@@ -28,8 +28,8 @@ def compute_identity(stage: Stage) -> dict[str, Any]:
         of_others = {name for name, row in rows.items() if row.stage not in ("", stage.name)}
         for change in compare(rows, {}, dict(flatten(parse_config(stage.config))), stage.without_effect):
             if change.key not in of_others:
-                config[change.key] = _make_relative(change.current, stage)
-    arguments = _make_relative(stage.arguments, stage)
+                config[change.key] = _make_portable(change.current, stage)
+    arguments = _make_portable(stage.arguments, stage)
     return json.loads(json.dumps({"arguments": arguments, "config": config, "parents": stage.parents}))
 
 
@@ -57,13 +57,13 @@ def parse_config(text: str) -> dict[str, Any]:
     return load_yaml(text)
 
 
-def _make_relative(value: Any, stage: Stage) -> Any:
+def _make_portable(value: Any, stage: Stage) -> Any:
     """Replace paths of weights by their content, and the root of ``stage`` by a dot."""
     if isinstance(value, str):
         root = re.escape(stage.root or stage.folder)
         return stage.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
     if isinstance(value, (list, tuple)):
-        return [_make_relative(item, stage) for item in value]
+        return [_make_portable(item, stage) for item in value]
     if isinstance(value, dict):
-        return {key: _make_relative(item, stage) for key, item in value.items()}
+        return {key: _make_portable(item, stage) for key, item in value.items()}
     return value

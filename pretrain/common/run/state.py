@@ -100,9 +100,9 @@ def write_failure(folder: str | Path, rank: int, error: BaseException | str, sub
     """Record the error of a rank of this submission, which may have failed before its stage was started."""
     text = str(error) if isinstance(error, (UserError, str)) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
-    kind = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
+    causes = {"user_error": isinstance(error, UserError), "followed": isinstance(error, ProcessLost)}
     process = {"rank": rank, "host": socket.gethostname(), "job": submission, "ended": time.time()}
-    write_json(_name_failure_file(folder, rank), {**process, "error": text, "traceback": trace, **kind})
+    write_json(_name_failure_file(folder, rank), {**process, "error": text, "traceback": trace, **causes})
 
 
 def has_recorded_failure(folder: str | Path, rank: int, submission: str) -> bool:

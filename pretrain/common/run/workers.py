@@ -28,7 +28,7 @@ _START_METHODS = ("fork", "forkserver", "spawn")
 _POLL_S = 1.0  # between two checks of the workers and of the request to stop
 _DEAD_S = 10.0  # torch reports a dead worker within 5 s, unless it died while it sent a batch
 _LARGE_BATCH = 600  # images; a larger batch may take proportionally longer: 1 s for each image
-_OF_TIMEOUT = 0.8  # the fraction of a collective's time-out after which a rank without a batch says so
+_TIMEOUT_FRACTION = 0.8  # of a collective's time-out after which a rank without a batch says so
 log = logging.getLogger(__name__)
 
 
@@ -177,7 +177,7 @@ class SignalSafeDataLoader(DataLoader):
         images = len(self._batches.pending[0]) if self._batches.pending else 0
         end_after_s = self._patience.end_after_s * max(1.0, images / _LARGE_BATCH)  # slow is not dead
         if distributed.world_size() > 1:  # the others wait in a collective, which must not time out first
-            end_after_s = min(end_after_s, _OF_TIMEOUT * distributed.STEP_TIMEOUT_S)
+            end_after_s = min(end_after_s, _TIMEOUT_FRACTION * distributed.STEP_TIMEOUT_S)
         while True:
             try:
                 return receiver.results.get(timeout=poll_s)

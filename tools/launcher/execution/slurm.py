@@ -123,8 +123,8 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
             return accepted_id
         reason = " ".join((answer.stderr or answer.stdout).split()) or f"exit status {answer.returncode}"
         if answer.returncode and not re.search(_BUSY, reason, re.IGNORECASE):
-            kind = TooManyJobs if re.search(_LIMIT, reason) else UserError
-            raise kind(f"sbatch refused {name}: {reason}")
+            error_type = TooManyJobs if re.search(_LIMIT, reason) else UserError
+            raise error_type(f"sbatch refused {name}: {reason}")
         print(f"sbatch: {reason}; looking for {name} in the queue in {_RETRY_S:.0f} s", file=sys.stderr)
         job_id = _find_job(script, cluster)
         if job_id:

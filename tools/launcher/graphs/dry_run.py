@@ -74,10 +74,10 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
 def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
     """Print what SLURM says about each kind of job; return the number of refusals."""
     errors = 0
-    kinds: dict[str, list[Node]] = {}
+    samples: dict[str, list[Node]] = {}  # the first batch of each size and resources
     for batch in batches:
-        kinds.setdefault(f"{len(batch)} {plan.resources[batch[0].key]}", batch)
-    for batch in kinds.values():
+        samples.setdefault(f"{len(batch)} {plan.resources[batch[0].key]}", batch)
+    for batch in samples.values():
         try:
             resources = plan.resources[batch[0].key]
             script = render_script([node.stage for node in batch], resources, code, "")
@@ -111,12 +111,12 @@ def describe_estimates(plan: Plan) -> list[str]:
 
 def _describe_processes(startable: Mapping[str, Node], plan: Plan, parallel: int) -> str:
     """Describe the processes of the stages on this machine, once for all stages that have the same."""
-    kinds: dict[str, list[str]] = {}
+    stages: dict[str, list[str]] = {}
     for key in startable:
         resources = plan.resources[key]
         devices = ",".join(list_visible_gpus()[: resources.gpus]) if resources.gpus else "none"
-        kind = f"{count_noun(resources.tasks, 'process', 'processes')} on this machine, GPUs: {devices}"
-        kinds.setdefault(kind, []).append(key)
-    lines = [f"# {kind}: {'all' if len(kinds) == 1 < len(keys) else ', '.join(keys)}" for kind, keys in kinds.items()]
+        text = f"{count_noun(resources.tasks, 'process', 'processes')} on this machine, GPUs: {devices}"
+        stages.setdefault(text, []).append(key)
+    lines = [f"# {text}: {'all' if len(stages) == 1 < len(keys) else ', '.join(keys)}" for text, keys in stages.items()]
     at_once = f"{count_noun(parallel, 'stage')} at a time; " if len(startable) > 1 else ""
     return "\n".join([*lines, f"# {at_once}the output is in launch/ of each run folder"])

@@ -17,7 +17,7 @@ from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
 from tests.tools.launcher.helpers import ROOT, build_convert
 from tools.launcher import job_options, time_limits
-from tools.launcher.execution.submit import render_script
+from tools.launcher.execution.submit import preview_script
 from tools.launcher.job_options import JobOptions, from_record, resolve_options
 from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
@@ -330,7 +330,9 @@ def test_the_site_files_of_the_documentation_are_read():
     for name, line in SITES.items():
         read = resolve_options({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
         pretraining = replace(PRETRAIN, config="DATALOADER: {NUM_WORKERS: 8}")
-        scripts = [render_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)]
+        scripts = [
+            preview_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)
+        ]
         options = re.sub("(?m)^(?!#SBATCH).*|--partition.*|--(output|error)=.*", "", scripts[1])  # no paths
         assert line in scripts[0] and "gpu" not in options, name
         assert re.search("[Nn]ot (tried )?at any site[.]", (folder / f"{name}.yaml").read_text())

@@ -83,8 +83,8 @@ def submit_job(stages: Sequence[Stage], resources: Resources, code: Path, depend
     return ids
 
 
-def render_script(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
-    """Return the sbatch script of a job, or of an array if there are several stages."""
+def preview_script(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
+    """Return the sbatch script that `submit_job` would submit, with a remark about the shell's variables."""
     log_folder = Path(stages[0].folder) / "launch" / "DRY-RUN"
     script = _build_script(stages, resources, code, dependency, log_folder)
     variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())

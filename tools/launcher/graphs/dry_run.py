@@ -10,7 +10,7 @@ from tools.estimates.model import COMPUTED
 from tools.estimates.published import find_gpu
 
 from ..execution import slurm
-from ..execution.submit import build_environment, find_code, render_script
+from ..execution.submit import build_environment, find_code, preview_script
 from ..job_options import JobOptions
 from .graph import Graph, Node
 from .plan import Plan, plan_graph
@@ -50,7 +50,7 @@ def show_graph(graph: Graph, options: JobOptions, needs_data: bool = False, ask_
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in startable]
         stages = [node.stage for node in batch]
         resources = plan.resources[batch[0].key]
-        script = render_script(stages, resources, code, format_dependency("afterok", parents))
+        script = preview_script(stages, resources, code, format_dependency("afterok", parents))
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     errors = len(plan.errors)
     invalid = f", of which {errors} {'is' if errors == 1 else 'are'} invalid" if errors else ""
@@ -80,7 +80,7 @@ def _ask_slurm(batches: list[list[Node]], plan: Plan, code: Path) -> int:
     for batch in samples.values():
         try:
             resources = plan.resources[batch[0].key]
-            script = render_script([node.stage for node in batch], resources, code, "")
+            script = preview_script([node.stage for node in batch], resources, code, "")
             answer = slurm.ask_start_time(script, build_environment(resources))
         except UserError as error:
             answer = str(error)

@@ -84,7 +84,7 @@ def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
     submit_jobs([stage], options)
     received = set(re.findall("^SBATCH_(.*)", (cluster / "env").read_text(), re.MULTILINE))
     assert received == set(counting.split())
-    script = submit.render_script([stage], options.for_stage(stage), tmp_path, "")
+    script = submit.preview_script([stage], options.for_stage(stage), tmp_path, "")
     shown = re.findall(r"^# .*$", script, re.MULTILINE)[-1]
     assert set(re.findall(r"SBATCH_([^ ,]*)", shown)) == received
 
@@ -103,7 +103,7 @@ def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
     options = replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",))
-    script = submit.render_script([fake(tmp_path / "a run's")], options.for_stage(fake("a")), Path("/the code"), "")
+    script = submit.preview_script([fake(tmp_path / "a run's")], options.for_stage(fake("a")), Path("/the code"), "")
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
         text = "\n".join([*setup, 'printf %s "$PYTHONPATH"'])

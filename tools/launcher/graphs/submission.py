@@ -29,13 +29,14 @@ def submit_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
             print(f"{node.key}: job {plan.queued[node.key]} is already queued or running")
         elif node.key not in plan.missing:
             print(f"{node.key}: already complete")
-    if not plan.missing and plan.queued.keys() - {REPORT} and REPORT in plan.queued:
-        return 0  # each stage and the report have their jobs
-    if not plan.missing and plan.queued.keys() <= {REPORT}:
+    has_queued_stages = bool(plan.queued.keys() - {REPORT})
+    if not plan.missing and not has_queued_stages:  # all are complete
         write_graph(graph, options)
         if graph.report:
             graph.report.run(RunContext())
         return 0
+    if not plan.missing and REPORT in plan.queued:
+        return 0  # each stage and the report have their jobs
     Submission(graph, options, plan).run()
     print(describe_cost(plan))
     print(f"to see the status: python tools/launch.py status {shlex.quote(shorten_path(graph.output))}")
@@ -47,8 +48,8 @@ class Submission:
 
     def __init__(self, graph: Graph, options: JobOptions, plan: Plan) -> None:
         self._graph, self._options, self._plan = graph, options, plan
-        self._earlier_report = plan.queued.pop(REPORT, "")
-        self._jobs = dict(plan.queued)  # by key
+        self._jobs = {key: job_id for key, job_id in plan.queued.items() if key != REPORT}
+        self._earlier_report = plan.queued.get(REPORT, "")
         self._submitted: list[str] = []
         self._signals: list[str] = []
 

@@ -10,7 +10,7 @@ import torch
 from benchmarks import detection
 from benchmarks import gpu_measurements as measurements
 from benchmarks.gpu_measurements import Form
-from pretrain.common.run.folder import count_usable_cores
+from pretrain.common.ranks.environment import count_usable_cores
 
 CEILINGS = "ceilings"
 _RECIPES = {"JCL": "jcl_R50_IN1k_200ep", "MoCo v2": "mocov2_R50_IN1k_200ep"}

@@ -17,6 +17,7 @@ if __name__ == "__main__":
 from . import preflight
 from .common.command_line import Parser
 from .common.config import overrides
+from .common.ranks.environment import is_first_process
 from .common.run import wandb
 from .common.run.state import RunContext
 from .config import load_recipe
@@ -39,7 +40,7 @@ def _run(argv: Sequence[str] | None, context: RunContext) -> None:
     recipe_change = ["SOLVER.CHANGE_RECIPE", "True"] if args.change_recipe else []
     cfg = load_recipe(args.config_file, key_values + recipe_change)
     wandb.check_logger()
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         preflight.check_data_exists(cfg, cfg.DATA.TRAIN)
         if not any(Path(cfg.OUTPUT_DIR).glob("checkpoint_*.pth")):
             preflight.check_weights_exist(cfg.MODEL.WEIGHTS)

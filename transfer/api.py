@@ -20,6 +20,7 @@ from pretrain.common.errors import UserError, shorten_list, suggest_name
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
+from pretrain.common.ranks.environment import is_first_process
 from pretrain.common.run import wandb
 from pretrain.common.run.state import RunContext
 
@@ -137,7 +138,7 @@ def prepare(
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
     name = preflight.choose_engine(engine)
-    if (engine, name) == ("auto", "torchvision") and os.environ.get("RANK", "0") == "0":
+    if (engine, name) == ("auto", "torchvision") and is_first_process():
         print(preflight.FALLBACK_NOTE, file=sys.stderr)
     world_size = world_size or int(os.environ.get("WORLD_SIZE") or 1)
     check_ranges(cfg)
@@ -188,7 +189,7 @@ def _check_inputs(run: Run) -> DataSets | None:
 
     Other ranks may start after it has written to the folder.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_process():
         return None
     wandb.check_logger()
     if not run.eval_only:

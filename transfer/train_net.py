@@ -31,6 +31,7 @@ from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.gpus import check_visible_gpus
+from pretrain.common.ranks.environment import is_rank
 from pretrain.common.run.state import RunContext
 from transfer import api
 from transfer.config import load_config
@@ -87,5 +88,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         with extensions.using(args.extensions):
             run = prepare(args)
             api.start(run, context, args.num_gpus)
-    if "RANK" not in os.environ and not run.eval_only:  # of several ranks, each would print it
+    if not is_rank() and not run.eval_only:  # of several ranks, each would print it
         print(f"next: python tools/launch.py report {shlex.quote(run.cfg.OUTPUT_DIR)}")

@@ -6,7 +6,6 @@ those of `hide_library_warnings`.
 
 import logging
 import mmap
-import os
 import sys
 import warnings
 import zlib
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from .errors import escape_control, escape_unprintable
 from .files import make_folder, translate_write_errors
+from .ranks.environment import is_first_process
 from .shell import shorten_paths
 
 _PACKAGES = ("pretrain", "transfer", "tools")
@@ -30,8 +30,7 @@ def log_to_terminal() -> None:
     """Show log lines on standard error, as a command line does outside a run folder; of other ranks, only warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(_TerminalFormatter())
-    is_main = os.environ.get("RANK", "0") == "0"
-    _set_handlers([handler], logging.INFO if is_main else logging.WARNING)
+    _set_handlers([handler], logging.INFO if is_first_process() else logging.WARNING)
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0) -> None:

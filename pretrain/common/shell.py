@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from .ranks.environment import is_rank
+
 # The folder of the shell that started this process, where it works in another one (see `enter_folder`).
 _shell_folder: contextvars.ContextVar[str] = contextvars.ContextVar("_shell_folder", default="")
 
@@ -50,4 +52,4 @@ def shorten_paths(text: str) -> str:
 
 def _find_shell_folder() -> str:
     """Return the folder of the shell; it is empty in a rank, and if the folder has been removed."""
-    return "" if "RANK" in os.environ else _shell_folder.get() or find_working_folder()
+    return "" if is_rank() else _shell_folder.get() or find_working_folder()

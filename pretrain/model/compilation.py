@@ -5,7 +5,7 @@ import os
 from torch import nn
 
 from ..common.interrupt import block_signals
-from ..common.run.folder import count_cores_per_process
+from ..common.ranks.environment import count_cores_per_process
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 

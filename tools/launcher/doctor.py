@@ -13,7 +13,7 @@ from tabulate import tabulate
 from pretrain.common.errors import first_line
 from pretrain.common.gpus import read_output
 from pretrain.common.logs import hide_library_warnings
-from pretrain.common.run.folder import count_usable_cores
+from pretrain.common.ranks.environment import count_usable_cores
 from pretrain.data import datasets
 from tools import ROOT, packages
 

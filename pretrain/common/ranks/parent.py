@@ -21,11 +21,11 @@ from ..errors import UserError
 from ..files import make_folder
 from ..interrupt import Stopped, StopRequest
 from ..output import strip_control, survive_lost_output
-from ..run.folder import count_usable_cores
 from ..run.lease import read_start_time
 from ..run.state import has_recorded_failure, read_outcome
 from ..shell import shorten_paths
-from .rank import STOP_REASON, STOPPED, build_rank_environment, record_failure
+from .environment import build_rank_environment, count_usable_cores
+from .rank import STOP_REASON, STOPPED, record_failure
 
 POLL_S = 0.2
 GRACE_S = 5.0

@@ -60,11 +60,5 @@ def record_failure(folder: str | Path, rank: int, error: BaseException | str, su
         warn(f"error: {error} (of rank {rank}; it could not be recorded: {reason})")
 
 
-def build_rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
-    sizes = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
-    return {name: str(value) for name, value in sizes.items()}
-
-
 if __name__ == "__main__":
     main(sys.argv[1:])

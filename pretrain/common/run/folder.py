@@ -45,17 +45,6 @@ def read_stage(output_dir: str | Path) -> str:
     return read_state(output_dir).get("stage", "")
 
 
-def count_usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def count_cores_per_process() -> int:
-    """Return the number of CPU cores that each of a job's processes on this machine has: SLURM's, or an equal share."""
-    per_task = os.environ.get("SLURM_CPUS_PER_TASK")
-    return int(per_task) if per_task else max(1, count_usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def write_environment(output_dir: str | Path) -> None:
     """Write `environment.txt` (command line, commit, versions, host, devices); a resumed run adds another block."""
     import torch

@@ -20,7 +20,7 @@ from .. import distributed, interrupt
 from ..errors import UserError, count_noun, shorten_list
 from ..interrupt import StopRequest
 from ..logs import log_to_terminal
-from .folder import count_cores_per_process
+from ..ranks.environment import count_cores_per_process
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
 from .socket_folder import choose_socket_folder
 

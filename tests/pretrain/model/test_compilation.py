@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch._inductor import async_compile, config
 
-from pretrain.common.run import folder
+from pretrain.common.ranks import environment
 from pretrain.model.compilation import start_workers
 from tests.pretrain.ranks import run_ranks
 
@@ -32,7 +32,7 @@ def test_each_process_compiles_on_its_own_cores(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(folder, "count_usable_cores", lambda: 96)
+    monkeypatch.setattr(environment, "count_usable_cores", lambda: 96)
     monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: None)
     with config.patch(compile_threads=32):  # torch's limit
         start_workers()

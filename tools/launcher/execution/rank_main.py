@@ -22,8 +22,8 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import write_json
 from pretrain.common.interrupt import Stopped, StopRequest
 from pretrain.common.output import warn
-from pretrain.common.ranks.rank import STOPPED, build_rank_environment, record_error, record_failure
-from pretrain.common.run.folder import count_cores_per_process
+from pretrain.common.ranks.environment import build_rank_environment, count_cores_per_process, is_first_process
+from pretrain.common.ranks.rank import STOPPED, record_error, record_failure
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
 from tools.stages.completion import check_parents
@@ -55,9 +55,8 @@ def run_stage(stage: Stage, context: RunContext) -> None:
     """Run a stage in this process; rank 0 records its state, unless the stage does so itself."""
     context = replace(context, state_entries={"fingerprint": stage.fingerprint(), "work": stage.identity})
     check_parents(stage)  # SLURM counts afterok as satisfied by a pending task that was cancelled
-    is_first_rank = os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as stack:
-        if is_first_rank and not stage.records_state:
+        if is_first_process() and not stage.records_state:
             stack.enter_context(record_state(stage.folder, stage.name, context))
         stage.run(context)
 

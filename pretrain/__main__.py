@@ -7,7 +7,6 @@ torchrun --nproc-per-node 8 -m pretrain --config-file ...
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 if __name__ == "__main__":
     from .common.command_line import run_program
@@ -19,6 +18,7 @@ from .common.command_line import Parser
 from .common.config import overrides
 from .common.ranks.environment import is_first_process
 from .common.run import wandb
+from .common.run.folder import find_checkpoints
 from .common.run.state import RunContext
 from .config import load_recipe
 from .keys import describe_keys
@@ -42,7 +42,7 @@ def _run(argv: Sequence[str] | None, context: RunContext) -> None:
     wandb.check_logger()
     if is_first_process():
         preflight.check_data_exists(cfg, cfg.DATA.TRAIN)
-        if not any(Path(cfg.OUTPUT_DIR).glob("checkpoint_*.pth")):
+        if not find_checkpoints(cfg.OUTPUT_DIR):
             preflight.check_weights_exist(cfg.MODEL.WEIGHTS)
         preflight.check_divisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that

@@ -18,6 +18,7 @@ from .common.config.overrides import format_value
 from .common.config.yaml_io import flatten, parse_yaml
 from .common.errors import UserError
 from .common.files import expand
+from .common.run.folder import find_checkpoints
 from .data import names
 from .data.augmentations import AUGMENTATIONS
 from .data.names import list_names
@@ -84,7 +85,7 @@ def load_recipe(recipe: str | Path | None = None, overrides: Sequence[Any] = ())
         return cfg
     without_recipe = Path("runs", f"{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
     folder = Path("runs", Path(recipe).stem) if recipe else without_recipe
-    if not any(folder.glob("checkpoint_*.pth")) and _contains_run_of(cfg, without_recipe):
+    if not find_checkpoints(folder) and _contains_run_of(cfg, without_recipe):
         problem = f"{without_recipe} contains this run, whose default folder is now {folder}"
         raise UserError(
             f"{problem}; to continue it, add OUTPUT_DIR {without_recipe}; to start again, OUTPUT_DIR {folder}"
@@ -97,7 +98,7 @@ def load_recipe(recipe: str | Path | None = None, overrides: Sequence[Any] = ())
 
 def _contains_run_of(cfg: CfgNode, folder: Path) -> bool:
     """Return whether ``folder`` contains a checkpoint of the same training."""
-    if not any(folder.glob("checkpoint_*.pth")):
+    if not find_checkpoints(folder):
         return False
     try:
         earlier = from_yaml_text((folder / "config.yaml").read_text())

@@ -24,6 +24,7 @@ from pretrain import keys
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.files import check_output_path
+from pretrain.common.run.folder import find_checkpoints
 from pretrain.common.run.state import RunContext, read_json_or_empty, read_working_folder
 from pretrain.common.shell import find_working_folder
 from pretrain.data.names import resolve
@@ -276,4 +277,4 @@ class Stage:
 
     def has_checkpoint(self) -> bool:
         """Return whether the run folder contains a checkpoint."""
-        return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
+        return bool(find_checkpoints(self.folder))

@@ -5,13 +5,14 @@ import os
 from pathlib import Path
 
 from pretrain.common.files import sha256
+from pretrain.common.run.folder import find_checkpoints
 
 
 def hash_content(weights: str) -> str:
     """Return ``sha256:...`` of a weights file, or of the checkpoint of a run folder; it is empty if there is none."""
     path = Path(weights)
     if os.path.isdir(path):  # pathlib's functions raise if the name is too long
-        checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
+        checkpoints = find_checkpoints(path)
         if len(checkpoints) > 1:  # finding the newest valid one means reading them, which needs torch
             from transfer.weights.convert import open_source
 

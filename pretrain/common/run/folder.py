@@ -45,6 +45,12 @@ def read_stage(output_dir: str | Path) -> str:
     return read_state(output_dir).get("stage", "")
 
 
+def find_checkpoints(output_dir: str | Path) -> list[Path]:
+    """Return the checkpoints in a run folder of any stage, in no order; whether they can be read only torch knows."""
+    patterns = ("checkpoint_*.pth", "model_*.pth")  # of pretraining and linear probes, of detectors
+    return [path for pattern in patterns for path in Path(output_dir).glob(pattern)]
+
+
 def write_environment(output_dir: str | Path) -> None:
     """Write `environment.txt` (command line, commit, versions, host, devices); a resumed run adds another block."""
     import torch

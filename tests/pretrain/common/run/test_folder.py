@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.cuda import nccl
 
-from pretrain.common.run.folder import check_stage_of, read_git_state, write_environment
+from pretrain.common.run.folder import check_stage_of, find_checkpoints, read_git_state, write_environment
 from pretrain.common.run.state import update_state
 from tests.errors import refused
 
@@ -60,6 +60,14 @@ def test_a_folder_with_files_of_another_program_is_refused(tmp_path, name: str) 
     refused(lambda: check_stage_of(tmp_path, "knn"), tmp_path, name, "OUTPUT_DIR")
     update_state(tmp_path, stage="knn")
     check_stage_of(tmp_path, "knn")
+
+
+def test_a_checkpoint_of_any_stage_is_found(tmp_path) -> None:
+    assert find_checkpoints(tmp_path / "absent") == []
+    names = {"checkpoint_00000008.pth", "checkpoint_final.pth", "model_0000001.pth"}
+    for name in (*names, "results.json", ".checkpoint_00000009.pth.tmp.pth"):
+        (tmp_path / name).touch()
+    assert {path.name for path in find_checkpoints(tmp_path)} == names
 
 
 def test_files_next_to_the_code_are_no_uncommitted_changes(tmp_path, monkeypatch) -> None:

@@ -57,7 +57,7 @@ def test_torchrun_is_told_that_the_launcher_starts_the_processes(monkeypatch: py
 def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(monkeypatch, images: Path, tmp_path: Path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("pretrain.common.gpus._count_devices", lambda: pytest.fail("GPUs were counted"))
-    monkeypatch.setattr("tools.launcher.execution.local_graph.LocalRun.run", lambda run: len(run._free_gpus))
+    monkeypatch.setattr("tools.launcher.graphs.local_run.LocalRun.run", lambda run: len(run._free_gpus))
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
     pretraining = [*JCL, "--gpus", "0", "DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "48"]

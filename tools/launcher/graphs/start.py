@@ -13,10 +13,10 @@ from pretrain.common.run.lease import claim
 from pretrain.common.run.state import RunContext
 from pretrain.common.shell import shorten_path
 
-from ..execution.local_graph import LocalRun
 from ..execution.records import format_resume_command
 from ..job_options import JobOptions
 from .graph import Graph, write_graph
+from .local_run import LocalRun
 from .plan import Plan, plan_graph
 
 

@@ -1,13 +1,11 @@
-"""Execution of a graph's stages on this machine, with their output on the terminal.
+"""The run of a graph's stages on this machine, with their output on the terminal; `submission` is that on SLURM.
 
 Each stage starts after the ones that it builds on, several at the same time if asked to, each with its own GPUs. A
 failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
 """
 
 import contextlib
-import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -18,18 +16,16 @@ from pretrain.common.errors import UserError
 from pretrain.common.gpus import list_visible_gpus
 from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.output import warn
-from pretrain.common.ranks.parent import POLL_S, Ranks, name_log_folder
+from pretrain.common.ranks.parent import POLL_S, Ranks
 from pretrain.common.ranks.rank import STOP_REASON
-from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import is_end_recorded, read_outcome, update_state
 from pretrain.common.shell import shorten_path
 from tools.stages.base import Stage
 
-from ..graphs.graph import Graph, Node
+from ..execution.job import CANCEL, CANCEL_NOW, describe_unrecorded_exit
+from ..execution.local_job import start_ranks
 from ..resources import Resources
-from .job import CANCEL, CANCEL_NOW, Job, describe_unrecorded_exit
-from .job_file import name_job_file, write_job
-from .records import record_job
+from .graph import Graph, Node
 
 _SENDERS: dict[int, str] = {signal.SIGINT: "Ctrl-C", CANCEL: "launch.py cancel", CANCEL_NOW: "launch.py cancel --now"}
 
@@ -123,13 +119,14 @@ class LocalRun:
         gpus = self._free_gpus[: resources.gpus]
         prefix = f"{node.key:{self._width}} | " if self._parallel > 1 else ""
         try:
-            running = self._running[node.key] = start_ranks(node.stage, resources, gpus, prefix)
+            ranks = start_ranks(node.stage, resources, gpus)
         except UserError as error:
             self._fail(node.key, f"error: {error}", 2)
             return
+        self._running[node.key] = RunningStage(node.stage, ranks, gpus, prefix)
         self._free_gpus = self._free_gpus[len(gpus) :]
         if self._stopped_by:  # while it was being started
-            running.ranks.stop(now=bool(self._killed_by))
+            ranks.stop(now=bool(self._killed_by))
 
     def _wait(self) -> tuple[str, RunningStage]:
         """Wait until one of the stages has ended, showing the output of all; return its key and the stage."""
@@ -180,37 +177,6 @@ class LocalRun:
         self._status = self._status or status
         note = "" if self._graph.is_single else f"\nfailed: {key}; the other branches continue"
         warn(f"{text}{note}")
-
-
-def start_ranks(stage: Stage, resources: Resources, gpus: list[str], prefix: str = "") -> RunningStage:
-    """Start the ranks of a stage on this machine, and record the job.
-
-    Raises:
-        UserError: the folder cannot be written, or no process can be started.
-    """
-    logs = name_log_folder(stage.folder)
-    file = name_job_file(logs)
-    write_job(file, stage)
-    variables: dict[str, str] = {}
-    if gpus or resources.request.gpus is not None or resources.parallel > 1 or not stage.gpu:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # otherwise the user's own value stays
-    if resources.cpus_per_task:
-        variables["OMP_NUM_THREADS"] = str(resources.cpus_per_task)
-    entry = "tools.launcher.execution.rank_main:run_local_rank"
-    words = [str(file)]
-    ranks = Ranks(entry, words, resources.tasks, stage.folder, logs, variables=variables, sharing=resources.parallel)
-    job = Job(
-        folder=Path(stage.folder),
-        id=next(iter(ranks.start_times)),  # of rank 0
-        cluster="local",
-        logs=str(logs),
-        host=socket.gethostname(),
-        submitted=time.time(),
-        processes=ranks.start_times,
-        launcher={str(os.getpid()): read_start_time(os.getpid())},
-    )
-    record_job(stage, resources, job)
-    return RunningStage(stage, ranks, gpus, prefix)
 
 
 def _describe_interruption(folder: str, outcome: dict[str, Any], sender: str) -> str:

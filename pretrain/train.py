@@ -177,7 +177,7 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
     loader = build_loader(cfg, data, augmentations, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     classes = f" in {count_noun(len(data.classes), 'class', 'classes')}" if data.classes else ""
     queue_size = cfg.MODEL.QUEUE_SIZE
-    if distributed.is_main():
+    if distributed.is_first_rank():
         steps = f"{count_noun(len(loader), 'step')} of {batch_size} per epoch"
         log.info(f"{count_noun(len(data), 'image')}{classes}: {steps}")
         parts = distributed.world_size() * cfg.SOLVER.ACCUMULATE
@@ -198,7 +198,7 @@ def _check_same_start(state: TrainState) -> None:
 
 
 def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:
-    return MetricsWriter(folder, step) if distributed.is_main() else None
+    return MetricsWriter(folder, step) if distributed.is_first_rank() else None
 
 
 def _log(run: PretrainRun, steps_done: int, lr: float, values: dict[str, Tensor]) -> None:

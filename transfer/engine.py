@@ -129,7 +129,7 @@ class Engine(ABC):
             names = ", ".join(self.cfg.DATASETS.TRAIN)
             raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
         total = sum(len(self.data_sets[name].image_sizes) for name in self.cfg.DATASETS.TRAIN)
-        if distributed.is_main() and len(records) < total:
+        if distributed.is_first_rank() and len(records) < total:
             reason = "have no objects" + (", or too few labeled keypoints" if self.cfg.MODEL.KEYPOINT_ON else "")
             what = f"{total - len(records)} of {count_noun(total, 'training image')} {reason}, and are left out"
             log.info(f"{what} (DATALOADER.FILTER_EMPTY_ANNOTATIONS {self.cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS})")
@@ -167,7 +167,7 @@ class Engine(ABC):
         self.stop.raise_now()
         if distributed.world_size() == 1:
             return results
-        gathered: list[Any] | None = [None] * distributed.world_size() if distributed.is_main() else None
+        gathered: list[Any] | None = [None] * distributed.world_size() if distributed.is_first_rank() else None
         dist.gather_object(results, gathered)
         return [result for rank_results in gathered or () for result in rank_results]
 

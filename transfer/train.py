@@ -97,7 +97,7 @@ def run(
     if not path:
         tested = [data_sets[name] for name in cfg.DATASETS.TEST]
         on_first_rank(warn_of_pretraining_images, tested, weights.provenance)
-    if distributed.is_main():
+    if distributed.is_first_rank():
         atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not run.eval_only

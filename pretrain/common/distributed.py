@@ -92,7 +92,8 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def is_main() -> bool:
+def is_first_rank() -> bool:
+    """Return whether this process is rank 0, or the only one."""
     return rank() == 0
 
 

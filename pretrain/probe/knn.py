@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop, check_agreement, gather, gather_objects, is_main, on_every_rank, world_size
+from ..common.distributed import (
+    AgreedStop,
+    check_agreement,
+    gather,
+    gather_objects,
+    is_first_rank,
+    on_every_rank,
+    world_size,
+)
 from ..common.errors import count_noun
 from ..common.run.stage import translate_torch_errors
 from ..common.run.state import RunContext
@@ -73,7 +81,7 @@ def _load_if_labeled(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | Non
 
 
 def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
-    if is_main() and build_knn_protocol(cfg, data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
+    if is_first_rank() and build_knn_protocol(cfg, data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
         log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 

@@ -103,7 +103,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
         batch_source = _CachedFeatures(run, backbone, train_split)
     else:
         batch_source = _AugmentedImages(run, backbone, train_split)
-    if distributed.is_main():
+    if distributed.is_first_rank():
         log_left_out("LINEAR.IMS_PER_BATCH", len(train_split), settings.IMS_PER_BATCH, distributed.world_size())
     steps_per_epoch = len(batch_source)
     total_steps = settings.EPOCHS * steps_per_epoch
@@ -112,9 +112,9 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
     if saved:
         step, losses_H = restore_heads(heads, saved, losses_H)
         log.info(f"resumed at step {step} of {total_steps}")
-        if distributed.is_main():  # the run may have been killed before it removed the previous checkpoint
+        if distributed.is_first_rank():  # the run may have been killed before it removed the previous checkpoint
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
-    metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
+    metrics = MetricsWriter(run.folder, step) if distributed.is_first_rank() else None
     save = functools.partial(_save, run, heads, metadata, losses_H)
     first_step = step
     scores = heads.score(val, held_out)

@@ -64,7 +64,7 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
 def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
     for number, case in enumerate(cases):
         values = _two_steps(*case)
-        if distributed.is_main():
+        if distributed.is_first_rank():
             torch.save(values, folder / f"{number}.pth")
 
 

@@ -33,7 +33,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     real_read = checkpoint.read
     output.mkdir(exist_ok=True)
     run_folder = output
-    if not distributed.is_main():  # the other machine has the shared folder under another path
+    if not distributed.is_first_rank():  # the other machine has the shared folder under another path
         run_folder = output.with_name("elsewhere")
         run_folder.symlink_to(output, target_is_directory=True)
     words = ("SOLVER.MAX_STEPS", str(STEPS))
@@ -41,7 +41,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and waits for rank 0, which writes slowly
         context = RunContext()
-        if not distributed.is_main():
+        if not distributed.is_first_rank():
             context.stop.make("preempted")
         patch.setattr(checkpoint, "save", lambda *args: time.sleep(1) or real_save(*args))
         stopped(lambda: run(images, run_folder, *words, context=context))
@@ -51,7 +51,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:  # its own disk, where the file is missing
 
         def missing(path: Path) -> dict:
-            return real_read(path if distributed.is_main() else path.with_name("other.pth"))
+            return real_read(path if distributed.is_first_rank() else path.with_name("other.pth"))
 
         patch.setattr(checkpoint, "read", missing)
         refused(lambda: run(images, run_folder, *words), "rank 1 of 2", "no checkpoint at", "same files?")
@@ -60,7 +60,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
 
         def other(path: Path) -> dict:
             state = real_read(path)
-            if not distributed.is_main():
+            if not distributed.is_first_rank():
                 state["state_dict"]["module.encoder_k.conv1.weight"] += 1e-3
             return state
 

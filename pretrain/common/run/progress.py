@@ -35,7 +35,7 @@ class Progress:
         self._step = start_step
         self._images_per_step = images_per_step
         self._cleanup = contextlib.ExitStack()
-        has_bar = distributed.is_main() and sys.stderr.isatty()
+        has_bar = distributed.is_first_rank() and sys.stderr.isatty()
         if has_bar:  # lines of the log appear above it
             loggers = [logging.getLogger(package) for package in ("pretrain", "transfer")]
             self._cleanup.enter_context(logging_redirect_tqdm(loggers))
@@ -70,7 +70,7 @@ class Progress:
         """Count one step; log the count if a minute has passed without a line, because the next report may be far."""
         self._step += 1
         self._bar.update()
-        if distributed.is_main() and time.perf_counter() >= self._next_count:
+        if distributed.is_first_rank() and time.perf_counter() >= self._next_count:
             self._log_line("", self._measure_rates(self.seconds_waited))
 
     def take_rates(self, seconds_waited: float | None = None) -> dict[str, float]:

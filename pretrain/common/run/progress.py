@@ -28,6 +28,7 @@ class Progress:
         total_steps: optimizer steps of the whole run.
         start_step: steps completed before the run was resumed.
         images_per_step: images in the global batch.
+        name: shown before the bar.
     """
 
     def __init__(self, total_steps: int, start_step: int, images_per_step: int, name: str) -> None:

@@ -192,7 +192,11 @@ def _list_code(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def clean_up(folder: Path) -> Iterator[None]:
-    """Remove the folder of a submission that fails before sbatch accepts it; raise UserError if it is not writable."""
+    """Remove ``folder``, which the block fills, if it fails before a job may need it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
     try:
         yield
     except slurm.SubmissionUnknown:  # a job may be queued, and need it

@@ -14,7 +14,7 @@ import pytest
 
 from pretrain.common.files import write_json
 from tests.tools.launcher.helpers import build_convert, build_pretrain, build_probe, build_transfer, complete
-from tools.launcher import record_files
+from tools.launcher import record_formats
 from tools.launcher.graphs.graph import build_single
 from tools.stages import recipes
 from tools.stages.base import Stage
@@ -157,10 +157,10 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the pipeline of an earlier version, with the launcher's records as this version writes them."""
     folder = tmp_path_factory.mktemp("golden") / "run"
     shutil.copytree(ROOT / "tests/golden/run", folder)
-    for file in folder.rglob(record_files.PIPELINE_FILE.name):
-        write_json(file, asdict(record_files.read_pipeline(file)))
-    for file in folder.rglob(record_files.LAUNCH_FILE.name):
-        write_json(file, asdict(record_files.read_launch(file.parents[1])))
+    for file in folder.rglob(record_formats.PIPELINE_FILE.name):
+        write_json(file, asdict(record_formats.read_pipeline(file)))
+    for file in folder.rglob(record_formats.LAUNCH_FILE.name):
+        write_json(file, asdict(record_formats.read_launch(file.parents[1])))
     return folder
 
 

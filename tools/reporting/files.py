@@ -14,7 +14,7 @@ from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
 from tools.launcher.execution.records import find_files
-from tools.launcher.record_files import PIPELINE_FILE, read_pipeline
+from tools.launcher.record_formats import PIPELINE_FILE, read_pipeline
 from tools.stages.completion import read_fingerprint
 
 

@@ -22,7 +22,7 @@ from pretrain.common.ranks.parent import list_log_files
 from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import read_outcome
 
-from ..record_files import LAUNCH_FILE, read_launch
+from ..record_formats import LAUNCH_FILE, read_launch
 from . import slurm
 from .slurm import JobState
 

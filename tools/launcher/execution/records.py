@@ -1,8 +1,8 @@
-"""The launch record of the jobs that the launcher starts: `launch/launch.json` in each run folder.
+"""Where the launcher's records are found and written, and the commands that continue what they record.
 
-It contains the stage, its options and all jobs that were started there. How a job ended is in state.json, which the
-stage writes (`pretrain.common.run.state`). Both name a job by the folder of its output: unlike job ids, names of these
-folders are never reused.
+`record_formats` says what they contain. How a job ended is in state.json, which the stage writes
+(`pretrain.common.run.state`). Both name a job by the folder of its output: unlike job ids, names of these folders are
+never reused.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from pretrain.common.run.folder import read_git_state
 from pretrain.common.shell import find_working_folder, shorten_path
 from tools.stages.base import Stage
 
-from ..record_files import LAUNCH_FILE, LaunchRecord, find_launch, read_launch
+from ..record_formats import LAUNCH_FILE, LaunchRecord, find_launch, read_launch
 from ..resources import Resources
 from .job import Job
 

@@ -20,7 +20,7 @@ from pretrain.common.run.lease import find_owner
 from pretrain.common.run.state import is_end_recorded, read_outcome
 
 from ..graphs.graph import find_record
-from ..record_files import LAUNCH_FILE, PIPELINE_FILE, LaunchRecord, read_launch, read_pipeline
+from ..record_formats import LAUNCH_FILE, PIPELINE_FILE, LaunchRecord, read_launch, read_pipeline
 from .job import Job, describe_unrecorded_exit, explain_reason, read_last_jobs
 from .records import find_files, find_launch_files, format_original_command, format_resume_command, read_imports
 from .slurm import JobState

@@ -13,7 +13,7 @@ from tools.stages.identity import describe_changes
 from tools.stages.registry import build_stage
 
 from ..execution import slurm
-from ..record_files import find_launch
+from ..record_formats import find_launch
 from ..resources import Resources
 from .graph import Graph, Node
 

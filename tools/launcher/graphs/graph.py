@@ -16,7 +16,7 @@ from tools.stages.inputs import hash_content
 from tools.stages.registry import build_stage
 
 from ..job_options import JobOptions, from_record
-from ..record_files import (
+from ..record_formats import (
     LAUNCH_FILE,
     PIPELINE_FILE,
     LaunchRecord,

@@ -21,7 +21,7 @@ from ..execution.job_file import read_imported
 from ..execution.jobs import wait_for_ending_jobs
 from ..execution.slurm import JobState
 from ..job_options import JobOptions, from_record
-from ..record_files import PIPELINE_FILE, read_launch, read_pipeline
+from ..record_formats import PIPELINE_FILE, read_launch, read_pipeline
 from ..resources import Resources
 from .checks import check_stage
 from .graph import REPORT, Graph, Node

@@ -13,7 +13,7 @@ from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import read_outcome, write_failure
 from tests.tools.launcher.helpers import end
 from tools.launcher.execution.records import format_resume_command, read_imports
-from tools.launcher.record_files import LAUNCH_FILE
+from tools.launcher.record_formats import LAUNCH_FILE
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The records that the launcher leaves: launch.json in each run folder, pipeline.json in the folder of a graph.
+"""What the launcher's records contain: launch.json in each run folder, pipeline.json in the folder of a graph.
 
 In these files, and in the file of a job (`execution.job_file`), a "spec" is the record of a stage: what `Stage.to_json`
 writes and `registry.build_stage` reads. "stage" is the name of its kind.

@@ -17,7 +17,7 @@ from tools.launcher.execution.job import read_jobs
 from tools.launcher.execution.job_file import read_job
 from tools.launcher.execution.records import find_launch_files
 from tools.launcher.graphs import start
-from tools.launcher.record_files import LAUNCH_FILE, PIPELINE_FILE, read_launch, read_pipeline
+from tools.launcher.record_formats import LAUNCH_FILE, PIPELINE_FILE, read_launch, read_pipeline
 from tools.stages.registry import build_stage
 
 LAUNCHED = ROOT / "tests/golden/launched"

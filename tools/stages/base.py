@@ -205,7 +205,10 @@ class Stage:
         """Raise UserError if the run folder records another config, in words that name the keys."""
 
     def name_next_command(self, folder: str) -> str:
-        """Return the command that usually follows, or an empty text; ``folder`` is the run folder, as displayed."""
+        """Return the command that usually follows, which is printed when the only stage of a command here is complete.
+
+        It is empty if there is none; ``folder`` is the run folder, as displayed.
+        """
         return ""
 
     @classmethod

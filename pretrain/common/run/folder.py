@@ -15,7 +15,7 @@ from ..errors import UserError, count_noun, shorten_list
 from ..files import atomic_write
 from .state import read_state
 
-_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
+_FILES_OF_STAGES = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
 CODE = ("pretrain", "transfer", "tools", "configs")  # other files, such as a pipeline of yours, are no edits
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-python-headless timm"
@@ -26,9 +26,9 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     earlier = read_stage(output_dir)
     if not earlier:
         check_no_foreign_files(
-            output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR"
+            output_dir, (*_FILES_OF_STAGES.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR"
         )
-    if earlier and earlier != stage:
+    elif earlier != stage:
         raise UserError(f"{output_dir} belongs to the {earlier} stage, not to {stage}; choose another OUTPUT_DIR")
 
 

@@ -55,6 +55,7 @@ class Graph:
 
     @property
     def is_single(self) -> bool:
+        """Whether it is one stage that a command has started, rather than a pipeline, which has a report."""
         return self.report is None
 
     def list_stages(self) -> list[str]:

@@ -5,7 +5,6 @@ torchrun --nproc-per-node 8 -m pretrain --config-file ...
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 
 if __name__ == "__main__":
@@ -16,7 +15,7 @@ if __name__ == "__main__":
 from . import preflight
 from .common.command_line import Parser
 from .common.config import overrides
-from .common.ranks.environment import is_first_process
+from .common.ranks.environment import is_first_process, read_world_size
 from .common.run import wandb
 from .common.run.folder import find_checkpoints
 from .common.run.state import RunContext
@@ -44,7 +43,7 @@ def _run(argv: Sequence[str] | None, context: RunContext) -> None:
         preflight.check_data_exists(cfg, cfg.DATA.TRAIN)
         if not find_checkpoints(cfg.OUTPUT_DIR):
             preflight.check_weights_exist(cfg.MODEL.WEIGHTS)
-        preflight.check_divisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+        preflight.check_divisible(cfg, read_world_size())
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg, context=context)

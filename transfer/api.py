@@ -20,7 +20,7 @@ from pretrain.common.errors import UserError, shorten_list, suggest_name
 from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.logs import setup_logging
-from pretrain.common.ranks.environment import is_first_process
+from pretrain.common.ranks.environment import is_first_process, read_world_size
 from pretrain.common.run import wandb
 from pretrain.common.run.state import RunContext
 
@@ -140,7 +140,7 @@ def prepare(
     name = preflight.choose_engine(engine)
     if (engine, name) == ("auto", "torchvision") and is_first_process():
         print(preflight.FALLBACK_NOTE, file=sys.stderr)
-    world_size = world_size or int(os.environ.get("WORLD_SIZE") or 1)
+    world_size = world_size or read_world_size()
     check_ranges(cfg)
     if not eval_only:
         check_training(cfg)

@@ -24,6 +24,7 @@ from .config import extensions
 from .device import AsyncHostCopy, can_use_gpus, check_gpu_is_own, choose_gpu
 from .errors import UserError, first_line
 from .interrupt import Stopped, StopRequest
+from .ranks.environment import read_world_size
 from .ranks.meeting import meet
 
 TIMEOUT_S = 1800.0  # for one collective up to the end of the first step, before which a rank may compile
@@ -49,7 +50,7 @@ def init_process_group(device_name: str = "auto", key: str = "DEVICE", rendezvou
         raise UserError(f"{key} is cuda, but torch sees no CUDA device; set {key} cpu or auto")
     device = choose_gpu() if is_cuda else torch.device("cpu")
     torch.backends.cudnn.benchmark = is_cuda  # sizes do not change, so the search pays off
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    if read_world_size() > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         rendezvous = _rendezvous(rendezvous_s)
         rendezvous["store"].set_timeout(timeout)

@@ -22,6 +22,11 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def read_world_size() -> int:
+    """Return the number of processes of this run: 1 if this one is no rank."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
 def count_usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))

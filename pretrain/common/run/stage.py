@@ -20,6 +20,7 @@ from ..distributed import AgreedStop, on_first_rank, rank
 from ..errors import ProcessLost, UserError, first_line
 from ..interrupt import Stopped
 from ..logs import setup_logging
+from ..ranks.environment import read_world_size
 from ..ranks.meeting import heartbeat
 from .folder import check_stage_of
 from .lease import claim
@@ -146,7 +147,7 @@ def process_group(folder: str | Path, join: Callable[P, T], *args: P.args, **kwa
         with heartbeat():
             yield result
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if read_world_size() > 1:
         _record_collectives(Path(folder))
     try:
         result = join(*args, **kwargs)

@@ -79,7 +79,7 @@ def start_paper(args: argparse.Namespace) -> int:
 
     note = describe_foreign_table(args.file)
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
-        file = write_pipeline(args.file, args.rows, Path(temporary if args.dry_run or args.test else args.output))
+        file = write_pipeline(args.file, args.rows, Path(temporary if _is_shown(args) else args.output))
         if note:
             print(note, file=sys.stderr)
         return _start_or_show(load_pipeline(str(file), args.output), args)
@@ -108,6 +108,11 @@ def cancel(args: argparse.Namespace) -> None:
         jobs.cancel(args.folder, args.now)
 
 
+def _is_shown(args: argparse.Namespace) -> bool:
+    """Return whether the command shows what would be started, and starts nothing: --test is a dry run, too."""
+    return args.dry_run or args.test
+
+
 def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions | None = None) -> int:
     """Start a graph, or show what would be started; its ``options`` are those of the command line by default."""
     from pretrain.common.run import wandb
@@ -122,7 +127,7 @@ def _start_or_show(graph: Graph, args: argparse.Namespace, options: JobOptions |
         check_time(time, graph.list_stages())
         if graph.is_single:
             options = options.assign_time(graph.nodes[0].stage.name)  # not only what it needs
-    if args.dry_run or args.test:
+    if _is_shown(args):
         from .graphs import dry_run
 
         return dry_run.show_graph(graph, options, args.check_data, ask_slurm=args.test)

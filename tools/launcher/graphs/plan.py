@@ -92,27 +92,21 @@ def plan_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, n
     dropped = _list_dropped_stages(graph)
     last_jobs = wait_for_ending_jobs([*folders.values(), *dropped.values()])
     unchanged: list[str] = []
+    may_wait = options.cluster == "slurm" and not graph.is_single  # for jobs of an earlier command
     for key, folder in folders.items():
+        job, state = last_jobs.get(folder, (None, JobState("")))
         try:
-            if folder in last_jobs:
-                job, state = last_jobs[folder]
-                may_wait = job.is_slurm and options.cluster == "slurm" and not graph.is_single
-                if may_wait and state.word in ("PENDING", "RUNNING"):
-                    if key in plan.missing:
-                        _check_same_work(plan.missing[key], job)
-                    if _has_other_resources(stages[key], job, plan.resources[key]):
-                        unchanged.append(key)
-                    plan.queued[key] = job.id
-                    plan.missing.pop(key, None)
-                else:
-                    job.check_not_running(state)
+            if job and job.is_slurm and may_wait and state.word in ("PENDING", "RUNNING"):
+                if key in plan.missing:
+                    _check_same_work(plan.missing[key], job)
+                if _has_other_resources(stages[key], job, plan.resources[key]):
+                    unchanged.append(key)
+                plan.queued[key] = job.id
+                plan.missing.pop(key, None)
+            elif job:
+                job.check_not_running(state)
             if key in plan.missing:
-                if graph.is_single:  # no other stage runs before it
-                    check_parents(plan.missing[key].stage)
-                else:
-                    _check_checkpoints(plan.missing[key], graph, plan)
-                    plan.warnings += _describe_needless_run(plan.missing[key], graph, plan)
-                plan.warnings += check_stage(plan.missing[key], graph, plan.resources[key], is_dry_run, needs_data)
+                _check_node(plan.missing[key], graph, plan, is_dry_run, needs_data)
         except UserError as error:
             plan.errors[key] = str(error)
     if graph.report:
@@ -180,6 +174,16 @@ def _check_same_work(node: Node, job: Job) -> None:
     if changes:
         remedy = f"cancel it first: python tools/launch.py cancel {shlex.quote(str(job.folder))}"
         raise UserError(f"job {job.id} in the queue does other work ({changes}); {remedy}, or undo the change")
+
+
+def _check_node(node: Node, graph: Graph, plan: Plan, is_dry_run: bool, needs_data: bool) -> None:
+    """Raise UserError if a missing stage cannot start; add warnings about it to the plan."""
+    if graph.is_single:  # no other stage runs before it
+        check_parents(node.stage)
+    else:
+        _check_checkpoints(node, graph, plan)
+        plan.warnings += _describe_needless_run(node, graph, plan)
+    plan.warnings += check_stage(node, graph, plan.resources[node.key], is_dry_run, needs_data)
 
 
 def _check_checkpoints(node: Node, graph: Graph, plan: Plan) -> None:

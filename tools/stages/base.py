@@ -156,7 +156,7 @@ class Stage:
         cfg.OUTPUT_DIR = folder
         cfg.freeze()
         stage = cls(folder, options, dump(cfg), inputs)
-        vars(stage)["cfg"] = cfg
+        vars(stage)["cfg"] = cfg  # where `cfg` caches what it would parse from the text
         return stage
 
     def check(self, world_size: int, *, starts_later: bool) -> None:

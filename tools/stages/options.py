@@ -56,5 +56,5 @@ def read_arguments(options: type[T], args: argparse.Namespace) -> T:
 
 
 def from_json(options: type[T], values: dict[str, Any]) -> T:
-    """Return options with ``values`` as JSON or argparse has them: lists where the fields have tuples."""
+    """Return options with ``values`` as a record or a parsed command line has them: lists where fields have tuples."""
     return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -52,9 +52,9 @@ def add_arguments(parser: argparse._ActionsContainer, options: type, skip: Colle
 def read_arguments(options: type[T], args: argparse.Namespace) -> T:
     """Return the options of a parsed command line."""
     names = {item.name for item in fields(options)}  # pyright: ignore
-    return from_json(options, {name: value for name, value in vars(args).items() if name in names})
+    return build_options(options, {name: value for name, value in vars(args).items() if name in names})
 
 
-def from_json(options: type[T], values: dict[str, Any]) -> T:
+def build_options(options: type[T], values: dict[str, Any]) -> T:
     """Return options with ``values`` as a record or a parsed command line has them: lists where fields have tuples."""
     return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

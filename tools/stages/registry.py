@@ -9,7 +9,7 @@ from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 
 from . import MOVED, SUMMARIES
-from .options import from_json
+from .options import build_options
 
 if TYPE_CHECKING:
     from .base import Stage
@@ -48,7 +48,7 @@ def build_stage(record: Any) -> Stage:
         record = upgrade_stage(record)
         kind = find_kind(record["stage"])
         values = {name: value for name, value in record.items() if name != "stage"}
-        return kind(**{**values, "options": from_json(kind.Options, record["options"])})
+        return kind(**{**values, "options": build_options(kind.Options, record["options"])})
     except UserError:
         raise
     except (TypeError, KeyError, ValueError) as error:

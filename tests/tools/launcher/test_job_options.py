@@ -251,6 +251,14 @@ def test_a_job_records_the_cluster_of_the_shell(monkeypatch: pytest.MonkeyPatch)
     refused(lambda: resolve_options({"cluster": "slurm"}), "clusters=alex,fritz (or SBATCH_CLUSTERS,", "choose one")
 
 
+@pytest.mark.parametrize(
+    ("cluster", "parallel", "number"), [("local", None, 1), ("local", 2, 2), ("slurm", None, 8), ("slurm", 3, 3)]
+)
+def test_stages_run_one_by_one_here_and_eight_at_once_on_slurm(cluster: str, parallel: int | None, number: int):
+    options = JobOptions(cluster=cluster, parallel=parallel, gpus=0)
+    assert options.num_parallel == options.for_stage(PRETRAIN).parallel == number
+
+
 def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3,GPU-ab12")
     assert gpus.list_visible_gpus() == ["0", "1", "3", "GPU-ab12"]

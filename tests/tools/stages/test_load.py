@@ -79,3 +79,13 @@ def test_a_file_may_not_have_a_name_to_which_nothing_can_be_added(tmp_path: Path
     target = Path(build_convert("source.pth", str(tmp_path / f"{longest}.pth")).product)
     atomic_write(target.with_name(f"{target.name}.json"), "{}")
     refused(lambda: build_convert("source.pth", f"{longest}é.pth"), "OUTPUT is", "no longer than 207 bytes")
+
+
+def test_a_pretraining_refuses_weights_at_a_url_unless_it_resumes(tmp_path: Path):
+    address = "https://a.b/c.pth"
+    words = [*TINY, "OUTPUT_DIR", str(tmp_path / "run"), "MODEL.WEIGHTS", address]
+    stage = build_pretrain(recipes.find_recipe("mocov2"), words)
+    refused(lambda: stage.check(1, starts_later=False), address, "MODEL.WEIGHTS", "download it")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint_final.pth").touch()
+    stage.check(1, starts_later=False)

@@ -12,7 +12,15 @@ from pretrain.common import files
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run import state
-from pretrain.common.run.state import RunContext, read_state, record_state, write_failure
+from pretrain.common.run.state import (
+    RunContext,
+    has_recorded_failure,
+    is_end_recorded,
+    read_outcome,
+    read_state,
+    record_state,
+    write_failure,
+)
 from tests.errors import refused
 
 
@@ -67,6 +75,17 @@ def test_a_start_removes_the_failures_of_earlier_ones(tmp_path) -> None:
         assert [path.name for path in tmp_path.glob("failed.*")] == ["failed.1.json"]
     with record_state(tmp_path, "knn", RunContext()):
         assert list(tmp_path.glob("failed.*")) == []
+
+
+def test_what_was_killed_has_recorded_no_end_and_no_failure(tmp_path) -> None:
+    assert not is_end_recorded(read_outcome(tmp_path, "s"))
+    with record_state(tmp_path, "knn", RunContext(submission="s")):
+        assert not is_end_recorded(read_outcome(tmp_path, "s"))
+    assert is_end_recorded(read_outcome(tmp_path, "s"))
+    assert not is_end_recorded(read_outcome(tmp_path, "another"))
+    write_failure(tmp_path, 1, "a bug", "s")
+    recorded = [(rank, job) for rank in (0, 1) for job in ("s", "t") if has_recorded_failure(tmp_path, rank, job)]
+    assert recorded == [(1, "s")]
 
 
 def test_a_damaged_record_is_empty(tmp_path) -> None:

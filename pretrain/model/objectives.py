@@ -237,6 +237,14 @@ def _build_query_network(cfg: CfgNode, device: torch.device, bn_groups: int, rea
         if (source.arch, source.stem) != (model.ARCH, model.STEM):
             ours = f"MODEL.ARCH is {model.ARCH} and MODEL.STEM {model.STEM}; set them to the file's"
             raise UserError(f"MODEL.WEIGHTS contains a {source.arch} with {source.stem} stem, but {ours}")
+        trained_with = source.provenance.input
+        other = (
+            trained_with.compare_statistics(cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+            if trained_with and distributed.is_first_rank()
+            else ""
+        )
+        if other:
+            log.warning(f"MODEL.WEIGHTS was pretrained with other pixel statistics: {other}, unless that is intended")
         network.load_state_dict(source.state_dict, strict=False)  # only heads are missing: read_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:
         if device.type == "cpu":

@@ -47,8 +47,6 @@ def _check_features(unit_NF: np.ndarray) -> None:
     """Raise UserError for unit features of which t-SNE can draw no map; scikit-learn may crash on equal ones."""
     if len(unit_NF) < 4:
         raise UserError(f"a map needs at least 4 labeled validation images, not {len(unit_NF)}; add images")
-    if not np.isfinite(unit_NF).all():
-        raise UserError("the features of some images are not finite, so there is no map; use an earlier checkpoint")
     if np.ptp(unit_NF, axis=0).max() < _EQUAL:
         causes = "the encoder has collapsed (see feature_spread in metrics.json), or the images are all alike"
         problem = f"the features of all {len(unit_NF)} images are equal, so there is no map: {causes}"

@@ -12,6 +12,7 @@ from torchvision.models import ResNet
 from ..common import distributed
 from ..common.device import autocast, choose_memory_format
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
+from ..common.errors import UserError
 from ..common.weights.backbone import read_backbone
 from ..common.weights.provenance import Provenance
 from ..data import loader, views
@@ -20,6 +21,10 @@ from ..model.encoder import build_backbone, count_channels, pool_features
 from .protocol import choose_evaluation_size
 
 _BATCH = 256  # images
+
+
+class NotFinite(UserError):
+    """Features of which no score can be computed."""
 
 
 class Features(NamedTuple):
@@ -37,7 +42,7 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
 
     Raises:
-        UserError: the file is missing or damaged, or contains no backbone.
+        UserError: the file is missing or damaged, contains no backbone, or one of other pixel statistics than VIEWS.
     """
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
@@ -47,6 +52,9 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         file = on_every_rank(read_backbone, weights, cfg.LINEAR.ENCODER)
         check_agreement(file.provenance.sha256, f"the content (SHA-256) of {weights}")
         source = file.provenance
+        problem = source.input.compare_statistics(cfg.VIEWS.MEAN, cfg.VIEWS.STD) if source.input else ""
+        if problem:
+            raise UserError(f"{weights} was pretrained with other pixel statistics: {problem}")
         backbone = build_backbone(file.arch, file.stem)
         backbone.load_state_dict(file.state_dict, strict=True)
     memory_format: Any = choose_memory_format(cfg.SOLVER.AMP, device.type)
@@ -78,11 +86,15 @@ def extract(
         gather: Return the features of all images, not only of this rank's.
 
     Raises:
+        NotFinite: the features of an image are not finite.
         Stopped: a rank was asked to stop.
     """
     assert data.labels is not None
     positions = select_evenly(np.flatnonzero(data.labels >= 0), max_images)
     features_NF, index_N = extract_features(backbone, data, positions, cfg, stop, device)
+    if not all(gather_objects(bool(features_NF.sum(1).isfinite().all()))):
+        remedy = "set SOLVER.AMP none" if cfg.SOLVER.AMP == "fp16" else "use an earlier checkpoint"
+        raise NotFinite(f"the features of some images of {data.name} are not finite; {remedy}")
     labels_N = torch.from_numpy(data.labels).to(device)[index_N.to(device)]
     if gather:
         labels_N = distributed.gather_uneven(labels_N)

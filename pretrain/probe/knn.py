@@ -25,7 +25,7 @@ from ..common.run.stage import translate_torch_errors
 from ..common.run.state import RunContext
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data
-from .features import Features, extract, load_frozen
+from .features import Features, NotFinite, extract, load_frozen
 from .protocol import build_knn_protocol
 from .stage import open_probe
 
@@ -96,6 +96,10 @@ def evaluate(
     try:
         with translate_torch_errors(_MEMORY_REMEDY):
             return _score(encoder, data, cfg, stop, device)
+    except NotFinite as error:  # training has checks of its own
+        if is_first_rank():
+            log.warning(f"no kNN score: {error}")
+        return {}
     finally:
         encoder.train(is_training)
 

@@ -1,6 +1,6 @@
 """Nearest training image of each test image, by frozen features and by parts that both show."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
+from pretrain.common.weights.backbone import read_backbone
 from pretrain.config import load_config
 from pretrain.data.image_data import ImageData
 from pretrain.data.loader import load_eval_batches
 from pretrain.probe.features import compute_features, load_frozen
 from pretrain.probe.knn import find_nearest
+from pretrain.probe.transform import build_transform
 
 from .overlaps import find_overlaps, shrink
 
@@ -49,7 +51,11 @@ def find_nearest_images(train: ImageData, test: ImageData, weights: str) -> Near
     Args:
         weights: run folder, checkpoint, or ``random``.
     """
-    cfg = load_config(None, ["MODEL.ARCH", "resnet18"])
+    words: list[Any] = ["MODEL.ARCH", "resnet18"]
+    if weights != "random":
+        transform = build_transform(read_backbone(weights))
+        words += ["VIEWS.MEAN", list(transform.mean), "VIEWS.STD", list(transform.std)]
+    cfg = load_config(None, words)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone, _ = load_frozen(weights, cfg, device)
     train_gray, *train_parts = _extract(backbone, train, cfg, device, mirror=False)

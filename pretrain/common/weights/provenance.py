@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +78,22 @@ class InputFormat:
         """Return what is recorded under Detectron2's keys."""
         values = {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
         return {key: value for key, value in values.items() if value is not None}
+
+    def compare_statistics(self, mean: Sequence[float], std: Sequence[float]) -> str:
+        """Describe how VIEWS.MEAN and VIEWS.STD differ from what is recorded, and the remedy; "" if they do not."""
+        if not (self.mean and self.std):
+            return ""
+        recorded = {"VIEWS.MEAN": _divide_by_255(self.mean), "VIEWS.STD": _divide_by_255(self.std)}
+        current = {"VIEWS.MEAN": mean, "VIEWS.STD": std}
+        for key, values in recorded.items():
+            if not all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(current[key], values, strict=True)):
+                remedy = " ".join(f"{name} '{numbers}'" for name, numbers in recorded.items())
+                return f"{key} is {[*current[key]]}, not {values}; set {remedy}"
+        return ""
+
+
+def _divide_by_255(values: Sequence[float]) -> list[float]:
+    return [round(value / 255, 6) for value in values]
 
 
 MSRA = InputFormat("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0], stride_in_1x1=True)

@@ -59,7 +59,11 @@ class TrainingMonitor:
 
     @torch.no_grad()
     def watch(self, loss: Tensor, step: int, lr: float, index_n: Tensor) -> None:
-        """Check the previous step, then start copying this step's values to the host."""
+        """Check the previous step, then start copying this step's values to the host.
+
+        Args:
+            step: the number of this step, counted from 1 as in the log.
+        """
         self.check()
         bad = (~loss.isfinite()).float()
         bad_anywhere = distributed.mean_(bad.clone())
@@ -85,7 +89,7 @@ class TrainingMonitor:
             where = f" on rank {rank}" if distributed.world_size() > 1 else ""
             problem = f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images})"
             raise UserError(f"{problem}; lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none")
-        self._skipped.update(next_scale, step + 1)
+        self._skipped.update(next_scale, step)
 
     def find_warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
         """Return warnings for the log; collapse and a solved task are reported once, a loss spike each time.

@@ -140,7 +140,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         loss, metrics = training_step(run.state, batch._replace(views_VnCHW=views_VnCHW), step)
         steps_done = step + 1
         run.state.step = steps_done
-        run.monitor.watch(loss, step, lr, batch.index_n)
+        run.monitor.watch(loss, steps_done, lr, batch.index_n)
         run.progress.advance()
         run.garbage.count_step()
         if step == first_step:

@@ -28,12 +28,12 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatc
     report = _watch(skipped_steps=2)
     scales = iter([8.0, 8.0, 4.0, 2.0, 1.0])
     monkeypatch.setattr(report._scaler, "scale", lambda loss: loss * next(scales))
-    for step in range(4):
+    for step in range(1, 5):
         report.watch(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
-    assert report._skipped.total == 5  # steps 0, 2 and 3
-    report.watch(torch.tensor(1.0), 4, 0.1, INDEX)
-    refused(report.check, "3 steps", "step 4", "scale of 2")
+    assert report._skipped.total == 5  # steps 1, 3 and 4
+    report.watch(torch.tensor(1.0), 5, 0.1, INDEX)
+    refused(report.check, "3 steps", "step 5 were", "scale of 2")
 
 
 @pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])

@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
     for name in ("results.json", "metrics.json", "events.out.tfevents.1.host"):
         (tmp_path / name).write_text('{"iteration": 0, "loss": 99.0}\n')
     diverging = ("SOLVER.BASE_LR", "1e30", "SOLVER.CHECKPOINT_PERIOD", "1000")
-    refused(lambda: run(images, tmp_path, *diverging), "at step 1", "learning rate 9.83e+29", ".png")
+    refused(lambda: run(images, tmp_path, *diverging), "at step 2", "learning rate 9.83e+29", ".png")
     names = {path.name for path in tmp_path.iterdir()}
     assert not names & {"checkpoint_final.pth", "results.json", "events.out.tfevents.1.host"}
     assert "99.0" not in (tmp_path / "metrics.json").read_text()

@@ -12,8 +12,8 @@ class SkippedSteps:
         remedy: tells a user how to turn fp16 off.
 
     Attributes:
-        total: the skipped steps before the one that `update` got last; a resumed run sets it to what it was.
-        scale: the loss scale at the start of that step.
+        total: the skipped steps at the last call of `update`; a resumed run sets it to what it was.
+        scale: the loss scale then.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -22,13 +22,13 @@ class SkippedSteps:
         self.scale: float | None = None
         self._remedy = remedy
 
-    def update(self, scale: float, step: int) -> None:
-        """Record the loss scale at the start of every ``step``; raise UserError if too many in a row were skipped."""
+    def update(self, scale: float, steps_done: int) -> None:
+        """Record the loss scale after each step; raise UserError if too many in a row were skipped."""
         skipped = self.total_after(scale) - self.total
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if self._in_a_row >= MAX_IN_A_ROW:
-            problem = f"fp16: the {MAX_IN_A_ROW} steps up to step {step - 1} were skipped"
+            problem = f"fp16: the {MAX_IN_A_ROW} steps up to step {steps_done} were skipped"
             reason = f"their gradients overflow even at a loss scale of {self.scale:.3g}"
             raise UserError(f"{problem}: {reason}; {self._remedy}, or lower SOLVER.BASE_LR")
         self.scale = scale

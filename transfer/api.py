@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -162,7 +161,7 @@ def start(run: Run, context: RunContext, num_processes: int = 1) -> None:
         Stopped: a stop was requested; the checkpoint is written.
     """
     data_sets = _check_inputs(run)
-    if num_processes > 1 and "WORLD_SIZE" not in os.environ:
+    if num_processes > 1 and not read_world_size(0):
         _run_ranks(run, context, num_processes)
     else:
         run_rank(run, context, data_sets)

@@ -15,7 +15,6 @@ and starts no others.
 """
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
 from pretrain.common.gpus import check_visible_gpus
-from pretrain.common.ranks.environment import is_rank
+from pretrain.common.ranks.environment import is_rank, read_world_size
 from pretrain.common.run.state import RunContext
 from transfer import api
 from transfer.config import load_config
@@ -67,10 +66,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def prepare(args: argparse.Namespace) -> api.Run:
     """Return what a command line asks for, checked; see `transfer.api.prepare`."""
     cfg = load_config(args.config_file, args.opts)
-    if args.num_gpus > 1 and cfg.MODEL.DEVICE != "cpu" and "WORLD_SIZE" not in os.environ:  # counting imports torch
+    world_size = read_world_size(args.num_gpus)
+    if world_size > 1 and cfg.MODEL.DEVICE != "cpu" and not read_world_size(0):  # counting imports torch
         remedy = "omit --num-gpus to run on the CPU, or set MODEL.DEVICE cpu for that many processes"
         check_visible_gpus("--num-gpus", args.num_gpus, remedy)
-    world_size = int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     options = {name: getattr(args, name) for name in ("resume", "eval_only", "visualize")}
     return api.prepare(cfg, args.engine, world_size, **options)
 

@@ -17,7 +17,7 @@ from pretrain.common.run.state import RunContext, update_state
 from tests.errors import refused
 from tests.pretrain.runs import stopped
 from tests.transfer import tiny_coco
-from transfer import train_net
+from transfer import api, train_net
 from transfer.preflight import check_output_dir, read_recorded_classes
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -73,6 +73,15 @@ def test_gpus_that_are_not_visible_are_refused_unless_the_cpu_is_named(tmp_path:
     train_net.prepare(train_net.parse(words(tmp_path, "torchvision", "--num-gpus", "2")))
     cuda = words(tmp_path, "torchvision", "--num-gpus", "2", MODEL__DEVICE="cuda")
     refused(lambda: train_net.prepare(train_net.parse(cuda)), "--num-gpus is 2", "has 1 visible GPU")
+
+
+def test_an_empty_world_size_is_none(tmp_path: Path, monkeypatch) -> None:
+    """Otherwise one process would train alone with the batch of one of two."""
+    started = []
+    monkeypatch.setenv("WORLD_SIZE", "")
+    monkeypatch.setattr(api, "_run_ranks", lambda run, context, count: started.append(count))
+    train_net.main(words(tmp_path, "torchvision", "--num-gpus", "2", MODEL__DEVICE="cpu"))
+    assert started == [2]
 
 
 def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path, converted, monkeypatch):

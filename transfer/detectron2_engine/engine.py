@@ -1,7 +1,6 @@
 """The Detectron2 engine."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -24,6 +23,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common.distributed import AgreedStop, on_first_rank
+from pretrain.common.ranks.environment import read_local_world_size
 
 from ..coco.records import DataSet
 from ..coco.results import Detection, Metrics, format_table
@@ -75,7 +75,7 @@ class Detectron2Engine(Engine):
         super().__init__(detectron2_config(cfg), data_sets, stop)
         adapt_detectron2()
         if comm.get_world_size() > 1:
-            comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
+            comm.create_local_process_group(read_local_world_size(comm.get_world_size()))
         for name in ("detectron2", "fvcore"):  # this run's log has their warnings
             logging.getLogger(name).handlers = logging.getLogger("transfer").handlers
             logging.getLogger(name).setLevel(logging.WARNING)

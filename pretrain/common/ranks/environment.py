@@ -5,6 +5,8 @@ It is known before the process has joined a process group, from which `distribut
 
 import os
 
+from ..errors import UserError
+
 
 def build_rank_environment(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them."""
@@ -22,9 +24,23 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def read_world_size() -> int:
-    """Return the number of processes of this run: 1 if this one is no rank."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
+def read_world_size(default: int = 1) -> int:
+    """Return the number of processes of this run, or ``default`` if this one is no rank."""
+    return _read_number("WORLD_SIZE", default)
+
+
+def read_local_world_size(default: int = 1) -> int:
+    """Return how many of them are on this machine, or ``default`` if that is not known."""
+    return _read_number("LOCAL_WORLD_SIZE", default)
+
+
+def _read_number(variable: str, default: int) -> int:
+    """Return the number in a variable, or ``default`` if it is unset or empty; raise UserError for any other text."""
+    text = os.environ.get(variable) or str(default)
+    if text.isdecimal():
+        return int(text)
+    problem = f"the environment variable {variable} is {text!r}, not a number"
+    raise UserError(f"{problem}; unset it: torchrun, SLURM and launch.py set it where it is needed")
 
 
 def count_usable_cores() -> int:
@@ -34,5 +50,4 @@ def count_usable_cores() -> int:
 
 def count_cores_per_process() -> int:
     """Return the number of CPU cores that each of a job's processes on this machine has: SLURM's, or an equal share."""
-    per_task = os.environ.get("SLURM_CPUS_PER_TASK")
-    return int(per_task) if per_task else max(1, count_usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return _read_number("SLURM_CPUS_PER_TASK", max(1, count_usable_cores() // read_local_world_size()))

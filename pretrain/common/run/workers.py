@@ -20,7 +20,7 @@ from .. import distributed, interrupt
 from ..errors import UserError, count_noun, shorten_list
 from ..interrupt import StopRequest
 from ..logs import log_to_terminal
-from ..ranks.environment import count_cores_per_process
+from ..ranks.environment import count_cores_per_process, read_local_world_size
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
 from .socket_folder import choose_socket_folder
 
@@ -62,7 +62,7 @@ def choose_start_method() -> str:
     worker has its own copy of the data set: 55 MiB (measured) for the names and labels of ImageNet-1K.
     """
     processes = distributed.world_size()
-    is_one_machine = processes <= int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    is_one_machine = processes <= read_local_world_size(processes)
     method = os.environ.get("P2T_START_METHOD") or ("fork" if is_one_machine else "forkserver")
     if method not in _START_METHODS:
         raise UserError(f"P2T_START_METHOD is {method}; set one of {', '.join(_START_METHODS)}")

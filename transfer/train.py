@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from pretrain.common import distributed
+from pretrain.common.config import extensions
 from pretrain.common.device import describe, set_float32_precision
 from pretrain.common.distributed import AgreedStop, data_parallel, on_every_rank, on_first_rank
 from pretrain.common.errors import UserError, count_noun, one_line
@@ -206,6 +207,9 @@ def _load_checkpoint(run: Run) -> tuple[Path | None, dict[str, Any]]:
         problem = f"but {cfg.OUTPUT_DIR} completed {count_noun(iterations_done, 'iteration')}"
         raise UserError(f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, {problem}; raise it, or choose another OUTPUT_DIR")
     log.info(f"resuming from {path}")
+    change = extensions.describe_change(content.get("imported", ""))  # an earlier version recorded none
+    if change:
+        log.warning(f"{change}; the run continues with them as they are now")
     return checkpoint
 
 

@@ -13,6 +13,7 @@ import torch
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common import distributed
+from pretrain.common.config import extensions
 from pretrain.common.device import check_bfloat16
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
@@ -67,6 +68,7 @@ class Trainer:
         self.pending = ""
         self.scores = Scores()
         self._saved: tuple[str, dict[str, Any]] | None = None  # the newest checkpoint's entries of these two
+        self._imported = extensions.digest() if extensions.options() else ""
         self.data = data
         self.optimizer = engine.build_optimizer(model)
         self.schedule = engine.build_schedule(self.optimizer)
@@ -238,6 +240,7 @@ class Trainer:
             "pending": self.pending,
             "scores": self.scores.to_json(),
             "seed": self.cfg.SEED,
+            "imported": self._imported,
             "window": list(self.window),
             "skipped_steps": self.skipped.total_after(self.scaler.get_scale()),
             "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},

@@ -144,6 +144,18 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(tmp_path, register, monke
     assert whole["hooks"] == parts["hooks"] and whole["hooks"]["sum"]["total"] != 0
 
 
+def test_a_resumed_training_names_modules_that_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = tmp_path / "changed_later.py"
+    module.touch()
+    monkeypatch.setenv(extensions.VARIABLE, str(module))
+    for iterations in (1, 2, 3):
+        tiny_coco.train(tmp_path, name, "torchvision", "--resume", SOLVER__MAX_ITER=iterations, DATASETS__TEST=())
+        module.write_text("# edited")
+    log = (tmp_path / "out/log.txt").read_text()
+    assert log.count("your modules have changed: changed_later.py") == 1
+
+
 @pytest.mark.detectron2
 def test_own_test_images_need_no_annotations(tmp_path: Path, register: Callable[..., str]) -> None:
     from detectron2.data import DatasetCatalog

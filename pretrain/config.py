@@ -4,7 +4,6 @@ The language is Detectron2's (YAML, `_BASE_`, `KEY VALUE` overrides), with Detec
 The values of recipes are in configs/pretrain/*.yaml, never here.
 """
 
-import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, compare
 from .common.config.overrides import format_value
 from .common.config.yaml_io import flatten, parse_yaml
 from .common.errors import UserError
-from .common.files import expand
 from .common.run.folder import find_checkpoints
 from .data import names
 from .data.augmentations import AUGMENTATIONS
@@ -171,12 +169,8 @@ def check_config(cfg: CfgNode, keys: Keys, places: Mapping[str, str]) -> None:
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
         if len(values[key]) != 3:
             raise UserError(f"{key} is {values[key]}; it must be 3 numbers, one per RGB channel")
-    output = Path(cfg.OUTPUT_DIR or "runs").resolve()
-    for name in itertools.chain(*map(list_names, (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL))):
-        folder = Path(expand(names.find_path(name))).resolve()
-        if name.startswith("folder:") and output.is_relative_to(folder):
-            problem = f"OUTPUT_DIR {output} is inside {name}, which would then contain its figures as images"
-            raise UserError(f"{problem}; choose another OUTPUT_DIR")
+    for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
+        names.check_outside(cfg.OUTPUT_DIR or "runs", name, "OUTPUT_DIR")
     _check_unread_keys(values, keys, places)
     _check_combinations(cfg)
 

@@ -6,8 +6,8 @@ from typing import Any
 from .common.config import extensions
 from .common.config.keys import Effect, Key, index_keys
 from .common.config.limits import ABOVE_0, AT_LEAST_0, FLOAT32_PRECISION, FRACTION, Choice, Range
-from .data.augmentations import AUGMENTATIONS
-from .methods import METHODS
+from .data.augmentations import AUGMENTATIONS, Augmentation
+from .methods import METHODS, Method
 
 # Means and standard deviations are of the training images (CIFAR's as in the released code of SCE and TCL).
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
@@ -273,9 +273,11 @@ def list_keys() -> dict[str, Key]:
     The defaults are MoCo v2's where there is no neutral one. Methods declare the other METHOD keys that they read.
 
     Raises:
-        UserError: the user's module cannot be imported, or two methods declare one key differently.
+        UserError: the user's module cannot be imported or used, or two methods declare one key differently.
     """
     extensions.load()
+    extensions.check_type("METHODS", METHODS, Method, "my_objective.py")
+    extensions.check_type("AUGMENTATIONS", AUGMENTATIONS, Augmentation, "my_views.py")
     name, *others = KEYS
     readers: dict[str, list[str]] = {}
     kinds: dict[str, list[str]] = {}

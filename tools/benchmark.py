@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if type(value) is int and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.output:
-        check_writable(args.output)
+        check_writable(args.output, "--output")
     if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
         numbers = {name: _run(_build_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:

@@ -29,10 +29,11 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 
 from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_file, sha256, translate_write_errors
+from pretrain.common.files import check_file, check_output_path, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
 from pretrain.common.run.state import read_json_or_empty
 from pretrain.common.shell import shorten_path
+from pretrain.data.names import FOLDER, check_outside
 from tools.data.boxes import read_boxes
 from tools.data.class_folders import list_class_images, write_class_folders
 from tools.data.digits import write_digits
@@ -51,6 +52,7 @@ _MIN_SIZE = 16  # pixels
 def main(argv: Sequence[str] | None = None) -> None:
     args = _build_parser().parse_args(argv)
     _check_numbers(args)
+    check_output_path(args.output, "--output")
     write, digests = _build_writer(args)
     arguments = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
     make(Path(os.path.abspath(args.output)), {**arguments, "version": _VERSIONS[args.kind], **digests}, write)
@@ -84,6 +86,8 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
         case "duplicates":
             from tools.data.duplicates import find_duplicates, write_duplicates  # imports torch
 
+            for name in (args.train, args.test):
+                check_outside(args.output, name, "--output")
             content = find_duplicates(args.train, args.test, args.weights)
             digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
             return lambda folder: write_duplicates(folder, content), {"content": digest}
@@ -107,6 +111,7 @@ def _build_class_split(args: argparse.Namespace) -> tuple[Callable[[Path], None]
             f"--images checks the images of an annotation file, and {args.annotations} is a folder; omit it"
         )
     source = Path(args.annotations)
+    check_outside(args.output, f"{FOLDER}{source}", "--output")
     classes = list_class_images(source)
     digest = hashlib.sha256(json.dumps([str(source.absolute()), classes]).encode()).hexdigest()
     options = (args.val, args.seed, args.group_by)

@@ -27,9 +27,11 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
 from pretrain.common.command_line import Parser
 from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_file, check_output_path, check_writable
+from pretrain.common.files import check_file, check_writable
 from pretrain.common.images import SUFFIXES
+from pretrain.common.run.lease import claim
 from pretrain.data.folders.images import list_images
+from pretrain.data.names import FOLDER, check_outside
 from transfer.keys import describe_keys
 from transfer.predict import load_detector, predict_files
 
@@ -44,10 +46,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _predict(args: argparse.Namespace) -> None:
     images = _find_images(args.images)
     output = Path(args.output)
+    absolute = Path(os.path.abspath(output))
+    for folder in filter(os.path.isdir, args.images):
+        check_outside(output, f"{FOLDER}{folder}", "--output")
+    check_writable(os.path.join(args.output, "predictions.json"), "--output")
+    with claim(absolute.parent, "a prediction", file=absolute.name):
+        _write_predictions(args, images, output)
+
+
+def _write_predictions(args: argparse.Namespace, images: dict[str, str], output: Path) -> None:
     for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):
         if (output / name).exists():
             raise UserError(f"--output {output} already contains {name}; choose another folder, or remove it")
-    check_writable(output / "predictions.json")
     detector = load_detector(args.run or args.config_file, engine=args.engine, opts=args.opts)
     print(predict_files(detector, images, output, None if args.no_pictures else args.threshold))
 
@@ -74,7 +84,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.images = images
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
-    check_output_path(args.output, "--output")
     return args
 
 

@@ -63,7 +63,7 @@ def run(options: ReportStage.Options) -> int:
             raise UserError(
                 f"--output is {file}; its name must end in {', '.join(_PAGES)} or, for Markdown, {_TEXTS[0]}"
             )
-        check_writable(file)
+        check_writable(file, "--output")
     pages = [file for file in options.output if Path(file).suffix.lower() in _PAGES]
     texts = [file for file in options.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:

@@ -112,8 +112,8 @@ class Detector:
 
 def _name_image(image: Any, name: str) -> str:
     """Return an image's path, or its name with its pixels if it is none."""
-    if isinstance(image, (str, os.PathLike)) and os.fspath(image):
-        return str(image)
+    if isinstance(image, (str, os.PathLike)):
+        return read_path(image, name)
     from pretrain.common.image_checks.pixels import read_any
     from pretrain.common.images import name_pixels
 

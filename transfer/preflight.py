@@ -126,6 +126,9 @@ def _check_registered(key: str, names: Iterable[str], registry: Mapping[str, Any
         if name not in registry:
             problem = f"{key} names {name!r}, but the imported modules register {', '.join(registry) or 'none'}"
             raise UserError(f"{problem}; --import the module that registers it{suggest_name(name, registry)}")
+        if not callable(registry[name]):
+            problem = f"{key} {name!r} is of type {type(registry[name]).__name__}, not a function"
+            raise UserError(f"{problem}; register one as docs/templates/my_detection.py does")
 
 
 def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:

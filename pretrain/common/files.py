@@ -80,6 +80,8 @@ def check_output_path(path: str, option: str, *, is_file: bool = False) -> None:
     """
     if not path.isprintable():
         raise UserError(f"{option} is {path!r}, which contains unprintable characters; choose another name")
+    if os.path.expanduser(path) != path:  # a shell replaces it only at the start of a word
+        raise UserError(f"{option} is {path!r}, whose ~ was not replaced; write {os.path.expanduser(path)}")
     if "://" in path:
         raise UserError(f"{option} is {path!r}, a URL; choose a folder, and copy it there afterwards")
     if any(len(os.fsencode(part)) > _NAME_BYTES for part in Path(path).parts):
@@ -272,12 +274,12 @@ def remove(path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str, option: str) -> None:
     """Raise UserError unless a file at ``path`` can be written; call it before the work whose result it is."""
-    path = Path(path)
+    check_output_path(path, option, is_file=True)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; pass a file in it")
-    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    folder = next(parent for parent in Path(path).absolute().parents if os.path.lexists(parent))
     with translate_write_errors(path):
         tempfile.TemporaryFile(dir=folder).close()
 

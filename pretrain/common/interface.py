@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import UserError
+from .files import expand
 from .interrupt import Stopped, StopRequest
 from .shell import find_working_folder
 
@@ -27,16 +28,16 @@ os.register_at_fork(after_in_child=_renew_turn)  # the thread that holds it is n
 
 
 def read_path(value: Any, name: str) -> str:
-    """Return an argument that is a path, with the user's home for ``~``, which no shell has replaced.
+    """Return an argument that is a path, with its variables and ``~`` replaced, as a shell would.
 
     Raises:
         UserError: it is of another type, or empty.
     """
-    if not isinstance(value, (str, os.PathLike)):
+    if not isinstance(value, (str, os.PathLike)) or isinstance(os.fspath(value), bytes):
         raise UserError(f"{name} is {value!r}, of type {type(value).__name__}; pass a path")
     if not os.fspath(value):
         raise UserError(f"{name} is empty; pass a path")
-    return os.path.expanduser(os.fspath(value))
+    return expand(os.fspath(value))
 
 
 def list_words(overrides: Any) -> list[Any]:

@@ -68,6 +68,16 @@ def _resolve_one(name: str, folder: str | Path) -> str:
     return f"{prefix}{os.path.join(folder, path)}" if prefix and path and path[0] not in "$~" else name
 
 
+def check_outside(output: str | Path, value: str, option: str) -> None:
+    """Raise UserError if an output, a folder or a file, lies in a folder of images that ``value`` names."""
+    path = Path(output).resolve()
+    for name in list_names(value):
+        folder = Path(expand(find_path(name))).resolve()
+        if name.startswith(FOLDER) and path.is_relative_to(folder):
+            problem = f"{option} {path} is inside {name}, which would then contain its pictures as images"
+            raise UserError(f"{problem}; choose another {option}")
+
+
 def check_local(name: str) -> None:
     """Raise UserError if ``name`` or its path is an address: images are read from this machine's file systems."""
     path = find_path(name)

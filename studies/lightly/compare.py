@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: 5)")
     parser.add_argument("--images", type=int, default=2048, help="number of JPEGs to load (default: 2048)")
     args = parser.parse_args(argv)
-    check_writable(args.output)
+    check_writable(args.output, "--output")
     if not importlib.util.find_spec("lightly"):
         raise UserError("lightly is not installed; `pip install '.[peers]'` installs it")
     if args.images < 128:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pretrain
 from pretrain.common import interface, interrupt
+from pretrain.common.image_checks.pixels import read_any
 from pretrain.common.images import read_image
 from pretrain.common.weights.provenance import InputFormat
 from pretrain.data.views import make_center_view
@@ -116,6 +118,8 @@ def test_a_home_in_a_path_is_replaced(images: Path, tmp_path: Path, monkeypatch:
     conversion = convert("~/plain.pth", "~/d2.pth", pixel_mean=np.full(3, 0.5), pixel_std=(1, 1, 1))
     assert conversion.output == tmp_path / "d2.pth" and conversion.output.is_file()
     assert (conversion.provenance.input or InputFormat()).mean == [0.5] * 3
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    assert read_any("~/a.png", "image").shape == read_any("$HOME/a.png", "image").shape == (6, 8, 3)
     folder = PurePosixPath(tmp_path / "run")
     keys = {**keys_of(images, tmp_path), "MODEL.STEM": "imagenet", "OUTPUT_DIR": folder, "SOLVER.MAX_STEPS": 1}
     pretrain.pretrain(overrides=keys | {"MODEL.WEIGHTS": "~/plain.pth"})

@@ -56,3 +56,12 @@ def test_a_folder_that_cannot_be_split_is_refused(photos: Path) -> None:
     (photos / "dog").rename(photos / "val")
     refused(lambda: make_data.main(["split", str(photos), "--output", output]), "splits already")
     assert not (photos.parent / "split").exists()
+
+
+def test_a_split_in_the_folder_of_the_images_is_refused(photos: Path) -> None:
+    """Its links would be images of the folder, and so would the picture of duplicates."""
+    words = ["split", str(photos), "--output", str(photos / "splits")]
+    refused(lambda: make_data.main(words), "--output", f"inside folder:{photos}")
+    name = f"folder:{photos}"
+    words = ["duplicates", name, "folder:other", "--output", str(photos / "duplicates")]
+    refused(lambda: make_data.main(words), "--output", f"inside {name}")

@@ -15,6 +15,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from pretrain.common.images import read_image
+from pretrain.common.run.lease import claim
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
@@ -171,6 +172,8 @@ def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
         (["data", "data/1.png", "--run", "data"], "duplicate image name 1.png"),
         (["data", "--run", "data", "--threshold", "50"], "--threshold is 50"),
         (["IMG_9.JPG", "--run", "data"], "IMG_9.JPG"),
+        (["data", "--run", "data", "--output", "data/predictions"], "data/predictions is inside folder:data"),
+        (["data", "--run", "data", "--output", "~/predictions"], "write "),
         (["data", "DCIM/IMG_9", "--run", "data"], "no image or folder at DCIM/IMG_9"),
     ],
 )
@@ -181,3 +184,11 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[s
     Path("empty.yaml").write_text("VERSION: 2\n")
     refused(lambda: predict.main(["--output", "predictions", *words]), named)
     assert not Path("predictions").exists()
+
+
+def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path) -> None:
+    tiny_coco.write(tmp_path / "data")
+    words = [str(tmp_path / "data"), "--run", "run", "--output", str(tmp_path / "predictions")]
+    with claim(tmp_path, "a prediction", file="predictions"):
+        refused(lambda: predict.main(words), "predictions is in use: a prediction")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

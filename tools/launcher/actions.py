@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.common.errors import UserError, escape_control
+from pretrain.common.files import check_output_path
 from pretrain.common.output import survive_lost_output
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def start_paper(args: argparse.Namespace) -> int:
     from .graphs.paper_pipeline import describe_foreign_table, write_pipeline
     from .graphs.pipeline import load_pipeline
 
+    check_output_path(args.output, "--output")
     note = describe_foreign_table(args.file)
     with tempfile.TemporaryDirectory() as temporary:  # a dry run leaves no files
         file = write_pipeline(args.file, args.rows, Path(temporary if _is_shown(args) else args.output))

@@ -44,9 +44,12 @@ class Convert(Stage):
     @classmethod
     def load(cls, options: Options, overrides: Sequence[str] = (), folder: str = "") -> Self:
         """Load the conversion of a run or checkpoint; its run folder is ``folder`` (default: next to the output)."""
+        from transfer.weights.convert import check_format  # slow, and --help does not need it
+
         source = str(Path(options.source).absolute())
+        check_output_path(options.output, "OUTPUT", is_file=True)
         output = str(Path(options.output).absolute())
-        check_output_path(output, "OUTPUT", is_file=True)
+        check_format(Path(output), options.to_torchvision)
         run_folder = str(Path(folder or f"{output}.run").absolute())
         return cls(run_folder, replace(options, source=source, output=output), inputs={source: ""})
 

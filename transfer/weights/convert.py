@@ -102,8 +102,7 @@ def convert(
     output = Path(read_path(output, "output"))
     mean = _list_numbers(pixel_mean, "pixel_mean")
     std = _list_numbers(pixel_std, "pixel_std")
-    if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
-        raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")
+    check_format(output, to_torchvision)
     if not os.path.isdir(source):
         check_file(source, "run folder or checkpoint")
 
@@ -132,6 +131,12 @@ def convert(
             raise UserError(f"{output} exists and differs; add --overwrite or choose another file")
         differences = _write(output, encoded, record, check)
     return Conversion(output, provenance, differences, backbone.unread, backbone.choice)
+
+
+def check_format(output: Path, to_torchvision: bool) -> None:
+    """Raise UserError if the suffix of an output is not that of a format; this imports no torch."""
+    if output.suffix not in FORMATS or (to_torchvision and output.suffix == ".pkl"):
+        raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if to_torchvision else ' or .pkl'}")
 
 
 def _check_output(output: Path, source: Path) -> None:

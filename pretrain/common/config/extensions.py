@@ -14,9 +14,9 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UserError, one_line, shorten_list
 from ..shell import find_working_folder
@@ -30,6 +30,14 @@ def register(registry: dict[str, T], name: str, value: T) -> None:
     if name in registry:
         raise UserError(f"{name!r} is already registered; choose another name")
     registry[name] = value
+
+
+def check_type(registry: str, values: Mapping[str, Any], kind: type, template: str) -> None:
+    """Raise UserError for a value of a registry that is no ``kind``, which ``template`` in docs/templates shows."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            problem = f"{registry}[{name!r}] is of type {type(value).__name__}, not {kind.__name__}"
+            raise UserError(f"{problem}; register one as docs/templates/{template} does")
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

@@ -200,7 +200,7 @@ def read_settings(path: Path, referring: tuple[Path, ...] = ()) -> dict[str, Set
     bases = content.pop("_BASE_", [])
     settings: dict[str, Setting] = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        settings |= read_settings(path.parent / os.path.expanduser(base), (*referring, absolute))
+        settings |= read_settings(path.parent / expand(base), (*referring, absolute))
     return settings | {key: Setting(value, where) for key, value in flatten(content)}
 
 

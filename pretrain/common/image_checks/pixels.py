@@ -14,6 +14,7 @@ from PIL import Image
 
 from ..errors import UserError, count_noun
 from ..images import convert_pil, read_image
+from ..interface import read_path
 
 FORMS = "a path, a PIL image, an array (H, W, 3) of uint8 RGB, or a tensor (3, H, W)"
 
@@ -31,10 +32,7 @@ def read_any(image: Any, name: str) -> np.ndarray:
         CorruptImage: an image that cannot be decoded.
     """
     if isinstance(image, (str, os.PathLike)):
-        path = os.fspath(image)
-        if not path or isinstance(path, bytes):
-            raise UserError(f"{name} is an empty path or one of bytes; pass {FORMS}")
-        return read_image(path)
+        return read_image(read_path(image, name))
     if isinstance(image, Image.Image):
         return convert_pil(image, name)
     if is_tensor(image):

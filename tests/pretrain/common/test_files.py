@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.files import make_folder, read_json
+from pretrain.common.files import check_output_path, make_folder, read_json
 from tests.errors import refused
 
 
@@ -35,3 +35,11 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
 def test_what_is_no_json_is_explained(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     refused(lambda: read_json(tmp_path / "a.json"), "a.json is not JSON", says)
+
+
+def test_a_home_that_no_shell_has_replaced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become a folder with the name ~."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    for path in ("~", "~/runs/a"):
+        refused(lambda path=path: check_output_path(path, "--output"), f"--output is '{path}'", "write /home/ada")
+    check_output_path("runs/~a", "--output")

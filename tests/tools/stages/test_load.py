@@ -89,3 +89,7 @@ def test_a_pretraining_refuses_weights_at_a_url_unless_it_resumes(tmp_path: Path
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint_final.pth").touch()
     stage.check(1, starts_later=False)
+
+
+def test_a_format_of_no_weights_is_refused_before_a_job_waits():
+    refused(lambda: build_convert("source.pth", "backbone.pt"), "OUTPUT", "backbone.pt must end in .pth")

@@ -37,7 +37,7 @@ from typing import Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError, one_line, suggest_name
-from pretrain.common.files import check_file
+from pretrain.common.files import check_file, check_output_path, expand
 from tools.stages import MOVED, SUMMARIES
 from tools.stages.base import Stage
 from tools.stages.convert import Convert
@@ -69,6 +69,7 @@ def load_pipeline(path: str, output: str = "", engine: str = "") -> Graph:
         output: replaces the file's OUTPUT_DIR.
         engine: replaces the file's ENGINE.
     """
+    check_output_path(output, "--output")
     plan = read_pipeline_file(path)
     plan["ENGINE"] = engine or plan["ENGINE"]
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
@@ -211,7 +212,9 @@ def _list_data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     is_list = False
     for data in (plan["DATA"] for plan in plans if plan["DATA"]):
         is_list = isinstance(data[0], list)
-        sets += [words for words in map(split_words, data if is_list else [data]) if words and words not in sets]
+        for words in filter(None, map(split_words, data if is_list else [data])):
+            words = [expand(word) if word[:1] in "~$" else word for word in words]  # others may be patterns
+            sets += [words] if words not in sets else []
     return {f"data/{Path(words[-1]).name}" if is_list or len(sets) > 1 else "data": words for words in sets}
 
 
@@ -243,7 +246,7 @@ def _build_probes(branch: _Branch, weights: str, base: str, parents: tuple[str, 
     for probe in list_probes():
         value = branch.keys[probe.name.upper()]
         files = [value] if isinstance(value, str) else value
-        for file in ("" if file == "own" else str(file) for file in files):
+        for file in ("" if file == "own" else expand(str(file)) for file in files):
             name = probe.name if len(files) == 1 else f"{probe.name}_{Path(file).stem or 'own'}"
             folder = str(branch.folder / name)
             words = [*branch.keys["OVERRIDES"], "OUTPUT_DIR", folder]
@@ -284,7 +287,8 @@ def _check_keys(loaded: Any, types: dict[str, type], place: str) -> dict[str, An
             raise UserError(f"unknown key {key} in {place}{hint}")
         if not isinstance(value, (list, str) if types[key] is list else types[key]):
             raise UserError(f"{key} in {place} is {value!r}; it must be {_TYPE_NAMES[types[key]]}")
-    return {key: loaded.get(key, kind()) for key, kind in types.items()}
+    values = {key: loaded.get(key, kind()) for key, kind in types.items()}
+    return {key: expand(value) if types[key] is str else value for key, value in values.items()}  # texts are paths
 
 
 def split_words(value: str | Sequence[Any]) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from pretrain.common.config import extensions
 from pretrain.config import load_config
+from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.methods import METHODS
 from pretrain.preflight import check_same_run
 from tests.errors import refused
@@ -106,6 +107,27 @@ def test_a_name_that_is_taken_is_refused():
     extensions.register(registry, "yours", 2)
     refused(lambda: extensions.register(registry, "mine", 3), "'mine'", "another name")
     assert registry == {"mine": 1, "yours": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "registry"),
+    [("METHODS", 3, METHODS), ("METHODS", len, METHODS), ("AUGMENTATIONS", dict, AUGMENTATIONS)],
+)
+def test_what_is_no_method_or_view_is_named(name: str, value: object, registry: dict, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(registry, "mine", value)
+    refused(load_config, f"{name}['mine'] is of type {type(value).__name__}", "docs/templates/my_")
+
+
+def test_python_m_pretrain_imports_modules(images: Path, tmp_path: Path):
+    words = (
+        "-m pretrain --import docs/templates/my_objective.py METHOD.NAME margin METHOD.MARGIN 0.1 MODEL.ARCH resnet18"
+    )
+    keys = [*SMALL.split(), "MODEL.QUEUE_SIZE", "32", "DATA.TRAIN", f"folder:{images}", "OUTPUT_DIR", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
+    command = [sys.executable, *words.split(), *keys]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "results.json").read_text())["method"] == "margin"
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):

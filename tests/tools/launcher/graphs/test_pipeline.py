@@ -138,3 +138,20 @@ def test_keys_that_vary_together_or_are_lists():
     names = ["ims_per_batch=32_base_lr=0.004", "head_hidden_dims=_32__16_"]
     assert [node.key for node in graph.nodes] == [f"{name}_seed=0/pretrain" for name in names]
     assert rows == [[names[0], "10.0"], [names[1], "11.0"]]
+
+
+def test_variables_and_homes_in_a_file_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No shell does it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/knn.yaml").write_text("PROBE: {KNN_K: 3}\n")
+    (tmp_path / "p.yaml").write_text(
+        "OUTPUT_DIR: $SCRATCH/out\nDATA: [digits, ~/data]\nKNN: [~/knn.yaml]\nBRANCHES:\n  r50: {WEIGHTS: ~/r50.pth}\n"
+    )
+    graph = pipeline.load_pipeline("p.yaml")
+    nodes = {node.key: node.stage for node in graph.nodes}
+    assert graph.output == f"{tmp_path}/scratch/out"
+    assert nodes["r50/knn"].options.weights == f"{tmp_path}/home/r50.pth" and nodes["r50/knn"].cfg.PROBE.KNN_K == 3
+    assert nodes["data"].product == f"{tmp_path}/home/data"
+    refused(lambda: pipeline.load_pipeline("p.yaml", "~/runs"), "--output is '~/runs'")

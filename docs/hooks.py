@@ -21,7 +21,8 @@ for _path in ROOT.glob("studies/*/README.md"):
     _ABOVE[f"studies/{_path.parent.name}/README.md"] = f"studies/{_path.parent.name}.md"
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
-_CELL = re.compile(r"(?<!<tr>\n)<t[hd][ >].*?</t[hd]>", re.DOTALL)  # except the first of a row
+_CELL = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
+_LINKED_NAME = re.compile(r"(?<=>)\w+(?=</a>)")
 _CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>)+(?=</code>)")
 _OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
 _DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
@@ -58,8 +59,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let names in tables break after dots and underscores, but neither options nor a difference in parentheses."""
-    html = _CELL.sub(lambda cell: _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", _CODE.sub(_allow_breaks, cell[0])), html)
+    html = _CELL.sub(lambda cell: _break_cell(cell[0]), html)
     return _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
+
+
+def _break_cell(cell: str) -> str:
+    cell = _LINKED_NAME.sub(_allow_breaks, _CODE.sub(_allow_breaks, cell))
+    return _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", cell)
 
 
 def _allow_breaks(name: re.Match[str]) -> str:

@@ -69,6 +69,7 @@ class Trainer:
         self.scores = Scores()
         self._saved: tuple[str, dict[str, Any]] | None = None  # the newest checkpoint's entries of these two
         self._imported = extensions.digest() if extensions.options() else ""
+        self._announced = {checkpoints.BEST}  # checkpoints that the log has named; the scores name this one
         self.data = data
         self.optimizer = engine.build_optimizer(model)
         self.schedule = engine.build_schedule(self.optimizer)
@@ -252,7 +253,9 @@ class Trainer:
             atomic_write(output_dir / "last_checkpoint", name)
             if self.cfg.SOLVER.CHECKPOINT_KEEP:
                 checkpoint.prune(output_dir, self.cfg.SOLVER.CHECKPOINT_KEEP, output_dir / name, "model_[0-9]*.pth")
-        log.info(f"saved {output_dir / name}")
+        if name not in self._announced:
+            log.info(f"saved {output_dir / name}")
+        self._announced.add(name)
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restore everything but the weights from a checkpoint's ``content``, which is then cleared."""

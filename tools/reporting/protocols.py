@@ -11,6 +11,7 @@ from pretrain.keys import list_keys
 from transfer.keys import KEYS
 
 Protocol = dict[str, Any]
+_MEANING_OF_0 = {"max images": "all", "resize": "to image size"}
 _SHOWN_APART = ("SEED", "MODEL.WEIGHTS", "DATASETS.TEST")  # each score names its own
 
 
@@ -44,9 +45,13 @@ def list_differences(protocols: Sequence[Protocol]) -> list[str]:
 def describe(protocol: Protocol, names: Iterable[str]) -> str:
     """Return ``k 200, temperature 0.07`` for those of ``names`` that the protocol has."""
     return (
-        ", ".join(f"{name} {format_value(protocol[name]) or '-'}" for name in names if name in protocol)
+        ", ".join(f"{name} {_format_setting(name, protocol[name])}" for name in names if name in protocol)
         or "not recorded"
     )
+
+
+def _format_setting(name: str, value: Any) -> str:
+    return _MEANING_OF_0[name] if value == 0 and name in _MEANING_OF_0 else format_value(value) or "-"
 
 
 def format_value(value: Any) -> str:

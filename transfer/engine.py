@@ -130,7 +130,10 @@ class Engine(ABC):
             raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
         total = sum(len(self.data_sets[name].image_sizes) for name in self.cfg.DATASETS.TRAIN)
         if distributed.is_first_rank() and len(records) < total:
-            reason = "have no objects" + (", or too few labeled keypoints" if self.cfg.MODEL.KEYPOINT_ON else "")
+            reason = "have no objects"
+            if self.cfg.MODEL.KEYPOINT_ON:
+                fewest = self.cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
+                reason += f", or fewer than {count_noun(fewest, 'labeled keypoint')}"
             what = f"{total - len(records)} of {count_noun(total, 'training image')} {reason}, and are left out"
             log.info(f"{what} (DATALOADER.FILTER_EMPTY_ANNOTATIONS {self.cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS})")
         batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()

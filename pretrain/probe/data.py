@@ -72,4 +72,5 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:
     if not data.count_classes():
-        raise MissingLabels(f"{name} has no labels to probe with; set DATA.PROBE_TRAIN and DATA.VAL to labeled images")
+        remedy = "set DATA.PROBE_TRAIN and DATA.VAL to labeled images; without any, read rankme in metrics.json"
+        raise MissingLabels(f"{name} has no labels to probe with; {remedy}")

@@ -37,7 +37,7 @@ def render_page(report: Report, file: Path) -> str:
         guide=_make_link(ROOT / GUIDE, file),
         views=[(name, _make_link(path, file)) for name, path in _find_views(report)],
     )
-    return escape_control(text)
+    return escape_control(text).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _link_folders(table: Table, page: Path) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The first sentences of a report: which branch is ahead of what, by how much, and what the scores cannot show."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from pretrain.common.errors import count_noun
@@ -8,7 +9,7 @@ from pretrain.common.errors import count_noun
 from ..runs import DetectorScore
 from .statistics import count_decimals
 from .study import Study
-from .verdicts import Comparison, compare_branches
+from .verdicts import Comparison, compare_branches, count_comparisons
 
 FLOOR = 1.0  # AP below which a detector has hardly found an object
 _MOST_SENTENCES = 6  # of a study
@@ -18,17 +19,27 @@ _MOST_BRANCHES = 4  # of a sentence
 def build_headline(studies: Sequence[Study], detections: Iterable[DetectorScore]) -> list[str]:
     """Return the sentences; they are empty for runs that nothing is compared with."""
     lines = [line for study in studies for line in _describe_study(study, len(studies) > 1)]
-    scored = [score for score in detections if _list_ap(score)]
-    low = [score for score in scored if max(_list_ap(score)) < FLOOR]
+    highest = _find_highest_ap(detections)
+    low = [ap for ap in highest if ap < FLOOR]
     if low:
-        number = "Every detector" if len(low) == len(scored) else f"{len(low)} of {count_noun(len(scored), 'detector')}"
-        verb = "has" if len(low) == len(scored) or len(low) == 1 else "have"
+        is_every = len(low) == len(highest)
+        number = "Every detector" if is_every else f"{len(low)} of {count_noun(len(highest), 'detector')}"
+        verb = "has" if is_every or len(low) == 1 else "have"
         lines.insert(0, f"{number} {verb} an AP below {FLOOR:g}: trained too briefly to mean anything.")
     return lines
 
 
-def _list_ap(score: DetectorScore) -> list[float]:
-    return [value for name, value in score.metrics.items() if name.endswith("/AP") and value is not None]
+def _find_highest_ap(detections: Iterable[DetectorScore]) -> list[float]:
+    """Return the highest AP of each detector that has one, over tasks and data sets.
+
+    An evaluation in the folder of the training (--eval-only) is not of another detector.
+    """
+    values: dict[Path, list[float]] = {}
+    for score in detections:
+        aps = [value for name, value in score.metrics.items() if name.endswith("/AP") and value is not None]
+        if aps:
+            values.setdefault(score.folder, []).extend(aps)
+    return [max(aps) for folder, aps in values.items() if folder.parent not in values]
 
 
 def is_at_floor(study: Study, score: str) -> bool:
@@ -76,7 +87,10 @@ def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison])
         return f"{score}: {best.branch} against {best.reference}: {change} ({best.size}; {warning})."
     if best.verdict == "within noise":
         others = _describe_others(best, comparisons, digits)
-        return f"{score}: {best.branch} against {best.reference}: {change}, within noise ({best.size}){others}."
+        noise = "within noise"
+        if best.is_lost_by_correction:
+            noise += f" after the correction for {count_comparisons(study)} comparisons"
+        return f"{score}: {best.branch} against {best.reference}: {change}, {noise} ({best.size}){others}."
     if best.verdict == "behind":
         return f"{score}: no branch is ahead of {best.reference}; {best.branch} is behind: {change} ({best.size})."
     ahead = [one.branch for one in comparisons if one.verdict == "ahead" and one.reference == best.reference]

@@ -37,6 +37,11 @@ class Comparison:
         return "ahead" if self.difference.mean > 0 else "behind"
 
     @property
+    def is_lost_by_correction(self) -> bool:
+        """Whether the difference would be significant if it were the only comparison."""
+        return self.verdict == "within noise" and self.difference.p is not None and self.difference.p <= LEVEL
+
+    @property
     def size(self) -> str:
         """The number of seeds: ``5 seeds each``."""
         if self.seeds[0] == self.seeds[1]:
@@ -92,12 +97,16 @@ def build_verdict_table(study: Study) -> Table:
         rows.append([one.score, pair, one.size, one.difference.text(digits), *p, one.verdict])
     count = count_comparisons(study)
     family = "the comparisons" if study.reference else "all pairs of branches, of which those with the best are shown"
-    note = (
+    notes = []
+    if any(one.is_lost_by_correction for one in comparisons):
+        correction = f"the correction for all {count} comparisons"
+        notes = [f"A difference whose interval excludes 0 may be within noise after {correction}."]
+    settings = (
         f"Difference of means, its 95% interval, and p (Welch's test). Verdicts use p after Holm's correction over "
         f"{family} of this table ({count}), at 5%. Within noise: if there is a difference, these seeds do not show it."
     )
     head = ["score", "branches", "seeds", "difference", "p", "corrected p", "verdict"]
-    return Table(f"Verdicts of {study.name}", [], head, rows, [note])
+    return Table(f"Verdicts of {study.name}", notes, head, rows, [settings])
 
 
 def count_comparisons(study: Study) -> int:

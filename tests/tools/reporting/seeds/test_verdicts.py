@@ -98,6 +98,27 @@ def test_detectors_at_the_floor_are_called_trained_too_briefly(tmp_path: Path):
     assert "\n- Every detector has an AP below 1: trained too briefly to mean anything.\n" in render([tmp_path])
     write(tmp_path / "b", detector())
     assert "\n- 1 of 2 detectors has an AP below 1: trained too briefly" in render([tmp_path])
+    write(tmp_path / "a/eval_only", detector(datasets={"coco_2017_val": metrics}))
+    assert "\n- 1 of 2 detectors has an AP below 1: trained too briefly" in render([tmp_path])
+
+
+def test_a_difference_that_the_correction_loses_is_explained_where_it_is_seen():
+    """Alone, the difference in kNN is significant (p 0.03); among three comparisons, it is not."""
+    scores = {
+        "kNN top-1": {"random": [50.0, 51.0, 52.0], "jcl": [53.0, 54.0, 54.5]},
+        "linear top-1": {"random": [50.0, 51.0, 52.0], "jcl": [50.5, 51.0, 52.0]},
+        "mask box AP": {"random": [10.0, 11.0, 12.0], "jcl": [10.5, 11.0, 12.0]},
+    }
+    study = study_of(scores, "random")
+    table = build_verdict_table(study)
+    assert [one.is_lost_by_correction for one in compare_branches(study)] == [True, False, False]
+    assert table.notes == [
+        "A difference whose interval excludes 0 may be within noise after the correction for all 3 comparisons."
+    ]
+    knn = next(line for line in build_headline([study], []) if line.startswith("kNN"))
+    assert ", within noise after the correction for 3 comparisons (3 seeds each)" in knn
+    del scores["kNN top-1"]
+    assert build_verdict_table(study_of(scores, "random")).notes == []
 
 
 def test_settings_of_branches_that_differ_are_listed(tmp_path: Path):

@@ -28,6 +28,7 @@ if __name__ == "__main__":  # run as a file: the packages lie one folder up
     run_program("tools.make_data")
 
 from pretrain.common.command_line import Parser
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, check_output_path, sha256, translate_write_errors
 from pretrain.common.run.lease import claim
@@ -45,7 +46,7 @@ _MANIFEST = "made.json"
 # Increase the version of a kind when the same arguments produce different data.
 _VERSIONS = {"digits": 1, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1, "duplicates": 3}
 # Arguments of which the manifest needs no record: the digests of what is read tell the rest.
-_WITHOUT_EFFECT = ("output", "wheel", "from_zero")
+_WITHOUT_EFFECT = ("output", "wheel", "from_zero", "extensions")
 _MIN_SIZE = 16  # pixels
 
 
@@ -53,9 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _build_parser().parse_args(argv)
     _check_numbers(args)
     check_output_path(args.output, "--output")
-    write, digests = _build_writer(args)
-    arguments = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
-    make(Path(os.path.abspath(args.output)), {**arguments, "version": _VERSIONS[args.kind], **digests}, write)
+    with extensions.using(vars(args).get("extensions", [])):
+        write, digests = _build_writer(args)
+        arguments = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
+        make(Path(os.path.abspath(args.output)), {**arguments, "version": _VERSIONS[args.kind], **digests}, write)
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -86,6 +88,7 @@ def _build_writer(args: argparse.Namespace) -> tuple[Callable[[Path], None], dic
         case "duplicates":
             from tools.data.duplicates import find_duplicates, write_duplicates  # imports torch
 
+            extensions.load()
             for name in (args.train, args.test):
                 check_outside(args.output, name, "--output")
             content = find_duplicates(args.train, args.test, args.weights)
@@ -244,3 +247,4 @@ def _add_duplicates(kinds: Any) -> None:
     duplicates.add_argument("test", help="test images: another one; of a folder with splits, its val split")
     text = "run folder or checkpoint whose frozen features are compared (default: a random ResNet-18)"
     duplicates.add_argument("--weights", default="random", metavar="RUN", help=text)
+    extensions.add_option(duplicates)

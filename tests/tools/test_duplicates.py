@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from pretrain.common.config import extensions
+from pretrain.data import datasets
 from tests.errors import refused
 from tools import make_data
 from tools.data import overlaps
@@ -121,6 +124,22 @@ def test_a_clean_test_set_has_no_pairs(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "out/duplicates.png").exists() and "0 of 10 test images" in capsys.readouterr().out
     make_data.main(words)
     assert "already exists" in capsys.readouterr().out
+
+
+def test_data_sets_of_an_own_module_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    folder = tmp_path / "set"
+    write_photos(folder, range(3))
+    (tmp_path / "sets_to_compare.py").write_text(
+        "from pretrain.data import datasets\n"
+        f"datasets.LOADERS['to_compare'] = lambda split, root: datasets.load('folder:{folder}', split)\n"
+    )
+    words = ["duplicates", "to_compare", f"folder:{folder}", "--output", str(tmp_path / "out")]
+    refused(lambda: make_data.main(words), "unknown data set 'to_compare'")
+    make_data.main([*words, "--import", str(tmp_path / "sets_to_compare.py")])
+    monkeypatch.delitem(datasets.LOADERS, "to_compare")
+    assert len(json.loads((tmp_path / "out/duplicates.json").read_text())["pairs"]) == 3
 
 
 def test_missing_sets_and_weights_are_named(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     from .model.encoder import build_backbone
     from .probe.transform import build_transform
 
-    file = read_backbone(path, encoder)
-    resnet = build_backbone(file.arch, file.stem)
-    resnet.load_state_dict(file.state_dict, strict=True)
+    with interface.set_torch_modes():
+        file = read_backbone(path, encoder)
+        resnet = build_backbone(file.arch, file.stem)
+        resnet.load_state_dict(file.state_dict, strict=True)
     resnet.transform = build_transform(file)  # type: ignore[assignment]
     return resnet.eval()

@@ -33,7 +33,7 @@ from pretrain.common.run.lease import claim
 from pretrain.data.folders.images import list_images
 from pretrain.data.names import FOLDER, check_outside
 from transfer.keys import describe_keys
-from transfer.predict import load_detector, predict_files
+from transfer.predict import build_detector, predict_files
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,7 +58,7 @@ def _write_predictions(args: argparse.Namespace, images: dict[str, str], output:
     for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):
         if (output / name).exists():
             raise UserError(f"--output {output} already contains {name}; choose another folder, or remove it")
-    detector = load_detector(args.run or args.config_file, engine=args.engine, opts=args.opts)
+    detector = build_detector(args.run or args.config_file, args.opts, args.engine)
     print(predict_files(detector, images, output, None if args.no_pictures else args.threshold))
 
 

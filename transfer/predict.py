@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
-from pretrain.common.interface import read_path
+from pretrain.common.interface import list_words, read_path, set_torch_modes
 from pretrain.common.run.state import read_working_folder
 from pretrain.common.shell import shorten_path
 
@@ -120,21 +120,26 @@ def _name_image(image: Any, name: str) -> str:
     return name_pixels(name, read_any(image, name))
 
 
-def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[str] = ()) -> Detector:
+def load_detector(source: str | Path, overrides: Mapping[str, Any] | None = None, *, engine: str = "auto") -> Detector:
     """Load a fine-tuned detector.
 
     Args:
         source: a run folder of fine-tuning (its model_best.pth, or without TEST.BEST its model_final.pth), or a
             config file whose MODEL.WEIGHTS names the detector.
+        overrides: config keys and their values, such as ``{"MODEL.DEVICE": "cpu"}``.
         engine: detectron2, torchvision, or auto: the one that trained the detector; for a config file, Detectron2 if
             it is installed.
-        opts: KEY VALUE overrides, such as ``["MODEL.DEVICE", "cpu"]``.
 
     Raises:
         UserError: not a run folder of fine-tuning, no weights, weights that do not fit, or an engine that is not
             installed or cannot honor the config.
     """
-    source = Path(read_path(source, "source"))
+    return build_detector(read_path(source, "source"), list_words(overrides or {}), engine)
+
+
+def build_detector(path: str, words: Sequence[Any], engine: str) -> Detector:
+    """Build the detector of `load_detector` with KEY VALUE overrides."""
+    source = Path(path)
     config_file = source
     if source.is_dir():
         config_file = source / "config.yaml"
@@ -142,13 +147,13 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
             remedy = "pass an OUTPUT_DIR of train_net.py, or a config file"
             raise UserError(f"{source} is not the run folder of a detector; {remedy}")
         best = source / "model_best.pth"
-        opts = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *opts]
+        words = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *words]
         if engine == "auto" and (source / "results.json").is_file():
             engine = read_json(source / "results.json")["engine"]["name"]
     else:
         check_file(source, "run folder or config file")
     engine = preflight.choose_engine(engine)
-    cfg = load_config(config_file, opts)
+    cfg = load_config(config_file, words)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; pass the file of a fine-tuned detector")
     categories = _find_categories(cfg, read_working_folder(source) if source.is_dir() else "")
@@ -157,7 +162,12 @@ def load_detector(source: str | Path, *, engine: str = "auto", opts: Sequence[st
     preflight.check_inputs(cfg, eval_only=True, reads_weights=True)
     preflight.check_engine(cfg, engine, eval_only=True)
 
-    from pretrain.common.device import set_float32_precision  # after the checks: they import torch
+    with set_torch_modes():  # after the checks: it imports torch
+        return _build(cfg, engine, categories)
+
+
+def _build(cfg: CfgNode, engine: str, categories: Categories) -> Detector:
+    from pretrain.common.device import set_float32_precision
 
     from .distributed import join
     from .train import build_model, load_engine

@@ -115,6 +115,6 @@ def _rpn_losses(line: dict[str, Any]) -> dict[str, float]:
 
 def _predict(run: Path, device: str) -> list[float]:
     """Return the best five scores on an image."""
-    detector = load_detector(run, opts=["MODEL.DEVICE", device, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0"])
+    detector = load_detector(run, {"MODEL.DEVICE": device, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0})
     assert detector.device.type == device
     return [detection["score"] for detection in detector.predict(run.parent / "data/1.png")][:5]

@@ -95,6 +95,7 @@ REFUSED = {
     "a number": (lambda: pretrain.load_backbone(3), "path", "int"),  # type: ignore
     "no file to fine-tune with": (lambda: fine_tune(""), "config_file", "empty"),
     "words to fine-tune with": (lambda: fine_tune("a.yaml", ["SEED", 1]), "list", "dictionary"),  # type: ignore
+    "words for a detector": (lambda: load_detector("a", ["SEED", 1]), "list", "dictionary"),  # type: ignore
     "no detector": (lambda: load_detector(None), "source", "NoneType"),  # type: ignore
     "no backbone": (lambda: convert("", "x.pth"), "source", "empty"),
     "no output": (lambda: convert("x.pth", None), "output", "NoneType"),  # type: ignore
@@ -126,6 +127,21 @@ def test_a_home_in_a_path_is_replaced(images: Path, tmp_path: Path, monkeypatch:
     assert (tmp_path / "run/results.json").is_file()
     cfg = load_config(RECIPE, ["MODEL.WEIGHTS", "$HOME/gone.pth"])
     assert f"{tmp_path}/gone.pth" == cfg.MODEL.WEIGHTS
+
+
+def test_weights_are_loaded_and_converted_as_by_a_command_whatever_the_modes_of_the_caller(tmp_path: Path):
+    file = tmp_path / "plain.pth"
+    torch.save(build_backbone("resnet18", "imagenet").state_dict(), file)
+    with torch.inference_mode():
+        assert not pretrain.load_backbone(file).conv1.weight.is_inference()
+    (tmp_path / "detector.yaml").write_text(f"MODEL: {{WEIGHTS: {file}}}\n")
+    torch.set_default_dtype(torch.float64)
+    try:
+        refused(lambda: pretrain.load_backbone(file), "torch.set_default_dtype(torch.float32)")
+        refused(lambda: convert(file, tmp_path / "d2.pth"), "torch.set_default_dtype(torch.float32)")
+        refused(lambda: load_detector(tmp_path / "detector.yaml"), "torch.set_default_dtype(torch.float32)")
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_removed_working_folder_is_one_line(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pretrain.common import interface
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_writer, check_file, check_not_sharded, translate_write_errors, write_json
-from pretrain.common.interface import read_path
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import claim
 from pretrain.common.weights.provenance import InputFormat, Provenance
@@ -98,20 +98,32 @@ def convert(
     Raises:
         UserError: unreadable or wrong source, stages that disagree, an output that exists and differs.
     """
-    source = read_path(source, "source")
-    output = Path(read_path(output, "output"))
+    source = interface.read_path(source, "source")
+    output = Path(interface.read_path(output, "output"))
     mean = _list_numbers(pixel_mean, "pixel_mean")
     std = _list_numbers(pixel_std, "pixel_std")
     check_format(output, to_torchvision)
     if not os.path.isdir(source):
         check_file(source, "run folder or checkpoint")
+    with interface.set_torch_modes():  # imports torch
+        file = open_source(source)
+        _check_output(output, file.path)
+        backbone = read_source(file, encoder, prefix)
+        return _convert_backbone(backbone, file.path, output, mean, std, overwrite, to_torchvision)
 
+
+def _convert_backbone(
+    backbone: BackboneFile,
+    path: Path,
+    output: Path,
+    mean: list[float],
+    std: list[float],
+    overwrite: bool,
+    to_torchvision: bool,
+) -> Conversion:
+    """Convert a backbone that was read from the file ``path``; the other arguments are those of `convert`."""
     from .verify import check_conversion
 
-    file = open_source(source)
-    path = file.path
-    _check_output(output, path)
-    backbone = read_source(file, encoder, prefix)
     trained_with = _add_pixel_statistics(backbone.provenance.input or InputFormat(), mean, std)
     provenance = replace(backbone.provenance, input=trained_with)
     if backbone.stem == "cifar" and not to_torchvision:

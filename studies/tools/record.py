@@ -162,9 +162,9 @@ def difference_table(
     all_changes = []
     for first, second in pairs:
         row = [f"{first} - {second}"]
-        for branches in study.scores.values():
+        for score, branches in study.scores.items():
             change = compare_means(branches.get(first, {}), branches.get(second, {}), paired)
-            text = change.text(count_decimals(branches)) if change else "-"
+            text = change.text(count_decimals(score, branches)) if change else "-"
             row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
             all_changes += [change] if change else []
         rows.append(row)

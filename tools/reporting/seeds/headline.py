@@ -78,7 +78,7 @@ def _is_led_by_random(study: Study, score: str) -> bool:
 def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison]) -> str:
     """Describe the best branch against the reference, or without one against the next best."""
     best = _choose_best(study, comparisons)
-    digits = count_decimals(study.scores[score])
+    digits = count_decimals(score, study.scores[score])
     change = best.difference.text(digits)
     if best.verdict == "unknown":
         is_single = min(best.seeds) == 1

@@ -115,7 +115,7 @@ def build_power_table(study: Study, runs: Sequence[Run], pipeline: Pipeline, dif
     for score, branches in study.compared.items():
         seeds = min(map(len, branches.values()))
         spread = estimate_spread(branches)
-        row = [score, f"{spread.deviation:.{count_decimals(branches)}f}" if spread.freedom else "-", str(seeds)]
+        row = [score, f"{spread.deviation:.{count_decimals(score, branches)}f}" if spread.freedom else "-", str(seeds)]
         rows.append([*row, *_answer(study, score, spread, seeds, (difference, comparisons, hours))])
     head = ["score", "spread", "seeds", "for one comparison", f"for all {comparisons}", "more per branch", unit]
     test = f"Welch's two-sided test at 5% and {POWER:.0%} power"

@@ -79,8 +79,10 @@ def _compute_half(squared_error: float, freedom: float) -> float:
     return float(stdtrit(freedom, 0.975)) * math.sqrt(squared_error)
 
 
-def count_decimals(branches: Mapping[str, BySeed]) -> int:
-    """Return the decimals of a score: one for percentages and AP; four significant digits for values below 1."""
+def count_decimals(score: str, branches: Mapping[str, BySeed]) -> int:
+    """Return the decimals of a score: one for AP and accuracy; four significant digits for other values below 1."""
+    if score.endswith(" AP") or "top-" in score:  # from 0 to 100, however low
+        return 1
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
 

@@ -105,7 +105,7 @@ def _format_cell(study: Study, column: str, name: str) -> str:
     branches = study.scores[column]
     if name not in branches:
         return "-"
-    digits = count_decimals(branches)
+    digits = count_decimals(column, branches)
     text = format_mean(list(branches[name].values()), digits)
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"

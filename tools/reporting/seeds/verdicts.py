@@ -91,7 +91,7 @@ def build_verdict_table(study: Study) -> Table:
     comparisons = compare_branches(study)
     rows = []
     for one in comparisons:
-        digits = count_decimals(study.scores[one.score])
+        digits = count_decimals(one.score, study.scores[one.score])
         p = ["-" if value is None else _format_p(value) for value in (one.difference.p, one.corrected_p)]
         pair = f"{one.branch} - {one.reference}"
         rows.append([one.score, pair, one.size, one.difference.text(digits), *p, one.verdict])

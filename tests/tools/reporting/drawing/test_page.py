@@ -113,8 +113,14 @@ def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], 
         widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
         assert len(widths) > 2 and all(widths)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        outside = "[...document.images].filter(image => image.getBoundingClientRect().right > window.innerWidth).length"
+        pictures = "[...document.querySelectorAll('.picture')]"
+        outside = f"{pictures}.filter(one => one.getBoundingClientRect().right > window.innerWidth).length"
         assert page.evaluate(outside) == 0
+        sizes = page.evaluate(
+            f"{pictures}.map(one => [one.firstElementChild, one.firstElementChild.naturalWidth])"
+            ".map(([image, natural]) => image.offsetWidth - Math.min(natural, 700))"
+        )
+        assert min(sizes) >= 0  # text can be read
         assert page.evaluate("window.hacked === undefined")
         ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
         links = page.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")

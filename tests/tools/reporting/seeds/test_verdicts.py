@@ -12,7 +12,7 @@ from tests.errors import refused
 from tests.tools.reporting.runs import AP, DIGITS, detector, pipeline, pretrain, probe, render, study_in, write
 from tools import launch, report
 from tools.reporting.seeds.headline import build_headline
-from tools.reporting.seeds.statistics import correct_by_holm
+from tools.reporting.seeds.statistics import correct_by_holm, count_decimals
 from tools.reporting.seeds.study import Study
 from tools.reporting.seeds.verdicts import build_verdict_table, compare_branches
 
@@ -90,6 +90,13 @@ def test_a_report_begins_with_its_title_and_headline(tmp_path: Path):
     assert "METHOD.NAME" not in text  # random has no pretraining that jcl's settings could differ from
     pretrain(tmp_path / "a/run", *DIGITS)
     assert render([tmp_path / "a"]).startswith("# a\n\nHow to read")
+
+
+def test_ap_near_0_has_one_decimal_and_other_small_scores_four_digits():
+    """An AP of 0.09 with four digits would look as if it were known that well."""
+    assert count_decimals("mask box AP", {"jcl": {"1": 0.0863, "2": 0.0}}) == 1
+    assert count_decimals("kNN top-1 after pretraining", {"jcl": {"1": 0.5}}) == 1
+    assert count_decimals("variance", {"jcl": {"1": 0.0224}}) == 5
 
 
 def test_detectors_at_the_floor_are_called_trained_too_briefly(tmp_path: Path):

@@ -71,7 +71,8 @@ def test_every_key_of_pretraining_is_read(images: Path, tmp_path: Path, reads: s
     for name, probe in (("knn", knn), ("linear", linear), ("embedding", embedding)):
         words = overrides(images, tmp_path / name, *SHORT)
         probe.main(record_reads(load_pretraining(None, words)), str(tmp_path / "jcl"))
-    assert {key for key, _ in flatten(default_config())} - reads == set()
+    # It is compared like every key when a run resumes, and the launcher reads it before it starts one.
+    assert {key for key, _ in flatten(default_config())} - reads <= {"IMPORTED"}
 
 
 def test_every_honored_key_of_fine_tuning_is_read(tmp_path: Path, reads: set[str]) -> None:

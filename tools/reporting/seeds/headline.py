@@ -8,10 +8,9 @@ from pretrain.common.errors import count_noun
 
 from ..runs import DetectorScore
 from .statistics import count_decimals
-from .study import Study
+from .study import FLOOR, Study
 from .verdicts import Comparison, compare_branches, count_comparisons
 
-FLOOR = 1.0  # AP below which a detector has hardly found an object
 _MOST_SENTENCES = 6  # of a study
 _MOST_BRANCHES = 4  # of a sentence
 
@@ -42,17 +41,11 @@ def _find_highest_ap(detections: Iterable[DetectorScore]) -> list[float]:
     return [max(aps) for folder, aps in values.items() if folder.parent not in values]
 
 
-def is_at_floor(study: Study, score: str) -> bool:
-    """Return whether a score is an AP that is hardly above 0 in every branch and seed."""
-    values = [value for seeds in study.scores[score].values() for value in seeds.values()]
-    return score.endswith(" AP") and max(values) < FLOOR
-
-
 def _describe_study(study: Study, is_named: bool) -> list[str]:
     """Return a sentence per score, those of detectors first."""
     comparisons: dict[str, list[Comparison]] = {}
     for comparison in compare_branches(study):
-        if not is_at_floor(study, comparison.score):
+        if not study.is_at_floor(comparison.score):
             comparisons.setdefault(comparison.score, []).append(comparison)
     prefix = f"{study.name}, " if is_named else ""
     scores = sorted(comparisons, key=lambda score: not score.endswith(" AP"))

@@ -14,7 +14,6 @@ from typing import Any
 from ..cost import read_hours
 from ..document import Table
 from ..files import Pipeline, Run
-from .headline import is_at_floor
 from .statistics import LEVEL, BySeed, count_decimals
 from .study import Study
 from .verdicts import count_comparisons
@@ -138,7 +137,7 @@ def _answer(
 ) -> tuple[str, str, str, str]:
     """Return the last cells of a score's row; ``question`` has the difference, the comparisons and a seed's hours."""
     difference, comparisons, hours = question
-    if is_at_floor(study, score):
+    if study.is_at_floor(score):
         return "trained too briefly", "-", "-", "-"
     if spread.freedom < FEWEST_FREEDOM:
         return "too few seeds to say", "-", "-", "-"

@@ -36,7 +36,8 @@ class Difference:
 
     def text(self, digits: int) -> str:
         """Return ``+3.5 ± 2.6``, or ``+3.5`` without an interval."""
-        return f"{self.mean:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+        mean = round(self.mean, digits) + 0.0  # not -0.0
+        return f"{mean:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
 def compare_means(scores: BySeed, baseline: BySeed, paired: bool = False) -> Difference | None:

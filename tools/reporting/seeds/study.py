@@ -11,6 +11,7 @@ from ..files import Pipeline, RunCollection, find_runs
 from ..runs import RANKME, TASK_NAMES, Score, read_scores
 from .statistics import compare_means, count_decimals, format_mean
 
+FLOOR = 1.0  # AP below which a detector has hardly found an object
 _PROBES = ("kNN top-1", "linear top-1")
 _PRETRAINING_KNN = "kNN top-1 after pretraining"
 
@@ -43,6 +44,11 @@ class Study:
     def compared(self) -> dict[str, dict[str, dict[str, float]]]:
         """The scores by which branches are judged: all but RankMe, of which neither more nor less is better."""
         return {score: branches for score, branches in self.scores.items() if score != RANKME}
+
+    def is_at_floor(self, score: str) -> bool:
+        """Return whether a score is an AP that is hardly above 0 in every branch and seed."""
+        values = [value for seeds in self.scores[score].values() for value in seeds.values()]
+        return score.endswith(" AP") and max(values) < FLOOR
 
 
 def read_study(folder: Path) -> Study | None:

@@ -94,7 +94,8 @@ def build_verdict_table(study: Study) -> Table:
         digits = count_decimals(one.score, study.scores[one.score])
         p = ["-" if value is None else _format_p(value) for value in (one.difference.p, one.corrected_p)]
         pair = f"{one.branch} - {one.reference}"
-        rows.append([one.score, pair, one.size, one.difference.text(digits), *p, one.verdict])
+        verdict = "trained too briefly" if study.is_at_floor(one.score) else one.verdict
+        rows.append([one.score, pair, one.size, one.difference.text(digits), *p, verdict])
     count = count_comparisons(study)
     family = "the comparisons" if study.reference else "all pairs of branches, of which those with the best are shown"
     notes = []

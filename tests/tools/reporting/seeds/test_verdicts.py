@@ -78,6 +78,8 @@ def test_the_headline_says_who_is_ahead_and_what_is_noise():
     ]
     (warning, _) = build_headline([replace(study_of(own, "moco"), random="random")], [])
     assert warning == "Random weights have the highest kNN top-1: these runs do not show that pretraining helps."
+    (*_, row) = build_verdict_table(study_of({"box box AP": scores["box box AP"]}, "random")).rows
+    assert row[-1] == "trained too briefly" and row[3].startswith("+0.0 ± ")
     one_seed = study_of({"mask box AP": {"jcl": [20.0], "random": [10.0]}})
     (line,) = build_headline([one_seed], [])
     assert line.startswith("mask box AP: jcl against random: +10.0 (1 seed each; too few seeds")

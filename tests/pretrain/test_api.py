@@ -190,7 +190,7 @@ def _pretrain_in_pool(keys: dict[str, str]) -> str:
 def test_a_worker_of_a_pool_reads_the_images_itself(images: Path, tmp_path: Path):
     """It is daemonic, so that it cannot have loader workers."""
     keys = {**keys_of(images, tmp_path / "run"), "DATALOADER.NUM_WORKERS": "2"}
-    with multiprocessing.get_context("fork").Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # autograd fails in a fork of a process that used it
         assert pool.apply(_pretrain_in_pool, (keys,)) == "pretrain"
     assert "cannot start loader workers" in (tmp_path / "run/log.txt").read_text()
 

@@ -27,6 +27,8 @@ _ENCODERS = Choice(("query", "key"))
 _CROPS = Choice(("auto", "center", "none"))
 _UPDATES = Choice(("before_keys", "after_step"))
 _ON_CORRUPT = Choice(("error", "skip"))
+_OUTPUT_MEANING = "the run folder; empty: runs/<recipe>, of a probe RUN/<probe>"
+_IMPORTED_MEANING = "digest of your modules, if METHOD.NAME or a view comes from them; set automatically"
 _SCHEDULE_MEANING = "cosine: falls to 0; step: falls at STEPS"
 _STEPS_MEANING = "step: epochs at which the learning rate falls"
 _AUGMENT_MEANING = "augmentation; none: evaluation views, each computed once"
@@ -245,21 +247,8 @@ KEYS = (
     _derive_from_solver("LINEAR.WEIGHT_DECAY", 0.0, "weight decay of the classifier"),
     Key("LINEAR.AUGMENT", "crop_flip", _AUGMENTATIONS, _AUGMENT_MEANING, PROBE, stage="linear"),
     Key("LINEAR.LRS", [], AT_LEAST_0, _LRS_MEANING, PROBE, stage="linear"),
-    Key(
-        "OUTPUT_DIR",
-        "",
-        None,
-        "the run folder; empty: runs/<recipe>, of a probe RUN/<probe>",
-        PLACE,
-        aliases="OUTPUT SAVE_DIR WORK_DIR",
-    ),
-    Key(
-        "IMPORTED",
-        "",
-        None,
-        "digest of your modules, if METHOD.NAME or a view comes from them; set automatically",
-        RECIPE,
-    ),
+    Key("OUTPUT_DIR", "", None, _OUTPUT_MEANING, PLACE, aliases="OUTPUT SAVE_DIR WORK_DIR"),
+    Key("IMPORTED", "", None, _IMPORTED_MEANING, RECIPE),
     # seed * 1_000_003 + step must fit in 64 bits
     Key("SEED", 0, Range(high=(1 << 32) - 1), "seed of weights, order and augmentation", RESULT, aliases="RANDOM_SEED"),
     Key("FLOAT32_PRECISION", "", FLOAT32_PRECISION, _FLOAT32_MEANING, RESULT),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config import load_config
-from studies.tools import record
+from studies.tools import record, seeds_needed
 from tests.errors import refused
 from tests.tools.reporting.runs import study_in
 from tools import ROOT
@@ -89,3 +89,9 @@ def test_the_configs_and_links_of_the_studies_hold(monkeypatch: pytest.MonkeyPat
     for page in (*PAGES, *(ROOT / "studies").glob("*.md"), ROOT / "studies/lightly/README.md"):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), (page, link)
+
+
+@pytest.mark.slow
+def test_the_page_states_how_well_three_seeds_answer_for_five():
+    page = (ROOT / "docs/tutorials/compare_methods.md").read_text()
+    assert seeds_needed.describe_agreement(list(seeds_needed.replay())) in " ".join(page.split())

@@ -36,7 +36,7 @@ class LaunchRecord:
         spec: the recorded stage.
         options: the fields of `job_options.JobOptions`, as the user asked for them.
         jobs: what `Job.from_record` reads, in the order of the starts.
-        command: the words that started the first of the jobs.
+        command: the last command that started jobs here, except `resume`.
         cwd: the folder in which they were typed; empty if it is not recorded.
     """
 

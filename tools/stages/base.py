@@ -62,7 +62,7 @@ class Stage:
         has_config: whether KEY VALUE pairs override its config.
         trains_backbone: whether others build on the checkpoint that it trains for hours.
         makes_data: whether stages that build on it may read images that do not exist yet.
-        records_state: whether `run` writes state.json itself; otherwise the launcher does.
+        records_state: whether `run` writes state.json itself; otherwise `rank_main.run_stage` does on rank 0.
         probe: name of the probe that its scores are of, in a table; empty if they are of none.
         metrics: the metrics of its scores that a table shows.
         feature_map: the file with a map of features that it writes, if any.

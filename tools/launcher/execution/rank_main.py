@@ -5,7 +5,8 @@
 `job_file` says what the file contains. A signal handler does no work itself. A signal becomes a request
 (`pretrain.common.interrupt`); the stage finishes the current step, writes its checkpoint on rank 0, and raises
 `Stopped` on every rank. Only then, outside any signal handler and any collective, does rank 0 send the job back to the
-queue.
+queue. If the stage has not stopped after `Limits.patience_s`, such as in a long evaluation, a timer sends it back: it
+continues from its newest checkpoint.
 """
 
 import contextlib

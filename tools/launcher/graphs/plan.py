@@ -36,7 +36,7 @@ class Plan:
         resources: what the jobs of these stages get, and that of the report.
         queued: SLURM jobs of stages that are pending or running, and of the report.
         errors: why stages cannot start.
-        warnings: data and weights that this machine does not have or did not check.
+        warnings: what the user should know before the start, such as data that this machine does not have.
     """
 
     missing: dict[str, Node]
@@ -78,7 +78,7 @@ def plan_graph(graph: Graph, options: JobOptions, *, is_dry_run: bool = False, n
     """Find the stages to start, and check each of them.
 
     Args:
-        is_dry_run: nothing will start; count images, as a stage does at its start, and download no weights.
+        is_dry_run: nothing will start; download no weights, and count the images (a stage that starts at once does).
         needs_data: also refuse a SLURM job if its data are not on this machine.
     """
     if graph.report:

@@ -32,7 +32,7 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path, caplog
     caplog.set_level(logging.INFO)
     TorchvisionEngine(tiny_coco.config(tmp_path / "out", name, **keys), data_sets).load_training_data()
     (line,) = [line for line in caplog.messages if "left out" in line]
-    assert line.startswith("3 of 6 training images have no objects, or too few labeled keypoints, and are left out")
+    assert line.startswith("3 of 6 training images have no objects, or fewer than 1 labeled keypoint, and are left out")
     records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name), data_sets)
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)

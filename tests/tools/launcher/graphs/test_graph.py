@@ -226,7 +226,7 @@ def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, i
     pretraining = fake(tmp_path / "a/pretrain")
     probe = fake(tmp_path / "a/x")
     if is_conversion:
-        probe = build_convert("a.pth", str(tmp_path / "a/x/product"), probe.folder)
+        probe = build_convert("a.pth", str(tmp_path / "a/x/product.pth"), probe.folder)
     nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))
     stage = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].stage
     complete(stage)

@@ -4,7 +4,6 @@ It contains the stage, SLURM's limits, and what the stage depends on besides its
 its relative names are looked up, and a digest of the user's modules.
 """
 
-import contextlib
 import os
 import socket
 from dataclasses import asdict, dataclass, replace
@@ -82,12 +81,13 @@ def open_stage(record: dict[str, Any]) -> Stage:
     """
     stage = build_stage(record["spec"])
     folder = record.get("cwd", "")
-    if folder and folder != find_working_folder():
-        with contextlib.suppress(OSError):
-            os.chdir(folder)
-    names = stage.list_relative_names() if folder not in ("", find_working_folder()) else []
-    if names:
-        problem = f"{shorten_list(names)} is relative to {folder}, which {socket.gethostname()} does not have"
-        raise UserError(f"{problem}; run the original command with absolute names")
+    if folder:
+        try:
+            os.chdir(folder)  # through a link on some nodes, where the working folder then has another name
+        except OSError as error:
+            names = stage.list_relative_names()
+            if names:
+                problem = f"{shorten_list(names)} is relative to {folder}, which {socket.gethostname()} does not have"
+                raise UserError(f"{problem}; run the original command with absolute names") from error
     extensions.check_unchanged(record.get("imported", ""))
     return stage

@@ -94,9 +94,9 @@ def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison])
 
 def _describe_others(best: Comparison, comparisons: Sequence[Comparison], digits: int) -> str:
     """Name the other branches that the reference is compared with, none of which is ahead: one may be the reader's."""
-    others = [one for one in comparisons if one is not best and one.reference == best.reference]
-    names = [f"{one.branch} {one.difference.text(digits)}" for one in others[:_MOST_BRANCHES]]
-    names += [f"{len(others) - _MOST_BRANCHES} more"] if len(others) > _MOST_BRANCHES else []
+    behind_best = [one for one in comparisons if one is not best and one.reference == best.reference]
+    names = [f"{one.branch} {one.difference.text(digits)}" for one in behind_best[:_MOST_BRANCHES]]
+    names += [f"{len(behind_best) - _MOST_BRANCHES} more"] if len(behind_best) > _MOST_BRANCHES else []
     return f"; not ahead either: {', '.join(names)}" if names else ""
 
 

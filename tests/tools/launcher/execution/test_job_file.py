@@ -34,6 +34,9 @@ def test_relative_names_are_those_of_the_launchers_folder(tmp_path: Path, monkey
     text = refused(lambda: open_stage(read_job(relative)), f"folder:data is relative to {here}, which", "does not have")
     assert "absolute names" in text
     assert open_stage(read_job(absolute)).list_data()[0] == "folder:/data"
+    here.symlink_to(tmp_path / "gone")  # as a node mounts the folder under another name
+    assert open_stage(read_job(relative)).list_data()[0] == "folder:data"
+    assert Path.cwd() == tmp_path / "gone"
     record = read_job(relative)
     del record["cwd"]  # of an earlier version
     assert open_stage(record).list_data()[0] == "folder:data"

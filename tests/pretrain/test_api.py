@@ -134,7 +134,7 @@ def test_weights_are_loaded_and_converted_as_by_a_command_whatever_the_modes_of_
     torch.save(build_backbone("resnet18", "imagenet").state_dict(), file)
     with torch.inference_mode():
         assert not pretrain.load_backbone(file).conv1.weight.is_inference()
-    (tmp_path / "detector.yaml").write_text(f"MODEL: {{WEIGHTS: {file}}}\n")
+    (tmp_path / "detector.yaml").write_text(f"_BASE_: {RECIPE}\nMODEL: {{WEIGHTS: {file}}}\n")
     torch.set_default_dtype(torch.float64)
     try:
         refused(lambda: pretrain.load_backbone(file), "torch.set_default_dtype(torch.float32)")

@@ -165,8 +165,8 @@ test-detectron2: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'detectron2 and not slow and not docs' $(IN_PARALLEL)
 
 test-all: test
-	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 -o faulthandler_timeout=1830 $(IN_PARALLEL)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800 -o faulthandler_timeout=1830
 
 # A GPU may be lent for minutes: the tests get four of nine, and the measurements the others, whether or not a test failed.
 # No setup: such a machine may have another environment, and no internet. Without a GPU, both run on a simulated one.

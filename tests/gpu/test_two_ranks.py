@@ -25,7 +25,7 @@ from tests.transfer import tiny_coco
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(900),  # one fixture runs all cases
+    pytest.mark.timeout(600),  # one fixture runs all cases
 ]
 Call = Callable[..., Any]
 CASES = {

@@ -33,7 +33,7 @@ class Images:
         self.slow = slow
         self.seconds = seconds
         self.end = end
-        self.reads = multiprocessing.Value("i", 0)
+        self.reads = multiprocessing.get_context("spawn").Value("i", 0)  # which forked workers can use, too
 
     def __getitem__(self, index: int) -> Any:
         with self.reads.get_lock():

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from benchmarks.measure import measure_peak_mib, time_rounds
-from pretrain.common import distributed
 from pretrain.common.device import AsyncHostCopy
+from pretrain.common.ranks import process_group
 from transfer.config import load_config
 from transfer.engine import Engine
 from transfer.preflight import check_supported, choose_engine
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         UserError: Detectron2 is not installed, or an engine does not support a key.
     """
     cfg = load_config(args.config_file, args.opts)
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     cfg.MODEL.DEVICE = device.type
     batch = draw_batch(args.images, args.side, args.side, cfg)
     built = {name: build_step(name, cfg, [batch]) for name in ENGINES}

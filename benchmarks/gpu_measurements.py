@@ -19,8 +19,8 @@ from benchmarks import detection, objectives
 from benchmarks.measure import count_synchronizations, count_work, find_peak
 from benchmarks.reading import write_images
 from benchmarks.views import encode_photo
-from pretrain.common import distributed
 from pretrain.common.device import is_out_of_memory, set_float32_precision
+from pretrain.common.ranks import process_group
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.augmentations import AUGMENTATIONS
@@ -114,7 +114,7 @@ def build_pretraining_step(recipe: str, words: tuple[str, ...]) -> tuple[Callabl
         A function that runs the step, the number of its images, and the bytes of its views.
     """
     cfg = load_config(ROOT / f"configs/pretrain/{recipe}.yaml", list(words))
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     size = cfg.VIEWS.IMAGE_SIZE
     images = cfg.SOLVER.IMS_PER_BATCH
     shape = (1 + cfg.METHOD.NUM_KEYS, images, size, size, 3)  # as the loader makes them: channels side by side
@@ -138,7 +138,7 @@ def measure_detection(
 ) -> dict[str, Any]:
     """Measure iterations of fine-tuning on batches of two image sizes in turn, as training's images differ in size."""
     set_float32_precision("high")
-    device = distributed.init_process_group().type
+    device = process_group.init_process_group().type
     amp = ("SOLVER.AMP.ENABLED", "True", "SOLVER.BF16", "True") if precision == "bf16" else ()
     cfg = transfer.config.load_config(
         ROOT / "configs/coco_mask_R50_FPN_1x.yaml", ["MODEL.DEVICE", device, *words, *amp]
@@ -156,7 +156,7 @@ def measure_losses(losses: dict[str, int]) -> dict[str, Any]:
 
 def measure_loading(views: int, workers: int, files: int) -> dict[str, Any]:
     """Measure MoCo v2's views of photographs of 500 x 375 pixels, from files to the device."""
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), encode_photo(), files)
         data = datasets.load(f"folder:{folder}/images", "train")
@@ -184,7 +184,7 @@ def time_in_steady_state(arrivals: Iterable[object], discarded: int, timed: int)
 
 def measure_ceilings(side: int, mib: int) -> dict[str, Any]:
     """Return what this machine reaches at most: GB/s of copies, and TFLOP/s of square matrix products."""
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     source = torch.empty(mib * 2**20, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     host = torch.empty(mib * 2**20, dtype=torch.uint8, pin_memory=device.type == "cuda")

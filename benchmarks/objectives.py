@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from benchmarks import naive
 from benchmarks.measure import measure_milliseconds, measure_peak_mib
-from pretrain.common import distributed
+from pretrain.common.ranks import process_group
 from pretrain.methods import METHODS
 
 # Names of methods, and the hyperparameters that are passed to both forms of each.
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
     torch.set_num_threads(1)
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     q_ND, keys_MND, queue_DK = _draw_vectors(args.queries, args.keys, args.dims, args.negatives, device)
     z_AD = _draw_vectors(args.anchors, 1, args.dims, 1, device)[0]
     index_A = torch.arange(args.anchors, device=device)

@@ -10,8 +10,8 @@ import torch
 from fvcore.common.config import CfgNode
 
 from .common.config import yaml_io
-from .common.distributed import on_every_rank
 from .common.errors import UserError, count_noun
+from .common.ranks.agreement import on_every_rank
 from .common.run.skipped_steps import SkippedSteps
 from .common.weights import checkpoint
 from .model.objectives import InBatchObjective, QueueObjective, build_objective

@@ -16,9 +16,10 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import distributed, interrupt
-from .common.distributed import AgreedStop, on_every_rank, on_first_rank
 from .common.errors import UserError, count_noun
 from .common.files import remove, sha256, write_json
+from .common.ranks import process_group
+from .common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from .common.run.garbage import GarbageCollector
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
@@ -144,7 +145,7 @@ def _train(run: PretrainRun, first_step: int) -> None:
         run.progress.advance()
         run.garbage.count_step()
         if step == first_step:
-            distributed.shorten_timeout()
+            process_group.shorten_timeout()
 
         is_last = steps_done == run.total_steps
         if steps_done % solver.LOG_PERIOD == 0 or is_last:
@@ -194,7 +195,7 @@ def _build_loader(cfg: CfgNode, data: datasets.ImageData, device: torch.device) 
 def _check_same_start(state: TrainState) -> None:
     """Check that all ranks start from the same step, images and weights: DDP would silently average other gradients."""
     start = (state.step, state.images_digest, compute_tensor_digest(*state.objective.model.state_dict().values()))
-    distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
+    check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
 
 
 def _open_metrics(folder: Path, step: int) -> MetricsWriter | None:

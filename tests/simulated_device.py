@@ -26,7 +26,7 @@ import torchvision  # noqa: F401  (its operators)
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.common import distributed
+from pretrain.common.ranks import process_group
 from tests.pretrain.ranks import START_METHOD
 from transfer import distributed as transfer_distributed
 
@@ -140,8 +140,8 @@ def _run_in_precision(operation: Any, is_half: bool, *args: Any) -> Any:
 def become_device() -> SimulatedDevice:
     """Make it the device of both stages for the rest of this process, unless a config chooses the CPU."""
     register()
-    join = functools.partial(_init, distributed.init_process_group)
-    distributed.init_process_group = transfer_distributed.join = join
+    join = functools.partial(_init, process_group.init_process_group)
+    process_group.init_process_group = transfer_distributed.join = join
     return SimulatedDevice().__enter__()
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pretrain import train
-from pretrain.common import distributed
+from pretrain.common.ranks import process_group
 from pretrain.config import load_config
 from tests import simulated_device
 from tests.pretrain.runs import overrides
@@ -80,7 +80,7 @@ def _pretrain(images: Path, output: Path, method: str) -> list[Waits]:
     """Return `_waits_by_step` of four steps."""
     words = overrides(images, output, "SOLVER.MAX_STEPS", "4", "SOLVER.LOG_PERIOD", "100", method=method)
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
-        patch.setattr(distributed, "init_process_group", lambda name="auto": torch.device("sim:0"))
+        patch.setattr(process_group, "init_process_group", lambda name="auto": torch.device("sim:0"))
         train.main(load_config(None, words))
     return waits
 

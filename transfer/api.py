@@ -226,14 +226,16 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
         context: what this process was started with, such as the request to stop it.
         data_sets: those of the run, if this process has located them.
     """
-    from pretrain.common.distributed import on_every_rank, on_first_rank, rank
-    from pretrain.common.run.stage import enter_run_folder, process_group
+    from pretrain.common.distributed import rank
+    from pretrain.common.ranks.agreement import on_every_rank, on_first_rank
+    from pretrain.common.ranks.process_group import enter_process_group
+    from pretrain.common.run.stage import enter_run_folder
 
     from . import train
     from .coco.results import check_expected_results
     from .distributed import join
 
-    with process_group(run.cfg.OUTPUT_DIR, join, run.cfg.MODEL.DEVICE) as device:
+    with enter_process_group(run.cfg.OUTPUT_DIR, join, run.cfg.MODEL.DEVICE) as device:
         on_every_rank(extensions.load)
         if run.eval_only:
             run = replace(run, cfg=on_first_rank(resolve_evaluation, run.cfg, run.resume))
@@ -255,7 +257,8 @@ def run_rank(run: Run, context: RunContext, data_sets: DataSets | None = None) -
 
 def _open_data_sets(cfg: CfgNode, data_sets: DataSets, eval_only: bool) -> None:
     """Check the data sets on rank 0; read them on all ranks, which must see the same files."""
-    from pretrain.common.distributed import check_agreement, on_every_rank, on_first_rank, world_size
+    from pretrain.common.distributed import world_size
+    from pretrain.common.ranks.agreement import check_agreement, on_every_rank, on_first_rank
 
     on_first_rank(_check_data, cfg, data_sets, eval_only)
     on_every_rank(data_sets.read_rest, cfg.OUTPUT_DIR)

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from pretrain.common import distributed
 from pretrain.common.errors import UserError
+from pretrain.common.ranks import process_group
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def join(device_name: str) -> torch.device:
     """
     if device_name not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
-    device = distributed.init_process_group("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
+    device = process_group.init_process_group("auto" if device_name == "cuda" else "cpu", "MODEL.DEVICE")
     torch.backends.cudnn.benchmark = False  # images differ in size; CUDNN_BENCHMARK decides for training
     return device
 

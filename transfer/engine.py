@@ -13,9 +13,9 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from pretrain.common import distributed
-from pretrain.common.distributed import AgreedStop, on_first_rank
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks.agreement import AgreedStop, on_first_rank
 
 from .coco.records import DataSet
 from .coco.results import Detection, Metrics, draw_saved, score

@@ -235,7 +235,7 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
     Raises:
         UserError: no image can be read.
     """
-    from pretrain.common.run.stage import translate_torch_errors
+    from pretrain.common.device import translate_torch_errors
 
     from .distributed import log_progress
 

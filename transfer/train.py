@@ -19,11 +19,13 @@ from torch import nn
 from pretrain.common import distributed
 from pretrain.common.config import extensions
 from pretrain.common.device import describe, set_float32_precision
-from pretrain.common.distributed import AgreedStop, data_parallel, on_every_rank, on_first_rank
+from pretrain.common.distributed import data_parallel
 from pretrain.common.errors import UserError, count_noun, one_line
 from pretrain.common.files import atomic_write, read_json, remove, write_json
 from pretrain.common.interrupt import Stopped, StopRequest, save_before_stop
 from pretrain.common.logs import setup_logging
+from pretrain.common.ranks import process_group
+from pretrain.common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from pretrain.common.run.folder import write_environment
 from pretrain.common.run.garbage import GarbageCollector
 from pretrain.common.run.skipped_steps import describe_skipped_steps
@@ -136,7 +138,7 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
         while not trainer.is_over:
             run_step(trainer, model, batches, trainer.done)
             if trainer.done == trainer.start_iter:
-                distributed.shorten_timeout()
+                process_group.shorten_timeout()
             trainer.advance()
             garbage.count_step()
             reason = stop.poll()
@@ -256,7 +258,7 @@ def _check_same_start(model: nn.Module, iteration: int) -> None:
     """Raise UserError unless all ranks start with the same weights at the same iteration."""
     if distributed.world_size() > 1:
         digest = compute_tensor_digest(*model.state_dict().values())
-        distributed.check_agreement((iteration, digest), "the start (iteration, digest of the weights)")
+        check_agreement((iteration, digest), "the start (iteration, digest of the weights)")
 
 
 def _load_batches(trainer: Trainer) -> Iterator[list[ModelInput]]:

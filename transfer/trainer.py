@@ -15,9 +15,9 @@ from fvcore.nn.precise_bn import get_bn_modules
 from pretrain.common import distributed
 from pretrain.common.config import extensions
 from pretrain.common.device import check_bfloat16
-from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, remove
+from pretrain.common.ranks.agreement import on_first_rank
 from pretrain.common.ranks.meeting import meet
 from pretrain.common.run.metrics import MetricsWriter
 from pretrain.common.run.progress import Progress, take_memory_peaks

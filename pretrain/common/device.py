@@ -1,13 +1,15 @@
-"""The device of a run: the job's GPUs, precision and memory layout, and copies that do not wait for the device."""
+"""The device of a run: GPUs, precision, memory layout, errors of torch, and copies that do not wait for the device."""
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import UserError, count_noun, first_line
+from .errors import ProcessLost, UserError, count_noun, first_line
 
 # Variables that name a job's GPUs, and their values if it has none; the first that is set decides. SLURM also writes
 # NoDevFiles for GPUs that it counts without having their device files.
@@ -93,6 +95,39 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return any(phrase in text for phrase in ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED"))
+
+
+@contextlib.contextmanager
+def translate_torch_errors(memory_remedy: str = "") -> Iterator[None]:
+    """Raise UserError for what torch raises when memory runs out or another rank is lost.
+
+    Args:
+        memory_remedy: what to do if memory runs out: which keys to set.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = first_line(error)
+        if is_out_of_memory(error):
+            raise UserError(_describe_lack_of_memory(error, memory_remedy or "use smaller images")) from error
+        if "Failed to find C compiler" in str(error):  # Triton's, which torch.compile calls
+            remedy = "install gcc and Python's header files (python3-dev), or set SOLVER.COMPILE False"
+            raise UserError(f"torch.compile found no C compiler; {remedy}") from error
+        if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
+            remedy = "its own output shows the cause; run again to resume"
+            raise ProcessLost(f"another process of this run has ended or hangs ({text}); {remedy}") from error
+        raise
+
+
+def _describe_lack_of_memory(error: BaseException, remedy: str) -> str:
+    """Describe an error of `is_out_of_memory` by its line that says so; NCCL's is the last of several.
+
+    Args:
+        remedy: which keys to set for the memory of the device to suffice.
+    """
+    line = next((line for line in str(error).splitlines() if "memory" in line), first_line(error))
+    is_on_host = isinstance(error, MemoryError) or "can't allocate memory" in line or "pin memory" in line
+    return f"memory ran out: {line}; {remedy}{', or lower DATALOADER.NUM_WORKERS' if is_on_host else ''}"
 
 
 def choose_memory_format(amp: str, device_type: str) -> torch.memory_format:

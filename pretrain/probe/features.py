@@ -11,8 +11,9 @@ from torchvision.models import ResNet
 
 from ..common import distributed
 from ..common.device import autocast, choose_memory_format
-from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank
+from ..common.distributed import gather_objects
 from ..common.errors import UserError
+from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank
 from ..common.weights.backbone import read_backbone
 from ..common.weights.provenance import Provenance
 from ..data import loader, views

@@ -11,17 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import (
-    AgreedStop,
-    check_agreement,
-    gather,
-    gather_objects,
-    is_first_rank,
-    on_every_rank,
-    world_size,
-)
+from ..common.device import translate_torch_errors
+from ..common.distributed import gather, gather_objects, is_first_rank, world_size
 from ..common.errors import count_noun
-from ..common.run.stage import translate_torch_errors
+from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank
 from ..common.run.state import RunContext
 from ..data import datasets
 from .data import MissingLabels, ProbeData, load_probe_data

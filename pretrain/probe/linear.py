@@ -14,8 +14,9 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import distributed, interrupt
-from ..common.distributed import on_first_rank
 from ..common.errors import count_noun
+from ..common.ranks import process_group
+from ..common.ranks.agreement import on_first_rank
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import RunContext, read_json_or_empty
@@ -125,7 +126,7 @@ def _train(run: ProbeRun, backbone: ResNet, data: ProbeData, metadata: dict[str,
             factor = heads.set_learning_rates(epoch)
             losses_H += heads.step(*batch_source.features(batch))
             if step == first_step:
-                distributed.shorten_timeout()
+                process_group.shorten_timeout()
             step += 1
             progress.advance()
             stop_reason = run.stop.poll()

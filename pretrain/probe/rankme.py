@@ -6,8 +6,9 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop, gather_objects, mean_
-from ..common.run.stage import translate_torch_errors
+from ..common.device import translate_torch_errors
+from ..common.distributed import gather_objects, mean_
+from ..common.ranks.agreement import AgreedStop
 from ..data.image_data import ImageData
 from .features import extract_features, select_evenly
 

@@ -12,8 +12,8 @@ import torch
 from fvcore.common.config import CfgNode
 
 from ..common.config import yaml_io
-from ..common.distributed import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from ..common.files import atomic_write, remove, write_json
+from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from ..common.run.folder import write_environment
 from ..common.run.stage import open_run
 from ..common.run.state import RunContext

@@ -31,9 +31,9 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from pretrain.common.command_line import Parser
-from pretrain.common.distributed import AgreedStop
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import check_file, read_json, write_json
+from pretrain.common.ranks.agreement import AgreedStop
 from pretrain.common.run.state import RunContext
 from pretrain.config import load_config
 from pretrain.data import datasets

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import distributed, interrupt
+from pretrain.common.ranks import process_group
 from pretrain.common.run.state import RunContext
 from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
@@ -34,8 +35,8 @@ def prepare(backend: str = "") -> None:
         backend: of ranks that share one GPU; empty if each has its own.
     """
     patch = pytest.MonkeyPatch()
-    patch.setattr(distributed, "TIMEOUT_S", 60.0)
-    patch.setattr(distributed, "STEP_TIMEOUT_S", 60.0)
+    patch.setattr(process_group, "TIMEOUT_S", 60.0)
+    patch.setattr(process_group, "STEP_TIMEOUT_S", 60.0)
     if backend:
         share_gpu(patch, backend)
     if DEVICE == "sim":
@@ -55,8 +56,8 @@ def share_gpu(patch: pytest.MonkeyPatch, backend: str) -> None:
     def join_by_backend(_: str, *, device_id: torch.device, **options: Any) -> None:
         join(name, device_id=device_id if name == "nccl" else None, **options)
 
-    patch.setattr(distributed, "choose_gpu", lambda: torch.device("cuda", 0))
-    patch.setattr(distributed, "check_gpu_is_own", lambda *_, **__: None)
+    patch.setattr(process_group, "choose_gpu", lambda: torch.device("cuda", 0))
+    patch.setattr(process_group, "check_gpu_is_own", lambda *_, **__: None)
     patch.setattr(dist, "init_process_group", join_by_backend)
 
 

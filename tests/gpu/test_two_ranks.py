@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from torch.cuda import nccl
 
 from pretrain.common import distributed
+from pretrain.common.ranks import process_group
 from pretrain.monitor import TrainingMonitor
 from tests.gpu import runs
 from tests.gpu.runs import DEVICE, ENGINES, HEADS, SHORT, SINGLE, losses
@@ -63,7 +64,7 @@ def _run_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:
 
 def _run_cases(shared_backend: str, images: Path, data: str, folder: Path, engines: list[str]) -> None:
     runs.prepare(shared_backend)
-    device = distributed.init_process_group()
+    device = process_group.init_process_group()
     assert device == torch.device(DEVICE, distributed.rank() if DEVICE == "cuda" and not shared_backend else 0)
     cases: dict[str, Callable[[Path], Any]] = {
         name: lambda output, words=words: runs.pretrain(images, output, *words, *SLOW) for name, words in CASES.items()
@@ -144,9 +145,9 @@ def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, backend: st
 
 def _share_a_gpu() -> None:
     patch = pytest.MonkeyPatch()
-    patch.setattr(distributed, "can_use_gpus", lambda key: True)
+    patch.setattr(process_group, "can_use_gpus", lambda key: True)
     runs.share_gpu(patch, "gloo")
-    assert distributed.init_process_group() == torch.device("cuda", 0)
+    assert process_group.init_process_group() == torch.device("cuda", 0)
     assert dist.get_backend() == "gloo" and distributed.gather_objects(distributed.rank()) == [0, 1]
 
 

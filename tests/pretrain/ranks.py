@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from pretrain.common import distributed
-from pretrain.common.run.stage import leave
+from pretrain.common.ranks import process_group
+from pretrain.common.ranks.process_group import leave
 from tests import tiny
 
 # The processes of all tests are forked from one that has imported these, because that takes seconds of CPU time.
@@ -66,6 +66,6 @@ def _enter(
 ) -> None:
     set_rank(rank, ranks, port)
     if device is not None:
-        distributed.init_process_group(device)
+        process_group.init_process_group(device)
     _call(function, args, is_tiny)
     leave()  # not after an error: the other ranks may never reach it

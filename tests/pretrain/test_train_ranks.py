@@ -15,6 +15,7 @@ from pretrain import train
 from pretrain.common import distributed
 from pretrain.common import images as image_files
 from pretrain.common.distributed import gather_objects
+from pretrain.common.ranks import process_group
 from pretrain.common.run.state import RunContext, read_failure
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
@@ -125,9 +126,9 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     """Run one of two ranks, of which one meets the fault; write how it ended to ended.RANK."""
     set_rank(rank, 2, port)
-    distributed.TIMEOUT_S = distributed.STEP_TIMEOUT_S = 8.0
+    process_group.TIMEOUT_S = process_group.STEP_TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
-        distributed.compute_code_digest = lambda: "00000000"
+        process_group.compute_code_digest = lambda: "00000000"
     if fault == "another disk" and rank == 0:
         checkpoint.list_checkpoints = lambda folder: []
     if fault == "full disk" and rank == 0:

@@ -22,7 +22,7 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.distributed import AgreedStop, on_first_rank
+from pretrain.common.ranks.agreement import AgreedStop, on_first_rank
 from pretrain.common.ranks.environment import read_local_world_size
 
 from ..coco.records import DataSet

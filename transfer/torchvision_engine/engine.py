@@ -7,7 +7,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.distributed import AgreedStop
+from pretrain.common.ranks.agreement import AgreedStop
 
 from ..coco.records import DataSet
 from ..coco.results import Detection

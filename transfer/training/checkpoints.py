@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, remove
+from pretrain.common.ranks.agreement import on_first_rank
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import count_noun
 from pretrain.common.files import read_json, write_json
+from pretrain.common.ranks.agreement import on_first_rank
 
 from ..coco.results import Metrics
 from . import checkpoints

@@ -1,2 +1,2 @@
 """The processes of a run: `parent` starts and watches those of one machine, `environment` tells each its place, `rank`
-is what each runs, and in a `meeting` they wait for one another."""
+is what each runs. They join a `process_group`, wait for one another in a `meeting`, and come to an `agreement`."""

@@ -20,6 +20,7 @@ from .. import distributed, interrupt
 from ..errors import UserError, count_noun, shorten_list
 from ..interrupt import StopRequest
 from ..logs import log_to_terminal
+from ..ranks import process_group
 from ..ranks.environment import count_cores_per_process, read_local_world_size
 from .receiver import PendingBatches, Receiver, describe_worker, find_lost_worker
 from .socket_folder import choose_socket_folder
@@ -177,7 +178,7 @@ class SignalSafeDataLoader(DataLoader):
         images = len(self._batches.pending[0]) if self._batches.pending else 0
         end_after_s = self._patience.end_after_s * max(1.0, images / _LARGE_BATCH)  # slow is not dead
         if distributed.world_size() > 1:  # the others wait in a collective, which must not time out first
-            end_after_s = min(end_after_s, _TIMEOUT_FRACTION * distributed.STEP_TIMEOUT_S)
+            end_after_s = min(end_after_s, _TIMEOUT_FRACTION * process_group.STEP_TIMEOUT_S)
         while True:
             try:
                 return receiver.results.get(timeout=poll_s)

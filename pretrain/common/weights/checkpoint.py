@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..distributed import check_agreement, on_every_rank, on_first_rank
 from ..errors import UserError, first_line
 from ..files import atomic_writer, build_write_error, remove
+from ..ranks.agreement import check_agreement, on_every_rank, on_first_rank
 from .file import Damaged, read
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,22 @@
-"""Precision and memory layout: one choice of half precision, and float32 as in Detectron2."""
+"""Precision and memory layout: one choice of half precision, and float32 as in Detectron2; errors of torch."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import device
-from pretrain.common.device import autocast, check_gpu_is_own, choose_memory_format, set_float32_precision
+from pretrain.common.device import (
+    autocast,
+    check_gpu_is_own,
+    choose_memory_format,
+    set_float32_precision,
+    translate_torch_errors,
+)
+from pretrain.common.errors import UserError
 from pretrain.common.run import stage
 from pretrain.config import load_config
 from pretrain.probe import features, knn
@@ -96,3 +104,49 @@ def test_protocols_record_a_float32_precision_that_is_set() -> None:
     assert "float32_precision" not in build_protocol(load_config())
     assert build_protocol(load_config(None, ["FLOAT32_PRECISION", "highest"]))["float32_precision"] == "highest"
     refused(lambda: load_config(None, ["FLOAT32_PRECISION", "tf32"]), "FLOAT32_PRECISION", "tf32", "highest")
+
+
+def _translate(error: Exception, memory_remedy: str) -> NoReturn:
+    with translate_torch_errors(memory_remedy):
+        raise error
+    raise AssertionError
+
+
+NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+
+
+PINNED = "Caught AcceleratorError in pin memory thread for device 0.\nTraceback\nCUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"), "CUDA out of memory. Tried"),
+        (torch.AcceleratorError("CUDA error: out of memory\nmore"), "CUDA error: out of memory;"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
+        (dist.DistBackendError(NCCL), "Cuda failure 2 'out of memory';"),
+    ],
+)
+def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caching allocator has an error of its own, but CUDA's libraries allocate memory as well."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for memory_remedy, remedy in (("lower A.SIZE", "lower A.SIZE"), ("", "use smaller images")):
+        with pytest.raises(UserError) as caught:
+            _translate(error, memory_remedy)
+        assert str(caught.value).startswith("memory ran out: ") and line in str(caught.value)
+        assert str(caught.value).endswith(f"; {remedy}")  # fewer loader workers would not help
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError(PINNED)],
+)
+def test_a_machine_whose_memory_runs_out_is_one_line_with_the_remedy(error: Exception) -> None:
+    refused(lambda: _translate(error, "lower A.SIZE"), "memory ran out: ", "; lower A.SIZE, or lower DATALOADER.NUM_")
+
+
+def test_a_machine_without_a_compiler_is_one_line() -> None:
+    error = RuntimeError("RuntimeError: Failed to find C compiler. Please specify via CC environment variable\nmore")
+    refused(lambda: _translate(error, ""), "found no C compiler; install gcc", "SOLVER.COMPILE False")

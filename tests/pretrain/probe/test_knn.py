@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from pretrain import train
 from pretrain.common import distributed
-from pretrain.common.distributed import AgreedStop
 from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks.agreement import AgreedStop
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pretrain.common import distributed
-from pretrain.common.distributed import AgreedStop
 from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks.agreement import AgreedStop
 from pretrain.probe.rankme import compute_rankme, evaluate
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import build_state, lines, run

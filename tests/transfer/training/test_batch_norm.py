@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from pretrain.common.distributed import AgreedStop
 from pretrain.common.interrupt import StopRequest
+from pretrain.common.ranks.agreement import AgreedStop
 from tests.pretrain.runs import stopped
 from tests.transfer.test_train_net import work
 from transfer.training import batch_norm

@@ -12,8 +12,10 @@ import torch.distributed as dist
 
 from pretrain.common import distributed
 from pretrain.common.errors import ProcessLost
+from pretrain.common.ranks import process_group
+from pretrain.common.ranks.agreement import on_first_rank
 from pretrain.common.ranks.meeting import heartbeat, meet
-from pretrain.common.run.stage import process_group
+from pretrain.common.ranks.process_group import enter_process_group
 from tests.pretrain.ranks import run_ranks
 
 
@@ -38,7 +40,7 @@ def _rank_0_works_alone(folder: Path) -> None:
             os.kill(processes[other], signal.SIGUSR1)
         return [_wait_for(folder / f"handled{other}") for other in (1, 2)]
 
-    assert distributed.on_first_rank(work) == ["rank 1", "rank 2"]
+    assert on_first_rank(work) == ["rank 1", "rank 2"]
 
 
 def test_the_others_handle_signals_while_rank_0_works_longer_than_a_collective_may(tmp_path: Path):
@@ -76,8 +78,8 @@ def test_a_rank_with_heartbeat_is_waited_for():
 
 
 def _a_collective_hangs(folder: Path) -> None:
-    distributed.STEP_TIMEOUT_S = 1.0
-    distributed.shorten_timeout()
+    process_group.STEP_TIMEOUT_S = 1.0
+    process_group.shorten_timeout()
     if distributed.rank() == 0:
         with pytest.raises(RuntimeError, match=r"(?i)timed out|timeout"):
             dist.all_reduce(torch.ones(1))
@@ -109,7 +111,7 @@ def test_collectives_that_time_out_are_recorded_in_the_run_folder(monkeypatch, t
     for name, value in {"WORLD_SIZE": size, **variables}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    with process_group("run", lambda: None):
+    with enter_process_group("run", lambda: None):
         file = os.environ.get("TORCH_FR_DUMP_TEMP_FILE")
         assert file == (str(tmp_path / expected) if expected else None)  # an absolute path stays
         is_recorded = os.environ.get("TORCH_FR_BUFFER_SIZE") == "2000"

@@ -17,6 +17,7 @@ import torch
 
 from pretrain.common import distributed, interrupt, logs
 from pretrain.common.interrupt import Stopped, StopRequest
+from pretrain.common.ranks import process_group
 from pretrain.common.run import socket_folder
 from pretrain.common.run.workers import LoaderPatience, SignalSafeDataLoader
 from tests.errors import refused
@@ -121,7 +122,7 @@ def test_a_large_batch_may_take_longer(caplog: pytest.LogCaptureFixture):
 
 def test_of_several_ranks_one_without_a_batch_says_so_before_the_others_time_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "STEP_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(process_group, "STEP_TIMEOUT_S", 1.5)
     images = Images(7, 600)
     batches = load(images, patience=LoaderPatience(warn_after_s=0.5, end_after_s=600))
     wait_for_reads(images, 8)

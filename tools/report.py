@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: ReportStage.Options) -> int:
     """Print the report of the runs in some folders, write it to the output files, and return 0."""
-    if not 0 <= options.power < math.inf:
+    if options.power is not None and not 0 < options.power < math.inf:
         raise UserError(f"--power is {options.power:g}; name the difference that the seeds should show, such as 2")
     for file in options.output:
         if Path(file).suffix.lower() not in (*_PAGES, *_TEXTS):  # such as results.json, which belongs to a run

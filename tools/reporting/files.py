@@ -43,12 +43,15 @@ class Pipeline:
         stages: the place of each run folder, in the order of the file.
         seeds: all seeds that the file lists, complete or not; empty if it lists none.
         baseline: the branch that others are compared with; empty if there is none.
+        incomplete: the run folders whose stage is not complete as the file describes it. Their results, if any, are
+            those of other settings.
     """
 
     folder: Path
     stages: Mapping[Path, Place]
     seeds: Sequence[str] = ()
     baseline: str = ""
+    incomplete: frozenset[Path] = frozenset()
 
 
 @dataclass
@@ -139,16 +142,16 @@ def _read_pipeline(path: Path, lines: list[str]) -> Pipeline:
     plan = record.study or {"branches": {}, "baseline": ""}
     places = {name: (branch, seed) for branch, names in plan["branches"].items() for seed, name in names.items()}
     stages: dict[Path, Place] = {}
-    incomplete: list[str] = []
+    incomplete: dict[Path, str] = {}
     for stage in record.stages:
         moved = pipeline_folder / stage["key"]
         folder = moved if moved.is_dir() else Path(stage["folder"])
         branch, _, name = stage["key"].partition("/")
         stages[folder] = Place(*places.get(branch, (branch.partition("_seed=")[0], "")), name)
         if read_fingerprint(folder) != stage["fingerprint"]:
-            incomplete.append(stage["key"])
+            incomplete[folder] = stage["key"]
     if incomplete:
         remedy = f"run `python tools/launch.py status {pipeline_folder}` to see why"
-        lines.append(f"{pipeline_folder.name}: {', '.join(incomplete)} ({remedy})")
+        lines.append(f"{pipeline_folder.name}: {', '.join(incomplete.values())} ({remedy})")
     seeds = list(dict.fromkeys(seed for _, seed in places.values()))
-    return Pipeline(pipeline_folder, stages, seeds, plan["baseline"])
+    return Pipeline(pipeline_folder, stages, seeds, plan["baseline"], frozenset(incomplete))

@@ -1,5 +1,6 @@
 """Tables of a report: all scores of a table were measured on the same data, those of a column with one protocol."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ def build_rows(scores: Sequence[BackboneScore], report_folders: Sequence[Path]) 
     for score in scores:
         if score.is_of_pretraining or not score.kind:
             continue
-        row = next((row for row in pretrained if score.origin.sha256 == row.origin.sha256), None)
+        writers = [row for row in pretrained if score.origin.sha256 == row.origin.sha256]
+        row = max(writers, key=lambda row: len(os.path.commonpath([row.folder, score.folder])), default=None)
         if row is None:
             parent = score.folder.parent  # of a branch, unless the report is about the folder itself
             folder = score.folder if any(folder.is_relative_to(parent) for folder in report_folders) else parent

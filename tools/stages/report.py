@@ -34,9 +34,9 @@ class Report(Stage):
             metavar="FILE",
         )
         verdicts: bool = option("print only which branches differ, with Holm's correction", False)
-        power: float = option(
+        power: float | None = option(
             "print only how many seeds would show a difference of POINTS (a whole report asks for 2)",
-            0.0,
+            None,
             type=float,
             metavar="POINTS",
         )

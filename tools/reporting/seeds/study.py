@@ -1,14 +1,15 @@
 """Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.stages.completion import is_from_final_checkpoint, read_kind
 
 from ..document import Table
-from ..files import Pipeline, RunCollection, find_runs
-from ..runs import RANKME, TASK_NAMES, Score, read_scores
+from ..files import Pipeline, Place, RunCollection, find_runs
+from ..protocols import describe, list_differences
+from ..runs import RANKME, TASK_NAMES, BackboneScore, Score, read_scores
 from .statistics import compare_means, count_decimals, format_mean
 
 FLOOR = 1.0  # AP below which a detector has hardly found an object
@@ -26,6 +27,7 @@ class Study:
         scores: name of the score -> branch -> seed -> value.
         folders: run folders with a score.
         random: the branch of random weights, if there is exactly one.
+        remarks: the probes whose scores were not all measured with the same settings, and these settings.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Study:
     scores: dict[str, dict[str, dict[str, float]]]
     folders: list[Path] = field(default_factory=list)
     random: str = ""
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def reference(self) -> str:
@@ -60,35 +63,68 @@ def read_study(folder: Path) -> Study | None:
 
 
 def build_study(pipeline: Pipeline, collection: RunCollection, scores: Iterable[Score]) -> Study:
-    """Arrange the available scores of a pipeline by branch and seed; of several test sets, the first one counts."""
+    """Arrange the available scores of a pipeline by branch and seed; of several test sets, the first one counts.
+
+    Branches that were scored on different data have no score in common. Incomplete stages have none.
+    """
     scores = list(scores)
     random = {pipeline.stages[s.folder].branch for s in scores if s.folder in pipeline.stages and s.origin.is_random}
     name = random.pop() if len(random) == 1 else ""
     study = Study(pipeline.folder.name, pipeline.baseline, pipeline.seeds, {}, random=name)
+    first = {score.folder: score for score in reversed(scores)}
+    measured: dict[str, dict[Place, Score]] = {}
+    for folder in _list_complete(pipeline, collection):
+        if folder not in first:
+            continue
+        place = pipeline.stages[folder]
+        columns = first[folder].list_columns(place.stage)
+        if columns:
+            study.folders.append(folder)
+        for column in columns:
+            measured.setdefault(column, {})[place] = first[folder]
+    if "kNN top-1" in measured:
+        measured.pop(_PRETRAINING_KNN, None)
+    kinds = [*_PROBES, RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
+    for column in sorted(measured, key=lambda column: [*(kind in column for kind in kinds), True].index(True)):
+        _add_column(study, column, measured[column])
+    return study
+
+
+def _list_complete(pipeline: Pipeline, collection: RunCollection) -> Iterator[Path]:
+    """Yield the run folders of a pipeline's complete stages, if they are from the final checkpoint of their branch."""
     results = {run.folder: run.results for run in collection.runs}
     trainings = {
         (place.branch, place.seed): folder
         for folder, place in pipeline.stages.items()
         if read_kind(folder).trains_backbone
     }
-    first = {score.folder: score for score in reversed(scores)}
     for folder, place in pipeline.stages.items():
         training = trainings.get((place.branch, place.seed))
-        if folder not in first:
+        if folder not in results or folder in pipeline.incomplete:
             continue
-        if training and not is_from_final_checkpoint(results[folder], training):  # an earlier one's
-            continue
-        columns = first[folder].list_columns(place.stage)
-        if columns:
-            study.folders.append(folder)
-        for column, value in columns.items():
-            study.scores.setdefault(column, {}).setdefault(place.branch, {})[place.seed] = value
-    if "kNN top-1" in study.scores:
-        study.scores.pop(_PRETRAINING_KNN, None)
-    kinds = [*_PROBES, RANKME, *(f"{task} AP" for task in TASK_NAMES.values())]
-    for column in sorted(study.scores, key=lambda column: [*(kind in column for kind in kinds), True].index(True)):
-        study.scores[column] = study.scores.pop(column)
-    return study
+        if not training or is_from_final_checkpoint(results[folder], training):  # else an earlier one's
+            yield folder
+
+
+def _add_column(study: Study, column: str, measured: Mapping[Place, Score]) -> None:
+    """Add the values of a column, or of one column per data set if not all were scored on the same one."""
+    tests = {score.test for score in measured.values()}
+    for place, score in measured.items():
+        is_apart = len(tests) > 1 and column != RANKME
+        name = f"{score.test}: {column}" if is_apart else column
+        value = score.list_columns(place.stage)[column]
+        study.scores.setdefault(name, {}).setdefault(place.branch, {})[place.seed] = value
+    if column == RANKME:
+        return
+    for test in tests:  # of detectors, `branches` shows the settings that differ
+        probed = {p: s.protocol for p, s in measured.items() if s.test == test and isinstance(s, BackboneScore)}
+        different = list_differences([*probed.values()])
+        branches: dict[str, dict[str, None]] = {}
+        for place, protocol in probed.items():
+            branches.setdefault(describe(protocol, different), {})[place.branch] = None
+        if different:
+            settings = "; ".join(f"{text} for {', '.join(names)}" for text, names in branches.items())
+            study.remarks.append(f"{column} was not measured with the same settings in all branches: {settings}.")
 
 
 def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
@@ -104,7 +140,7 @@ def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
         text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
-    return Table(study.name, [], ["", *columns], rows, [text])
+    return Table(study.name, study.remarks, ["", *columns], rows, [text])
 
 
 def _format_cell(study: Study, column: str, name: str) -> str:

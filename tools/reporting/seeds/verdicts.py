@@ -98,10 +98,10 @@ def build_verdict_table(study: Study) -> Table:
         rows.append([one.score, pair, one.size, one.difference.text(digits), *p, verdict])
     count = count_comparisons(study)
     family = "the comparisons" if study.reference else "all pairs of branches, of which those with the best are shown"
-    notes = []
+    notes = list(study.remarks)
     if any(one.is_lost_by_correction for one in comparisons):
         correction = f"the correction for all {count} comparisons"
-        notes = [f"A difference whose interval excludes 0 may be within noise after {correction}."]
+        notes.append(f"A difference whose interval excludes 0 may be within noise after {correction}.")
     settings = (
         f"Difference of means, its 95% interval, and p (Welch's test). Verdicts use p after Holm's correction over "
         f"{family} of this table ({count}), at 5%. Within noise: if there is a difference, these seeds do not show it."

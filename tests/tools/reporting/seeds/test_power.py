@@ -102,6 +102,6 @@ def test_seeds_with_equal_scores_answer_nothing(tmp_path: Path, capsys: pytest.C
     assert printed.count("| ahead |") == 2
 
 
-@pytest.mark.parametrize("power", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("power", ["nan", "inf", "-1", "0"])
 def test_a_difference_is_a_number_from_0(tmp_path: Path, power: str):
     refused(lambda: launch.main(["report", str(tmp_path), "--power", power]), f"--power is {power}")

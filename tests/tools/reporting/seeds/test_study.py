@@ -1,13 +1,16 @@
 """Means, intervals and paired differences over seeds are compared with scipy's intervals."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
-from tests.tools.reporting.runs import AP, SEEDS, render, study_in, write
+from pretrain.common.run.state import update_state
+from tests.tools.reporting.runs import AP, SEEDS, cells, render, study_in, write
 from tools.reporting.document import render_table
 from tools.reporting.seeds.statistics import Difference, compare_means
 from tools.reporting.seeds.study import build_table, read_study
@@ -70,3 +73,45 @@ def test_a_report_over_seeds_omits_a_damaged_score(tmp_path: Path):
     text = render([tmp_path])
     assert "jcl_seed=1/knn/results.json is not JSON" in text
     assert "says how many (n)" in text and "[n 2]" in text.partition("## study\n")[2]
+
+
+def change_probes(study: Path, branch: str, seeds: list[str], **change: Any) -> None:
+    for seed in seeds:
+        path = study / f"{branch}_seed={seed}/knn/results.json"
+        results = json.loads(path.read_text())
+        write(path.parent, {**results, "protocol": {**results["protocol"], **change}})
+
+
+def test_branches_that_were_scored_on_other_data_are_not_compared(tmp_path: Path):
+    study = study_in(tmp_path / "study")
+    change_probes(study, "random", SEEDS, val="folder:other")
+    text = render([study]).partition("## Branches")[0]
+    assert "folder:other: kNN top-1" in text and "digits: kNN top-1" in text
+    assert "kNN top-1" not in text.partition("## Verdicts")[2] + text.partition("## study")[0]
+    assert "settings" not in text
+
+
+def test_settings_of_a_probe_that_differ_between_branches_or_seeds_are_named(tmp_path: Path):
+    study = study_in(tmp_path / "study")
+    assert "same settings" not in render([study])
+    change_probes(study, "random", SEEDS[:2], k=20)
+    line = "kNN top-1 was not measured with the same settings in all branches: k 20 for random; k 200 for random, jcl."
+    assert render([study]).count(line) == 2  # below the scores, and below the verdicts
+
+
+def test_results_of_other_settings_than_the_files_do_not_count(tmp_path: Path):
+    """After a change of the file, the stages of some seeds have not run again yet."""
+    study = study_in(tmp_path / "study")
+    for seed in ("2", "3"):
+        update_state(study / f"jcl_seed={seed}/knn", state="complete", fingerprint="another")
+    complete = read_study(study)
+    assert complete and set(complete.scores["kNN top-1"]["jcl"]) == {"1"}
+    assert set(complete.scores["mask_9 box AP"]["jcl"]) == set(SEEDS)
+
+
+def test_a_copy_of_a_study_has_its_own_scores(tmp_path: Path):
+    study_in(tmp_path / "study")
+    shutil.copytree(tmp_path / "study", tmp_path / "copy")
+    text = render([tmp_path])
+    assert "Pretraining without accuracy" not in text
+    assert cells(text, "copy/jcl_seed=1")[-1] == cells(text, "study/jcl_seed=1")[-1] == "89.3"

@@ -128,16 +128,27 @@ class Engine(ABC):
         if not records:
             names = ", ".join(self.cfg.DATASETS.TRAIN)
             raise UserError(f"no image of {names} has annotations to train on; annotate them, or name another data set")
-        total = sum(len(self.data_sets[name].image_sizes) for name in self.cfg.DATASETS.TRAIN)
-        if distributed.is_first_rank() and len(records) < total:
-            reason = "have no objects"
-            if self.cfg.MODEL.KEYPOINT_ON:
-                fewest = self.cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
-                reason += f", or fewer than {count_noun(fewest, 'labeled keypoint')}"
-            what = f"{total - len(records)} of {count_noun(total, 'training image')} {reason}, and are left out"
-            log.info(f"{what} (DATALOADER.FILTER_EMPTY_ANNOTATIONS {self.cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS})")
+        if distributed.is_first_rank():
+            self._log_skipped_images(len(records))
         batch_size = self.cfg.SOLVER.IMS_PER_BATCH // distributed.world_size()
         return TrainingData(records, repeat_factors, mapper, batch_size, wide, self.pin_memory)
+
+    def _log_skipped_images(self, num_used: int) -> None:
+        """Log how many training images have no objects, or too few labeled keypoints, and are not used."""
+        data_sets = [self.data_sets[name] for name in self.cfg.DATASETS.TRAIN]
+        total = sum(len(data_set.image_sizes) for data_set in data_sets)
+        num_skipped = total - num_used
+        if num_skipped <= 0:  # negative where a data set's images are not counted
+            return
+        cfg = self.cfg
+        num_empty = num_skipped
+        if cfg.MODEL.KEYPOINT_ON:
+            num_empty = min(num_skipped, sum(data_set.num_empty for data_set in data_sets))
+        fewest = count_noun(cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE, "labeled keypoint")
+        counts = {"without objects": num_empty, f"with fewer than {fewest}": num_skipped - num_empty}
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+        filtering = f"DATALOADER.FILTER_EMPTY_ANNOTATIONS {cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS}"
+        log.info(f"skipping {num_skipped:,} of {count_noun(total, 'training image')}: {reasons} ({filtering})")
 
     def test_images(self, records: Sequence[Record]) -> MappedRecords:
         """Return records as an evaluation gives them to the model."""

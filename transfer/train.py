@@ -38,7 +38,7 @@ from .coco.results import flatten_metrics, write_results
 from .config import dump
 from .engine import Engine
 from .step import run_step
-from .trainer import LOG_PERIOD, Trainer
+from .trainer import Trainer
 from .training import checkpoints
 from .training.batch_norm import estimate_frozen_bn, explain_single_values, precise_bn
 from .training.samplers import ModelInput
@@ -158,6 +158,7 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
 def _evaluate(trainer: Trainer, visualize: int, write: Write) -> Results:
     """Do what is pending after the completed iterations; return the content of results.json, or {} before the end."""
     engine = trainer.engine
+    summary = trainer.summarize()  # before what may take long, and logs its own lines
     if trainer.pending == checkpoints.PRECISE_BN:
         precise_bn(trainer, trainer.done - 1)
         trainer.pending = checkpoints.EVALUATION
@@ -169,8 +170,7 @@ def _evaluate(trainer: Trainer, visualize: int, write: Write) -> Results:
         trainer.save_final()
     if trainer.is_over:
         metrics = engine.complete_evaluation(trainer.model, metrics, visualize)
-    is_summarized = trainer.is_over or trainer.done % LOG_PERIOD == 0
-    trainer.write_metrics(flatten_metrics(metrics) | (trainer.summarize() if is_summarized else {}))
+    trainer.write_metrics(flatten_metrics(metrics) | summary)
     results: Results = {}
     if trainer.is_over:
         results = on_first_rank(write, metrics, iteration=trainer.done, ended_early=describe_early_end(trainer))

@@ -34,7 +34,7 @@ from .training.samplers import TrainingData
 from .training.scores import Scores
 
 log = logging.getLogger(__name__)
-LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
+_LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
 
 
 class Trainer:
@@ -50,7 +50,7 @@ class Trainer:
         max_iter: number of iterations of the run: SOLVER.MAX_ITER, or less once TEST.PATIENCE has ended it.
         schedule: a function of the iteration that sets the learning rate and returns it.
         precision: data type of the forward pass; None for float32.
-        window: the losses and times of the last LOG_PERIOD iterations.
+        window: the losses and times of the last 20 iterations.
         unread: the losses and times of the last iteration until `read_losses`.
     """
 
@@ -75,7 +75,7 @@ class Trainer:
         self.schedule = engine.build_schedule(self.optimizer)
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=self.precision == torch.float16)
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
-        self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.window: deque[dict[str, float]] = deque(maxlen=_LOG_PERIOD)
         self.unread: tuple[SentLosses, dict[str, float]] | None = None
         self.writer: MetricsWriter | None = None  # only on rank 0
         self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.HOOKS}
@@ -178,8 +178,8 @@ class Trainer:
         self.pending = checkpoints.PRECISE_BN if is_due else ""
 
     def log(self) -> None:
-        """Write the line of metrics.json that is due every LOG_PERIOD iterations; that of an evaluation comes later."""
-        if self.done % LOG_PERIOD == 0 and not self.pending:
+        """Write the line of metrics.json that is due every 20 iterations, unless an evaluation writes it."""
+        if self.done % _LOG_PERIOD == 0 and not self.pending:
             self.write_metrics(self.summarize())
 
     def save_if_due(self, reason: str) -> None:

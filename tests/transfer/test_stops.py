@@ -46,6 +46,9 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(tmp_path, monkeypa
     cut = tmp_path / "cut"
     expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
     assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
+    words = ("step 2/3", "step 3/3", "precise BN over", " predictions")
+    order = [word for line in (whole / "log.txt").read_text().splitlines() for word in words if word in line]
+    assert order == ["step 2/3", *words[2:], "step 3/3", *words[2:]]  # losses come before the evaluation
     files: list[str] = []
     for place, flags in ((PRECISE_BN, ()), (EVALUATION, ("--resume",)), (EVALUATION, ("--resume",))):
         with monkeypatch.context() as patch:

@@ -46,6 +46,7 @@ class DataSet:
         file_names: the images' paths in the image folder, in the order of their ids.
         image_sizes: (N, 2), the images' heights and widths in pixels, in the order of their ids.
         counts: number of annotations of each category's id that are no crowds.
+        num_empty: number of images without such annotations.
         entries: the records that Detectron2's catalog has for its name; None for a set that is read here.
         evaluator: the metrics that are computed: coco, or one of `catalog.OTHER_EVALUATORS`.
         skipped: descriptions of the bad records that were skipped.
@@ -58,6 +59,7 @@ class DataSet:
     file_names: list[str] = field(default_factory=list)
     image_sizes: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     counts: Mapping[Any, int] = field(default_factory=dict)
+    num_empty: int = 0
     entries: PackedList | None = None
     evaluator: str = "coco"
     skipped: list[str] = field(default_factory=list)
@@ -102,12 +104,14 @@ def describe_unscored(name: str) -> str:
 def pack(source: Source, content: dict[str, Any], skipped: list[str]) -> DataSet:
     """Make a data set of the content of an annotation file, whose annotations are removed from it."""
     images = sorted(content["images"], key=lambda image: image["id"])
+    objects = [record for record in content["annotations"] if not record.get("iscrowd")]
     return DataSet(
         source,
         sorted(content["categories"], key=lambda category: category["id"]),
         file_names=[image["file_name"] for image in images],
         image_sizes=np.array([(image["height"], image["width"]) for image in images], np.int64).reshape(-1, 2),
-        counts=Counter(record["category_id"] for record in content["annotations"] if not record.get("iscrowd")),
+        counts=Counter(record["category_id"] for record in objects),
+        num_empty=len(images) - len({record["image_id"] for record in objects}),
         skipped=skipped,
         fields={name: value for name, value in content.items() if name not in SECTIONS},
         images=_pack_images(images, content["annotations"]),

@@ -31,8 +31,13 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path, caplog
     assert [r["image_id"] for r in records] == [2, 4, 5]
     caplog.set_level(logging.INFO)
     TorchvisionEngine(tiny_coco.config(tmp_path / "out", name, **keys), data_sets).load_training_data()
-    (line,) = [line for line in caplog.messages if "left out" in line]
-    assert line.startswith("3 of 6 training images have no objects, or fewer than 1 labeled keypoint, and are left out")
+    (line,) = [line for line in caplog.messages if "skipping" in line]
+    filtering = "(DATALOADER.FILTER_EMPTY_ANNOTATIONS True)"
+    counts = "2 without objects, 1 with fewer than 1 labeled keypoint"
+    assert line == f"skipping 3 of 6 training images: {counts} {filtering}"
+    caplog.clear()
+    TorchvisionEngine(tiny_coco.config(tmp_path / "out", name), data_sets).load_training_data()
+    assert f"skipping 2 of 6 training images: 2 without objects {filtering}" in caplog.messages
     records, _ = data.load_training_records(tiny_coco.config(tmp_path / "out", name), data_sets)
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)

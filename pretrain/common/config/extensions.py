@@ -152,6 +152,12 @@ def digest() -> str:
     return f"{' '.join(path.name for path in files)}@{content}"
 
 
+def describe_digest(recorded: str) -> str:
+    """Return in words which files a ``digest`` is of: ``--import my_objective.py (version 1a2b3c4d)``; "" for none."""
+    names, _, content = recorded.rpartition("@")
+    return f"--import {names} (version {content})" if recorded else ""
+
+
 def describe_change(earlier: str) -> str:
     """Return "" if the extensions are those of which ``earlier`` is the digest, or if it is empty."""
     current = digest() if earlier else ""

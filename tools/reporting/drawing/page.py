@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from pretrain.common.errors import escape_control
 from tools import GUIDE, ROOT
@@ -18,6 +19,7 @@ from ..document import Figure, Report, Table
 from ..files import shorten_names
 from . import curves
 
+_CODE = re.compile(r"`([^`\n]+)`")
 _NUMBER = re.compile(r"(< |± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
 
@@ -25,6 +27,7 @@ def render_page(report: Report, file: Path) -> str:
     """Return the page, whose links are relative to its ``file``; markup in what run folders contain is escaped."""
     layout: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **layout)
+    environment.filters["inline"] = _render_inline
     tables = [*report.tables, provenance.build_table(report)]
     text = environment.get_template("page.html.jinja").render(
         tables=[(table, _find_numeric_columns(table), _link_folders(table, file)) for table in tables],
@@ -38,6 +41,11 @@ def render_page(report: Report, file: Path) -> str:
         views=[(name, _make_link(path, file)) for name, path in _find_views(report)],
     )
     return escape_control(text).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def _render_inline(text: str) -> Markup:
+    """Return text as HTML, with what Markdown shows as code (between backticks) as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _link_folders(table: Table, page: Path) -> dict[str, str]:

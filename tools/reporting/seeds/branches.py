@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pretrain.common.config import extensions
 from pretrain.common.config.keys import Keys, compare
 from tools.stages.base import Stage
 from tools.stages.completion import find_recorded_kind
@@ -56,6 +57,12 @@ def _describe_differences(kind: type[Stage], branches: Mapping[str, Mapping[str,
 
 
 def _describe(rows: Keys, config: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Describe the settings of these names that a branch reads."""
-    read = [name for name in names if name not in rows or rows[name].is_read(config)]
-    return ", ".join(f"{name} {format_value(config[name]) or '-'}" for name in read if name in config)
+    """Describe the settings of these names that a branch reads, and its modules."""
+    read = [name for name in names if name in config and (name not in rows or rows[name].is_read(config))]
+    return ", ".join(filter(None, (_describe_setting(name, config[name]) for name in read)))
+
+
+def _describe_setting(name: str, value: Any) -> str:
+    if name == "IMPORTED":  # nobody sets it: it follows from --import
+        return extensions.describe_digest(value)
+    return f"{name} {format_value(value) or '-'}"

@@ -99,6 +99,11 @@ def test_what_is_in_run_folders_is_text(source: str):
         assert any(place in text for text in words)
 
 
+def test_commands_in_sentences_are_shown_as_code(runs: Path, source: str):
+    assert f"<code>python tools/launch.py status {runs / 'demo'}</code>" in source
+    assert "`" not in source
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser_nothing_is_broken_or_too_wide(written: tuple[Path, Path], width: int):

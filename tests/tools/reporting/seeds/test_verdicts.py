@@ -134,14 +134,17 @@ def test_settings_of_branches_that_differ_are_listed(tmp_path: Path):
     pipeline(tmp_path / "p", *(f"{name}/{stage}" for name in ("sharp", "soft") for stage in ("pretrain", "knn", "box")))
     for name, temperature, rate in (("sharp", "0.1", "0.01"), ("soft", "0.2", "0.02")):
         words = ("METHOD.TEMPERATURE", temperature, "SEED", temperature[-1], "DATALOADER.NUM_WORKERS", temperature[-1])
-        config = pretrain(tmp_path / "p" / name / "pretrain", *DIGITS, *words)
+        folder = tmp_path / "p" / name / "pretrain"
+        config = pretrain(folder, *DIGITS, *words)
+        if name == "sharp":
+            (folder / "config.yaml").write_text(config.replace("IMPORTED: ''", "IMPORTED: my_views.py@12345678"))
         probe(tmp_path / "p" / name / "knn", config, 50.0)
         results = detector("SOLVER.BASE_LR", rate)
         write(tmp_path / "p" / name / "box", results, results["config"])
     (table,) = [table for table in report.build_report([tmp_path]).tables if table.title == "Branches of p"]
     assert table.head == ["branch", "backbone", "pretrain settings that differ", "box settings that differ"]
     assert table.rows == [
-        ["sharp", "jcl", "METHOD.TEMPERATURE 0.1", "SOLVER.BASE_LR 0.01"],
+        ["sharp", "jcl", "--import my_views.py (version 12345678), METHOD.TEMPERATURE 0.1", "SOLVER.BASE_LR 0.01"],
         ["soft", "jcl", "METHOD.TEMPERATURE 0.2", "SOLVER.BASE_LR 0.02"],
     ]
 

@@ -19,12 +19,13 @@ _INTRODUCTION = """\
 ## On GPUs
 
 `make gpu` tests the code on a GPU and measures it, in nine minutes. Pretraining steps include the copy of the views to
-the GPU, but not the loader; detection iterations are those of training, with two image sizes in turn. Peak memory is
-what torch allocates; add about 0.5 GiB for CUDA itself. The last columns are fractions of the time of a step: "conv /
-peak" is the time that the FLOPs of its convolutions take by the GPU's data sheet; "conv / product", at the measured
-speed of large matrix products in the same precision; "moved / copy", the time that a copy on the GPU takes for the
-bytes that all kernels read and write; "views", the copy of the views to the GPU. The largest of them tells what limits
-a step. If all of them are small, launching the kernels does."""
+the GPU, but not the loader; detection iterations are those of training, with two image sizes in turn."""
+_COLUMNS = """\
+Peak memory is what torch allocates; add about 0.5 GiB for CUDA itself. The last columns are fractions of the time of a
+step: "conv / peak" is the time that the FLOPs of its convolutions take by the GPU's data sheet; "conv / product", at
+the measured speed of large matrix products in the same precision; "moved / copy", the time that a copy on the GPU
+takes for the bytes that all kernels read and write; "views", the copy of the views to the GPU. The largest of them
+tells what limits a step. If all of them are small, launching the kernels does."""
 _NOTHING = "No GPU has been measured yet. [Measurements are welcome](../CONTRIBUTING.md#measurements-on-gpus)."
 
 
@@ -34,7 +35,8 @@ def build_section(measured: Mapping[str, dict[str, Any]]) -> str:
     Raises:
         UserError: numbers of an unknown commit.
     """
-    parts = [_build_part(name, numbers) for name, numbers in measured.items()] or [_NOTHING]
+    parts = [_build_part(name, numbers) for name, numbers in measured.items()]
+    parts = [_COLUMNS, *parts] if parts else [_NOTHING]
     return "\n\n".join([_START, _INTRODUCTION, *parts, _END]) + "\n"
 
 

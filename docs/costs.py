@@ -28,16 +28,15 @@ _HOURS = """\
 ## Hours
 
 In half precision: `SOLVER.AMP bf16`, and `SOLVER.AMP.ENABLED True` for detectors. Without probes and evaluations.
-RTX 3090 and 4090 have 24 GB; A100 and H100 are those of 80 GB with NVLink. `--gpus 8` uses 8 GPUs of a
-machine."""
+RTX 3090 and 4090 have 24 GB; A100 and H100 are those of 80 GB with NVLink. `--gpus 8` uses 8 GPUs of a machine.
+"-": the batch does not fit, or its groups of batch norm do not divide among so many GPUs."""
 _MEMORY = """\
 ## Memory
 
 GiB per GPU that tensors take in half precision, with the smallest `SOLVER.ACCUMULATE` (in parentheses) that fits
-into nine tenths of the card; "fits" is the largest power of two of images per GPU that fits at once. "-": it does
-not fit, or its groups of batch norm do not divide among so many GPUs. Float32 takes about twice as much. kNN and a
-linear probe with `LINEAR.AUGMENT none` keep the features of all images: 9.8 GiB for ImageNet-1K and a ResNet-50,
-which kNN divides among the GPUs."""
+into nine tenths of the card; "fits" is the largest power of two of images per GPU that fits at once. Float32 takes
+about twice as much. kNN and a linear probe with `LINEAR.AUGMENT none` keep the features of all images: 9.8 GiB for
+ImageNet-1K and a ResNet-50, which kNN divides among the GPUs."""
 _WORKERS = """\
 ## Workers
 
@@ -49,10 +48,11 @@ _RATES = """\
 ## Learning rates
 
 With SGD and LARS, the learning rate is proportional to the batch: halve both or neither. `SOLVER.REFERENCE_BATCH`
-applies this rule by itself: the rate is `BASE_LR` x `IMS_PER_BATCH` / `REFERENCE_BATCH`. Where a recipe does not
-set it, set `SOLVER.BASE_LR` to the last column when you set `SOLVER.IMS_PER_BATCH 128`. `SOLVER.ACCUMULATE` and the
-number of GPUs do not change the batch, and therefore not the rate. There is no such rule for AdamW. For detectors,
-`SOLVER.REFERENCE_WORLD_SIZE` scales batch, rate and iterations with the number of GPUs."""
+applies this rule by itself: the rate is `BASE_LR` x `IMS_PER_BATCH` / `REFERENCE_BATCH`. The recipes marked with
+"automatic" set it. For the others, set `SOLVER.BASE_LR` to the last column when you set `SOLVER.IMS_PER_BATCH 128`.
+`SOLVER.ACCUMULATE` and the number of GPUs do not change the batch, and therefore not the rate. There is no such
+rule for AdamW. For detectors, `SOLVER.REFERENCE_WORLD_SIZE` scales batch, rate and iterations with the number of
+GPUs."""
 _METHOD = """\
 ## How it is computed
 
@@ -231,7 +231,7 @@ def _format_rate(row: Row) -> list[str]:
     reference = ""
     if solver.REFERENCE_BATCH:
         rate *= solver.IMS_PER_BATCH / solver.REFERENCE_BATCH
-        reference = " (follows)"
+        reference = " (automatic)"
     at_batch = f"{rate * _BATCH / solver.IMS_PER_BATCH:.3g}{reference}" if solver.OPTIMIZER != "adamw" else "no rule"
     return [_link(row), solver.OPTIMIZER, f"{solver.IMS_PER_BATCH:,}", f"{rate:.3g}", at_batch]
 

@@ -23,9 +23,8 @@ _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _CELL = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
 _LINKED_NAME = re.compile(r"(?<=>)\w+(?=</a>)")
-_CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>)+(?=</code>)")
+_CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>|<span class=.word.>|</span>)+(?=</code>)")
 _OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
-_DIFFERENCE = re.compile(r"(\([^()]+) ± ([^()]+\))")
 _PROGRESS = re.compile(r"(?m)^(.* step \d+/\d+ .*\n)(?:.* step \d+/\d+ .*\n)+(?=.* step \d+/\d+ )")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _FOUND_FIRST = ("can_i.md", "costs.md")  # by the search: they answer questions in the words of those who ask
@@ -58,18 +57,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let names in tables break after dots and underscores, but neither options nor a difference in parentheses."""
+    """Let names in tables break after dots and underscores where they do not fit, but no option and no interval."""
     html = _CELL.sub(lambda cell: _break_cell(cell[0]), html)
     return _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
 
 
 def _break_cell(cell: str) -> str:
-    cell = _LINKED_NAME.sub(_allow_breaks, _CODE.sub(_allow_breaks, cell))
-    return _DIFFERENCE.sub(r"\1&nbsp;±&nbsp;\2", cell)
+    cell = _LINKED_NAME.sub(_break_words, _CODE.sub(_break_words, cell))
+    return cell.replace(" ± ", "&nbsp;±&nbsp;")
 
 
-def _allow_breaks(name: re.Match[str]) -> str:
-    return re.sub(r"(?<=\w[._])(?=\w)", "<wbr>", name[0])
+def _break_words(text: re.Match[str]) -> str:
+    return " ".join(map(_break_word, text[0].split(" ")))
+
+
+def _break_word(word: str) -> str:
+    """Let a word break, but only where a line is too narrow for the whole word; a number never breaks."""
+    broken = re.sub(r"(?<=\w[._])(?=\w)(?<!\d\.(?=\d))", "<wbr>", word)
+    return word if broken == word else f'<span class="word">{broken}</span>'
 
 
 def _in_repository(page: str, link: str) -> str:

@@ -1,7 +1,7 @@
 """The table of the papers' recipes, from the comments at their tops: docs/recipes.md, written by `make docs`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tools import ROOT
 from tools.launcher.recipe_headers import Recipe, read_recipes
@@ -13,7 +13,11 @@ _GROUPS = {
     "Pipelines": "configs/pipeline/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
 }
-_HEADINGS = {"summary": "what it is"}
+_FIELDS: dict[str, Callable[[Recipe], str]] = {  # by the heading of their column
+    "what it is": lambda recipe: recipe.summary,
+    "hardware and time": lambda recipe: ", ".join(filter(None, (recipe.hardware, recipe.time))),
+    "published": lambda recipe: recipe.published,
+}
 _INTRODUCTION = """\
 # Recipes
 
@@ -29,19 +33,19 @@ def markdown() -> str:
         recipes = read_recipes(pattern)
         parts += [
             f"## {title}",
-            _build_table(recipes, "summary"),
-            _build_table(recipes, "hardware", "time", "published"),
+            _build_table(recipes, "what it is"),
+            _build_table(recipes, "hardware and time", "published"),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def _build_table(recipes: Sequence[Recipe], *fields: str) -> str:
+def _build_table(recipes: Sequence[Recipe], *headings: str) -> str:
     """Return a table with one row per recipe, without the columns in which no recipe states anything."""
     columns = [["recipe", "---", *(f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})" for recipe in recipes)]]
-    for field in fields:
-        cells = [_format_cell(getattr(recipe, field)) for recipe in recipes]
+    for heading in headings:
+        cells = [_format_cell(_FIELDS[heading](recipe)) for recipe in recipes]
         if any(cells):
-            columns.append([_HEADINGS.get(field, field), "---", *cells])
+            columns.append([heading, "---", *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 

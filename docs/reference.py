@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ from transfer import keys as fine_tuning
 from transfer import train_net
 
 _FOLDER = Path(__file__).parent / "reference"
+_WIDTH = 78  # characters of a line that fits into a column of the site
 _MARKER = "<!-- written by make docs -->\n"  # the rest of the page
+_COMMAND = re.compile(r" *python ")
+_NAME_AND_VALUE = re.compile(r"(--[\w-]+|[A-Z]+\.[A-Z._]+) (?=[^-\s])")  # stay on one line
+_FIRST_COLUMN = re.compile(r" +\S+ {2,}(?=\S)")  # of a description's table
 
 
 def pages() -> dict[Path, str]:
@@ -51,7 +56,8 @@ def _keys(described: Sequence[Key]) -> str:
         if key.meaning and key.meaning != fine_tuning.ONLY_DEFAULT:
             values = key.describe_values()
             limits = f"; {values}" if values else ""
-            cells = (f"`{key.name}`", f"{' '.join(key.meaning.split())} (default `{key.default!r}`{limits})")
+            meaning = " ".join(key.meaning.split()).replace("<", "&lt;")
+            cells = (f"`{key.name}`", f"{meaning} (default `{key.default!r}`{limits})")
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)
             section = key.name.split(".")[0] if "." in key.name else "Without a section"
             sections.setdefault(section, ["| key | meaning |", "| --- | --- |"]).append(f"| {row} |")
@@ -107,7 +113,7 @@ def _path(module: Any) -> str:
 def _help(module: Any, *words: str) -> str:
     """Return what a program prints with --help, without its usage and without --help itself."""
     out = io.StringIO()
-    columns = mock.patch.dict(os.environ, COLUMNS="100")
+    columns = mock.patch.dict(os.environ, COLUMNS=str(_WIDTH + 2))  # argparse leaves two free
     with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
         module.main([*words, "--help"])
     text = re.sub(r"\n  -h, --help .+", "", out.getvalue().partition("\n\n")[2].strip())
@@ -115,7 +121,36 @@ def _help(module: Any, *words: str) -> str:
 
 
 def _block(text: str) -> str:
-    return f"```text\n{text}\n```"
+    return f"```text\n{_wrap(text)}\n```"
+
+
+def _wrap(text: str) -> str:
+    """Wrap the long lines of a program's description, each with the lines that continue it; argparse wraps the rest."""
+    groups: list[str] = []
+    hang = 0
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        is_prose = bool(line.strip()) and not _COMMAND.match(line)
+        if groups and is_prose and indent == hang and len(groups[-1]) > _WIDTH and not _COMMAND.match(groups[-1]):
+            groups[-1] += f" {line.strip()}"
+            continue
+        groups.append(line)
+        first_column = _FIRST_COLUMN.match(line)
+        hang = len(first_column[0]) if first_column else indent
+    return "\n".join(_wrap_line(group) for group in groups)
+
+
+def _wrap_line(line: str) -> str:
+    """Wrap a line; in a command, each line but the last ends with a backslash."""
+    first_column = _FIRST_COLUMN.match(line)
+    indent = len(line) - len(line.lstrip())
+    is_command = bool(_COMMAND.match(line))
+    hang = indent + 2 if is_command else len(first_column[0]) if first_column else indent
+    width = _WIDTH - 2 if is_command else _WIDTH
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    line = _NAME_AND_VALUE.sub(r"\1\0", line) if is_command else line
+    wrapped = textwrap.wrap(line, width if len(line) > _WIDTH else _WIDTH, subsequent_indent=" " * hang, **options)
+    return (" \\\n" if is_command else "\n").join(wrapped).replace("\0", " ")
 
 
 if __name__ == "__main__":

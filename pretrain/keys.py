@@ -44,8 +44,8 @@ _ACCUMULATE_MEANING = """number of micro-batches per process, to save memory; lo
 to rounding if the BN groups do"""
 _AMP_MEANING = """half precision, on GPUs in channels_last layout: bf16 on A100, H100 and later; fp16, with a gradient
 scaler, on older ones"""
-_FLOAT32_MEANING = """float32 on GPUs: highest without TF32; high or medium with it; default: torch's, TF32 for
-convolutions alone"""
+_FLOAT32_MEANING = """float32 on GPUs: highest without TF32; high or medium with it; empty: torch's default, TF32
+for convolutions alone"""
 _LRS_MEANING = """one classifier per learning rate, trained in parallel; the best is selected on a held-out tenth of the
 training images; [] means [BASE_LR]"""
 
@@ -164,7 +164,7 @@ KEYS = (
         "MODEL.WEIGHTS",
         "",
         None,
-        "checkpoint that initializes the backbone of both encoders (default: random)",
+        "checkpoint that initializes the backbone of both encoders; empty: random weights",
         RESULT,
         aliases="PRETRAINED CHECKPOINT",
     ),
@@ -217,11 +217,11 @@ KEYS = (
         "DATA.VAL",
         "",
         None,
-        "labeled images that probes are scored on (default: val split of the training data)",
+        "labeled images that probes are scored on; empty: val split of the training data",
         PROBE,
         aliases="VAL_DIR",
     ),
-    Key("DATA.PROBE_TRAIN", "", None, "labeled images that probes learn from (default: DATA.TRAIN)", PROBE),
+    Key("DATA.PROBE_TRAIN", "", None, "labeled images that probes learn from; empty: DATA.TRAIN", PROBE),
     Key("DATA.DOWNLOAD", False, None, "download the named data set if it is missing (not ImageNet)", PLACE),
     Key("DATALOADER.NUM_WORKERS", 4, Range(high=1024), "worker processes per rank", SPEED, aliases="WORKERS"),
     Key(

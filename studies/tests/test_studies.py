@@ -62,6 +62,8 @@ def test_the_pages_are_up_to_date():
     """If this fails, run `make studies`, which writes their tables."""
     limit = record.largest_p(PAGES.values())
     assert {path: record.up_to_date(page, limit) for path, page in PAGES.items()} == PAGES
+    without_values = re.compile(r"^\|[^|]+(?:\| *- *)+\|$", re.MULTILINE)
+    assert [path.parent.name for path, page in PAGES.items() if without_values.search(page)] == []
 
 
 @pytest.mark.docs

@@ -169,7 +169,9 @@ def difference_table(
             all_changes += [change] if change else []
         rows.append(row)
     cells = [["", *study.scores], *rows]
-    if len(study.scores) > len(rows):
+    without_value = {index for index, column in enumerate(zip(*rows, strict=True)) if {*column} == {"-"}}
+    cells = [[cell for index, cell in enumerate(row) if index not in without_value] for row in cells]
+    if len(cells[0]) > len(cells):
         cells = [list(column) for column in zip(*cells, strict=True)]
     unit = "region" if study.name in _PAIRED else "seed"
     test = f"Student's t of the differences of a {'backbone' if unit == 'seed' else unit}" if paired else "Welch"

@@ -24,6 +24,7 @@ def test_every_key_says_what_it_means_and_which_methods_read_it():
     described = {key.name: key for key in describe_keys()}
     assert set(described) == {key for key, _ in flatten(default_config())}
     assert [name for name, key in described.items() if not (key.meaning and key.describe_values())] == []
+    assert [name for name, key in described.items() if "default:" in key.meaning] == []  # help shows it, too
     assert described["METHOD.K1"].describe_values() == "at least 0"
     assert described["METHOD.K1"].meaning == "weight of the positives' term (tcl)"
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}

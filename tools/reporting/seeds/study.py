@@ -137,7 +137,8 @@ def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
     else:
         text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
     if study.baseline:
-        text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
+        interval = " and its interval (Welch)" if len(study.seeds) > 1 else ""
+        text += f"; in parentheses, the difference from {study.baseline}{interval}"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
     return Table(study.name, study.remarks, ["", *columns], rows, [text])

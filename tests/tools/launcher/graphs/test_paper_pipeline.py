@@ -98,12 +98,43 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
     assert "SEED: 5" in voc["random/voc_R50_C4_24k_seed=5"].config
 
 
-def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
-    rows = "a.yaml,SOLVER.EPOCHS 5,own,\na.yaml,LINEAR.EPOCHS 5,own,\n"
-    (tmp_path / "a.csv").write_text(f"pretrain,overrides,linear,seeds\n{rows}")
-    refused(lambda: write_pipeline(str(tmp_path / "a.csv"), "", tmp_path), "rows share the output folder a_epochs=5")
-    (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
-    refused(lambda: write_pipeline(str(tmp_path / "a.csv"), "", tmp_path), "is not a results table; pass a CSV file")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            "{linear}a.yaml,SOLVER.EPOCHS 5,own,\na.yaml,LINEAR.EPOCHS 5,own,\n",
+            ("rows share the output folder a_epochs=5",),
+        ),
+        ("{recipe}a.yaml,SOLVER.BASE_LR 1,d.yaml,\na.yaml,SOLVER.BASE_LR 2,d.yaml,\n", ("share the output folder d;",)),
+        ("{recipe}a.yaml,,d.yaml,\nb/a.yaml,,e.yaml,\n", ("share the output folder a;",)),
+        ("name,top1\nJCL,68.7\n", ("is not a results table; pass a CSV file",)),
+        ("pretrain,linear,seeds\na.yaml,own,1\n", ("is not a results table; pass a CSV file",)),
+        ("", ("is not a results table; pass a CSV file",)),
+        ("{linear}a.yaml\n", ("row 1 of", "has not as many values as the table has columns")),
+        ("{linear}a.yaml,METHOD.X [1,2],own,1\n", ("row 1 of", "quote a value that contains a comma")),
+        ("{linear}a.yaml,,own,\na.yaml,,own,three\n", ("row 2 of", "the seeds 'three'; write their number")),
+        ("{linear}a.yaml,SEED,own,1\n", ("the overrides 'SEED'; write KEY VALUE pairs",)),
+        ("{recipe}a.yaml,,,1\n", ("a recipe in the column pretrain, but none in recipe",)),
+        ("# \xe9\n{linear}a.yaml,,own,1\n", ("is not a table", "save it as CSV, in UTF-8")),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", str(value))[:40],
+)
+def test_what_is_no_table_is_refused(content: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    columns = {name: f"pretrain,overrides,{name},seeds\n" for name in ("linear", "recipe")}
+    (tmp_path / "t.csv").write_text(content.format(**columns), encoding="latin-1")
+    refused(lambda: write_pipeline(str(tmp_path / "t.csv"), "", tmp_path), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_table_may_have_empty_lines_and_the_byte_order_mark_of_a_spreadsheet(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("# Ours: x\n\npretrain,overrides,linear,seeds\n\na.yaml,,own,2\n", "utf-8-sig")
+    plan = parse_yaml(write_pipeline(str(tmp_path / "t.csv"), "", tmp_path).read_text())
+    assert list(plan["BRANCHES"]) == ["a_seed=1", "a_seed=2"]
+    (tmp_path / "file").touch()
+    refused(lambda: write_pipeline(str(tmp_path / "t.csv"), "", tmp_path / "file"), "cannot write")
+
+
+def test_a_word_of_no_row_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
     absent = "tcl_tables_linear.csv contains 'SupCon IN100'; omit --rows"
     refused(lambda: stages_of("tcl_tables_linear", tmp_path, "SupCon IN100"), "no runnable row of", absent)
     words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]

@@ -11,12 +11,12 @@ from pretrain.common.run.metrics import read_metrics
 from .document import Table
 from .files import Run, read_environment, shorten_names
 
-_NOTES = [
+_NOTE = (
     "images/s: median of the lines of metrics.json. Hours: training steps and their wait for data, each step once; no "
-    "probes, evaluations, checkpoints or time between a stop and its resume. MiB: peak GPU memory that torch "
-    "allocated in the first process, whose devices are the machine. Several seeds (n): mean, and in parentheses the "
-    "smallest and the largest value."
-]
+    "probes, evaluations, checkpoints or time between a stop and its resume. Machine: the devices of the first "
+    "process. Several seeds (n): mean, and in parentheses the smallest and the largest value."
+)
+_MEMORY_NOTE = "MiB: peak GPU memory that torch allocated in the first process."
 
 
 def build_tables(runs: Sequence[Run]) -> Iterable[Table]:
@@ -36,9 +36,14 @@ def build_tables(runs: Sequence[Run]) -> Iterable[Table]:
         peak = f"{max(mib):.0f}" if max(mib) else "-"
         label = f"{name} [n {len(costs)}]" if len(costs) > 1 else name
         rows.append([label, _format_range(speeds, 1), _format_range(hours, 3), peak, machine])
+    head = ["run", "images/s", "hours", "MiB", "machine"]
+    notes = [_NOTE, _MEMORY_NOTE]
+    if all(row[3] == "-" for row in rows):  # no GPU
+        del head[3], notes[1]
+        rows = [[*row[:3], *row[4:]] for row in rows]
     if rows:
         folders = {names[run.folder]: run.folder for run in runs}
-        yield Table("Cost", [], ["run", "images/s", "hours", "MiB", "machine"], rows, _NOTES, folders)
+        yield Table("Cost", [], head, rows, notes, folders)
 
 
 def _format_range(values: Sequence[float], digits: int) -> str:

@@ -48,6 +48,13 @@ def test_each_training_has_a_row_with_its_machine(tmp_path: Path):
     assert costs(tmp_path, "tcl/pretrain")[2:] == ["-", "64 CPUs"]
 
 
+def test_without_a_gpu_there_is_no_column_of_its_memory(tmp_path: Path):
+    pretrain(tmp_path / "jcl/pretrain", *DIGITS, "DEVICE", "cpu")
+    log(tmp_path / "jcl/pretrain", pretraining(3.0), GPU)
+    assert costs(tmp_path, "pretrain")[2:] == ["64 CPUs"]
+    assert "MiB" not in render([tmp_path])
+
+
 def test_seeds_on_equal_machines_share_a_row(tmp_path: Path):
     for seed, speed in ((1, 90.0), (2, 110.0)):
         pretrain(tmp_path / f"jcl_seed={seed}/pretrain", *DIGITS)

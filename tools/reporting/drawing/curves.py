@@ -55,12 +55,14 @@ def draw_curves(report: Report) -> dict[str, str]:
     names = shorten_names(list(single))
     suffix = " (single runs)" if planned else ""
     runs += [(stage + suffix, names[folder], folder) for folder, stage in single.items()]
+    branches = [place.branch for pipeline in pipelines for place in pipeline.stages.values()]
+    colors = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys([*branches, *names.values()]))}
     figures: dict[str, Curves] = {}
     for figure, name, folder in runs:
         for panel, points in collect_points(read_metrics(folder)).items():
             if len(points) > 1:
                 figures.setdefault(figure, {}).setdefault(panel, []).append((name, points))
-    return {title: _draw_svg(curves) for title, curves in figures.items()}
+    return {title: _draw_svg(curves, colors) for title, curves in figures.items()}
 
 
 def collect_points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
@@ -78,24 +80,23 @@ def collect_points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
     return {title: lines[title] for title in sorted(lines, key=order.index)}
 
 
-def _draw_svg(curves: Curves) -> str:
-    """Draw a panel per metric; runs of the same name, which differ in their seed, share a color."""
+def _draw_svg(curves: Curves, colors: Mapping[str, str]) -> str:
+    """Draw a panel per metric, with the ``colors`` of names; runs of the same name differ in their seed."""
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    names = list(dict.fromkeys(name for lines in curves.values() for name, _ in lines))
     handles: dict[str, Any] = {}
     file = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
         figure, panels = build_panels(len(curves), _COLUMNS, 4.0, 2.8)
         for panel, (title, lines) in zip(panels, curves.items(), strict=True):
             for name, points in lines:
-                color = f"C{names.index(name) % 10}"
-                (handles[name],) = panel.plot(*zip(*points, strict=True), color=color, lw=1.3, alpha=0.8)
+                (handles[name],) = panel.plot(*zip(*points, strict=True), color=colors[name], lw=1.3, alpha=0.8)
             panel.set_title(title)
             panel.set_xlabel("iteration")
             panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             panel.grid(alpha=0.25)
-        figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=6, frameon=False)
+        order = sorted(handles, key=list(colors).index)
+        figure.legend([handles[name] for name in order], order, loc="outside upper left", ncols=6, frameon=False)
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

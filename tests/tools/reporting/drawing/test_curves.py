@@ -1,5 +1,6 @@
 """Curves: only comparable runs share a figure."""
 
+import re
 from pathlib import Path
 
 from pretrain.common.run.state import update_state
@@ -23,6 +24,18 @@ def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_draw
     figures = curves.draw_curves(report.build_report([tmp_path]))
     assert list(figures) == ["pretrain", "mask"]
     assert figures["pretrain"].count(">jcl</text>") == 1 and "mocov2" not in figures["pretrain"]
+
+
+def test_a_branch_has_one_color_in_all_figures(tmp_path: Path):
+    """Also if one stage lacks a branch, as random weights are not pretrained."""
+    pipeline(tmp_path, "random/mask", "jcl/pretrain", "jcl/mask")
+    pretrain(tmp_path / "jcl/pretrain", *DIGITS)
+    for key in ("random/mask", "jcl/pretrain", "jcl/mask"):
+        log(tmp_path / key, ({"iteration": i, "loss": 1.0} for i in range(2)))
+    figures = curves.draw_curves(report.build_report([tmp_path]))
+    colors = {stage: re.findall(r"stroke: (#[0-9a-f]{6}); stroke-opacity: 0.8", svg) for stage, svg in figures.items()}
+    assert len(set(colors["mask"])) == 2
+    assert set(colors["pretrain"]) < set(colors["mask"])
 
 
 def test_two_pipelines_of_one_name_have_a_figure_each(tmp_path: Path):

@@ -22,9 +22,9 @@ for _path in ROOT.glob("studies/*/README.md"):
 _SOURCES = {page: path for path, page in _ABOVE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _CELL = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
-_LINKED_NAME = re.compile(r"(?<=>)\w+(?=</a>)")
+_NAME = re.compile(r"(\(?)(<a [^>]*>(\w+)</a>|<code>([^<]+)</code>)([,.;:)]*)")
 _CODE = re.compile(r"(?<=<code>)(?:[^<]|<wbr>|<span class=.word.>|</span>)+(?=</code>)")
-_OPTION = re.compile(r"(?<![^\s=])--?[a-z][\w-]*")
+_OPTION = re.compile(r"(?<![^\s=>])--?[a-z][\w-]*")
 _PROGRESS = re.compile(r"(?m)^(.* step \d+/\d+ .*\n)(?:.* step \d+/\d+ .*\n)+(?=.* step \d+/\d+ )")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 _FOUND_FIRST = ("can_i.md", "costs.md")  # by the search: they answer questions in the words of those who ask
@@ -63,18 +63,23 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def _break_cell(cell: str) -> str:
-    cell = _LINKED_NAME.sub(_break_words, _CODE.sub(_break_words, cell))
-    return cell.replace(" ± ", "&nbsp;±&nbsp;")
+    return _NAME.sub(_break_name, cell).replace(" ± ", "&nbsp;±&nbsp;")
 
 
-def _break_words(text: re.Match[str]) -> str:
-    return " ".join(map(_break_word, text[0].split(" ")))
+def _break_name(match: re.Match[str]) -> str:
+    """Let a link or code break, with the marks around it; of a command, each word."""
+    opening, element, linked, code, closing = match.groups()
+    text = linked or code
+    if " " in text:
+        words = [f'<span class="word">{_allow_breaks(word)}</span>' for word in text.split(" ")]
+        return f"{opening}<code>{' '.join(words)}</code>{closing}"
+    element = element.replace(f">{text}<", f">{_allow_breaks(text)}<")
+    return f'<span class="word">{opening}{element}{closing}</span>'
 
 
-def _break_word(word: str) -> str:
-    """Let a word break, but only where a line is too narrow for the whole word; a number never breaks."""
-    broken = re.sub(r"(?<=\w[._])(?=\w)(?<!\d\.(?=\d))", "<wbr>", word)
-    return word if broken == word else f'<span class="word">{broken}</span>'
+def _allow_breaks(word: str) -> str:
+    """Let a word break after dots and underscores, but not in a number."""
+    return re.sub(r"(?<=\w[._])(?=\w)(?<!\d\.(?=\d))", "<wbr>", word)
 
 
 def _in_repository(page: str, link: str) -> str:

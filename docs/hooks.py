@@ -101,7 +101,8 @@ def _on_site(path: str) -> str:
 def _shown(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     language = _LANGUAGES.get(Path(path).suffix, "text")
-    return f"{_WIDE}# {path}\n\n~~~~~{{.{language} .file}}\n{text.rstrip()}\n~~~~~\n"
+    title = path.replace("_", r"\_")
+    return f"{_WIDE}# {title}\n\n~~~~~{{.{language} .file}}\n{text.rstrip()}\n~~~~~\n"
 
 
 def _render_notebook(path: Path) -> str:

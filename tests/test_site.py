@@ -87,6 +87,17 @@ def test_the_search_ranks_the_pages_of_short_answers_first(site: Path) -> None:
     }
 
 
+def test_the_page_of_a_file_has_its_name(site: Path) -> None:
+    assert "pretrain/methods/__init__.py<a" in (site / "source/pretrain/methods/__init__.py.html").read_text()
+
+
+def test_the_code_of_a_notebook_fits_the_page() -> None:
+    for notebook in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+        assert [line for line in lines if len(line.rstrip()) > 80] == []
+
+
 def test_the_progress_of_a_notebook_is_its_first_and_last_line(site: Path) -> None:
     page = (site / "notebooks/first_hour.html").read_text(encoding="utf-8")
     assert page.count("step 20/300") == 3 and page.count("step 280/300") == 2 and "step 40/300" not in page

@@ -10,6 +10,7 @@ from pretrain.common.weights import provenance
 
 from . import SUMMARIES
 from .base import Stage
+from .inputs import hash_content
 from .registry import find_kind
 
 
@@ -49,3 +50,14 @@ def check_parents(stage: Stage) -> None:
         if key in stage.folders and read_fingerprint(stage.folders[key]) != fingerprint:
             state = f"not complete in {stage.folders[key]} (cancelled, failed or changed)"
             raise UserError(f"{stage.name} builds on {key}, which is {state}; rerun the command that started both")
+
+
+def check_inputs(stage: Stage) -> None:
+    """Check that the weights that ``stage`` reads are those that its identity names; it names missing ones itself."""
+    for path, content in stage.inputs.items() if stage.reads_weights() else ():
+        current = hash_content(path) if content else ""
+        if current not in ("", content):
+            change = f"{content[:15]} -> {current[:15]}"
+            raise UserError(
+                f"{path} has changed since it was submitted ({change}); restore it, or rerun the original command"
+            )

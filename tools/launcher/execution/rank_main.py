@@ -27,7 +27,7 @@ from pretrain.common.ranks.environment import build_rank_environment, count_core
 from pretrain.common.ranks.rank import STOPPED, record_error, record_failure
 from pretrain.common.run.state import RunContext, is_state_of, record_state, update_state
 from tools.stages.base import Stage
-from tools.stages.completion import check_parents
+from tools.stages.completion import check_inputs, check_parents
 
 from . import slurm
 from .job_file import Limits, open_stage, read_job
@@ -57,6 +57,8 @@ def run_stage(stage: Stage, context: RunContext) -> None:
     context = replace(context, state_entries={"fingerprint": stage.fingerprint(), "work": stage.identity})
     check_parents(stage)  # SLURM counts afterok as satisfied by a pending task that was cancelled
     with contextlib.ExitStack() as stack:
+        if is_first_process():
+            check_inputs(stage)
         if is_first_process() and not stage.records_state:
             stack.enter_context(record_state(stage.folder, stage.name, context))
         stage.run(context)

@@ -9,6 +9,7 @@ from pretrain.common.run.folder import check_stage_of
 from pretrain.common.run.state import read_state, read_working_folder
 from pretrain.common.shell import find_working_folder
 from tools.stages.base import Stage
+from tools.stages.completion import check_inputs
 from tools.stages.identity import describe_changes
 from tools.stages.registry import build_stage
 
@@ -55,6 +56,7 @@ def _check_weights(stage: Stage) -> None:
         problem = explain_content(read_start(path)) if Path(path).is_file() else ""
         if problem:
             raise UserError(f"{path} contains no weights: {problem}")
+    check_inputs(stage)  # of a record
 
 
 def _fetch_weights(address: str, is_dry_run: bool) -> list[str]:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -15,11 +15,13 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run.state import RunContext, read_outcome, record_state
+from tests.errors import refused
 from tests.tools.launcher.fake_stages import Fake
-from tests.tools.launcher.helpers import fake, wait_for
+from tests.tools.launcher.helpers import fake, run_alone, wait_for
 from tools.launcher.execution.job_file import Limits, name_job_file, write_job
 from tools.launcher.execution.rank_main import PreemptionHandler, RequeueWaits, run_stage
 from tools.stages import SUMMARIES
+from tools.stages.inputs import hash_content
 from tools.stages.registry import find_kind
 
 
@@ -88,6 +90,20 @@ def build_handler(folder: Path, limits: Limits) -> PreemptionHandler:
 def reopen(folder: Path) -> PreemptionHandler:
     """Return the handler of the next attempt."""
     return PreemptionHandler(Environment(), name_job_file(folder / "launch/s"), RequeueWaits(0, 0, 0))
+
+
+def test_weights_that_were_replaced_after_the_submission_are_refused(tmp_path: Path):
+    """Otherwise the record would name other weights than those of the results."""
+    weights = tmp_path / "w.pth"
+    weights.write_bytes(b"\0one")
+    stage = replace(fake(tmp_path / "run"), inputs={str(weights): hash_content(str(weights))})
+    run_stage(stage, RunContext(submission="s"))
+    weights.write_bytes(b"\0other")
+    assert read_outcome(tmp_path / "run", "s")["state"] == "complete"
+    refused(lambda: run_stage(stage, RunContext(submission="t")), "w.pth has changed since", "restore it, or rerun the")
+    again = replace(stage, folder=str(tmp_path / "again"))
+    refused(lambda: run_alone(again), "w.pth has changed since")  # as resume would
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ the name of a job. A job of this machine is its processes. What a job's stage di
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.ranks.parent import list_log_files
 from pretrain.common.run.lease import read_start_time
-from pretrain.common.run.state import read_outcome
+from pretrain.common.run.state import is_end_recorded, read_outcome
 
 from ..record_formats import LAUNCH_FILE, read_launch
 from . import slurm
@@ -114,7 +113,7 @@ class Job:
 
     def is_finished(self) -> bool:
         """Return whether the run folder records that this job has ended for good."""
-        return self.read_outcome()["state"] in ("complete", "stopped", "failed")
+        return is_end_recorded(self.read_outcome())
 
     def may_be_running(self, state: JobState) -> bool:
         """Return whether the job may be running, although nobody who answers knows it."""
@@ -178,7 +177,7 @@ class Job:
             signaled: the processes that have had a signal, which is sent once.
 
         Raises:
-            UserError: SLURM refuses, or does not answer.
+            UserError: SLURM refuses, or does not answer; or its processes are those of another user.
         """
         if self.is_slurm:
             slurm.cancel_job(self.id, self.slurm_cluster, now)
@@ -188,8 +187,13 @@ class Job:
         for pid in launcher or self._list_running(self.processes):
             if pid not in signaled:
                 signaled.add(pid)
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.kill(pid, kill_signal if now else stop_signal)
+                except ProcessLookupError:  # it has just ended
+                    continue
+                except PermissionError as error:
+                    problem = f"process {pid} of {self.folder} belongs to another user"
+                    raise UserError(f"{problem}; ask that user to cancel it") from error
 
     def _list_running(self, processes: Mapping[str, str]) -> list[int]:
         """Return the running ones of ``processes``; ids are reused, so each must have its recorded start time."""

@@ -18,12 +18,16 @@ from pretrain.common.errors import UserError
 
 _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this machine"
 _TIMEOUT_S = 60.0  # for a scheduler under load
-# Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
-_HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
+# Variables of the shell that would have SLURM's programs ask another cluster, show or cancel some of the jobs only, or
+# ask before they do.
+_HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
 _BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
+# How the programs run: no Ctrl-C of the terminal ends them, and no wrapper of the site waits for an answer.
+_DETACHED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "start_new_session": True}
+_NO_INPUT: dict[str, Any] = {"stdin": subprocess.DEVNULL}
 _RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
 _LIMIT = "SubmitJob|Invalid job array specification"
 
@@ -135,9 +139,8 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
 
 
 def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run sbatch where no Ctrl-C of the terminal ends it, and no wrapper of the site waits for an answer."""
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "start_new_session": True}
-    return subprocess.run(["sbatch", str(script)], env=environment, text=True, errors="replace", **options)
+    """Run sbatch, however long it takes: nobody would know whether it has submitted the script."""
+    return subprocess.run(["sbatch", str(script)], env=environment, **_NO_INPUT, **_DETACHED)
 
 
 def _read_job_id(answer: subprocess.CompletedProcess[str]) -> str:
@@ -289,7 +292,7 @@ def _try(command: list[str], cluster: str = "") -> str | None:
 def _ask(command: list[str], cluster: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
     """Run one of SLURM's programs; raise UserError with its words if it is missing, fails or does not answer."""
     visible = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
-    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": _TIMEOUT_S, "env": visible, **more}
+    options = {**_DETACHED, "timeout": _TIMEOUT_S, "env": visible, **({} if "input" in more else _NO_INPUT), **more}
     try:
         return subprocess.run([command[0], *(["-M", cluster] if cluster else []), *command[1:]], check=True, **options)
     except subprocess.CalledProcessError as error:

@@ -71,7 +71,11 @@ class Submission:
                     remove_folder(launch_folder)
                 if isinstance(error, slurm.TooManyJobs):
                     raise self._describe_limit(error) from error
-                self._cancel()
+                remaining = self._cancel()
+                if isinstance(error, Stopped) and remaining:
+                    error.remedy = (
+                        f"{', '.join(remaining)} may still be in the queue: look in squeue, and cancel what is"
+                    )
                 raise
 
     def _submit_missing(self, code: Path) -> None:
@@ -120,14 +124,19 @@ class Submission:
             f"{error}; {count_noun(len(remaining), 'stage')} not submitted, the others stay in the queue; {remedy}"
         )
 
-    def _cancel(self) -> None:
+    def _cancel(self) -> list[str]:
+        """Cancel the submitted jobs; return those that may remain in the queue."""
+        remaining = []
         for job_id in self._submitted:
             try:
                 slurm.cancel_job(job_id, self._options.slurm_cluster)
             except UserError as error:
                 warn(str(error))
-        if self._submitted:
-            warn(f"cancelled the submitted jobs: {', '.join(self._submitted)}")
+                remaining.append(job_id)
+        cancelled = [job_id for job_id in self._submitted if job_id not in remaining]
+        if cancelled:
+            warn(f"cancelled the submitted jobs: {', '.join(cancelled)}")
+        return remaining
 
 
 def describe_cost(plan: Plan) -> str:

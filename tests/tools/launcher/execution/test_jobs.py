@@ -1,5 +1,6 @@
 """The state of a job is known even if the scheduler does not answer, the job is elsewhere, or a record is damaged."""
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -97,6 +98,29 @@ def test_a_report_that_waits_for_an_earlier_one_is_cancelled_with_it(programs: C
 def test_why_slurm_did_not_obey_is_named(programs: Callable, scancel: str, why: str):
     programs("/usr/bin:/bin", scancel=scancel)
     refused(lambda: slurm.cancel_job("77", timeout_s=0.5), "scancel 77 failed", why, "try again")
+
+
+@pytest.mark.parametrize("variable", ["SCANCEL_STATE", "SCANCEL_INTERACTIVE", "SCANCEL_USER", "SLURM_CLUSTERS"])
+def test_no_variable_of_the_shell_keeps_a_job_from_being_cancelled(
+    programs: Callable, monkeypatch: pytest.MonkeyPatch, variable: str
+):
+    monkeypatch.setenv(variable, "RUNNING")
+    programs("/usr/bin:/bin", scancel=f'[ -z "${variable}" ] && ! read answer')
+    slurm.cancel_job("77")
+
+
+def test_a_job_of_another_user_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        record = {**LOCAL, "processes": {str(process.pid): read_start_time(process.pid)}}
+        folder = started(tmp_path / "run", record)
+
+        def refuse(pid: int, number: int) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", refuse)
+            refused(lambda: jobs.cancel(folder), f"process {process.pid} of {folder} belongs to another user; ask")
+        process.kill()
 
 
 def refuse_if_running(folder: Path) -> None:

@@ -79,6 +79,17 @@ def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
 
 
+def test_a_job_that_could_not_be_cancelled_is_not_said_to_be(tmp_path: Path, cluster: Path, programs: Callable):
+    (cluster / "after").write_text(f"[ $number != 101 ] || {{ touch {cluster}/waits; sleep 1; }}")
+    programs(scancel="[ $1 != 101 ] || { echo socket timed out >&2; exit 1; }")
+    launcher = Attached(f"start_graph(chain(Path({str(tmp_path / 'p')!r})), {OPTIONS!r})")
+    wait_for((cluster / "waits").exists)
+    launcher.signal(signal.SIGINT)
+    printed = launcher.end()
+    assert "scancel 101 failed: socket timed out" in printed and "cancelled the submitted jobs: 100\n" in printed
+    assert "101 may still be in the queue" in printed and "no job of this command" not in printed
+
+
 def test_all_jobs_are_submitted_where_nobody_reads_their_ids(tmp_path: Path, cluster: Path):
     with nobody_reads():
         assert start_graph(chain(tmp_path / "p"), OPTIONS) == 0

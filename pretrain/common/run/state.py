@@ -139,8 +139,11 @@ def read_outcome(folder: str | Path, submission: str = "") -> dict[str, Any]:
 
 
 def is_end_recorded(outcome: Mapping[str, Any]) -> bool:
-    """Return whether `read_outcome` says how the run has ended; a run that was killed has recorded nothing."""
-    return outcome["state"] not in ("", "running")
+    """Return whether `read_outcome` says how the run has ended; a run that was killed has recorded nothing.
+
+    One that was sent back to the queue has not ended: if its job is gone, it was cancelled there.
+    """
+    return outcome["state"] not in ("", "running", "requeued")
 
 
 def _name_failure_file(folder: str | Path, rank: int) -> Path:

@@ -26,10 +26,11 @@ from .records import find_files, find_launch_files, format_original_command, for
 from .slurm import JobState
 
 _COLUMNS = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
-_WELL = ("complete", "running", "finishing", "pending", "requeued", "not started")  # states that need no action
+_WELL = ("complete", "running", "finishing", "pending", "not started")  # states that need no action
 # States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
 _NOT_FAILED = (*_WELL, "stopped", "cancelled", "unknown")
 _NOBODY = "nobody will start it, because its launcher has ended"
+_NOT_IN_QUEUE = "it was sent back to the queue, and is no longer there (cancelled?)"
 _METRICS = {
     "loss": "loss {:.4g}",
     "total_loss": "total_loss {:.4g}",
@@ -166,7 +167,9 @@ def _choose_state(folder: Path, job: Job | None, job_state: JobState, outcome: d
         return job_state.word.lower(), reason or end
     if is_end_recorded(outcome):
         return state, reason
-    return "failed" if job_state.word == "FAILED" else "lost", end or describe_unrecorded_exit(folder)
+    if not end:
+        end = _NOT_IN_QUEUE if state == "requeued" else describe_unrecorded_exit(folder)
+    return "failed" if job_state.word == "FAILED" else "lost", end
 
 
 def _describe_progress(folder: Path, is_running: bool) -> str:

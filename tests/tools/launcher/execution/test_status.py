@@ -16,7 +16,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.run.lease import claim
 from pretrain.common.run.stage import enter_run_folder
 from pretrain.common.run.state import RunContext, update_state, write_failure
-from tests.tools.launcher.helpers import HERE, LOCAL, SLURM, end, fake, started
+from tests.tools.launcher.helpers import HERE, LOCAL, SLURM, end, fake, shown, started
 from tools import launch
 from tools.launcher.execution import job, status
 from tools.launcher.execution.slurm import JobState
@@ -196,3 +196,15 @@ def test_a_stage_that_slurm_ended_has_failed_unless_it_was_cancelled(
     started(tmp_path, SLURM)
     programs(squeue=f"echo '77|{state}|None|n'")
     assert by_key(tmp_path)["."]["state"] == shown and launch.main(["status", str(tmp_path)]) == exit_status
+
+
+def test_a_requeued_job_that_is_no_longer_in_the_queue_is_lost(tmp_path: Path, programs: Callable):
+    """It was cancelled there, and SLURM has forgotten it; nobody will start it again."""
+    started(tmp_path, SLURM)
+    end(tmp_path, "requeued", reason="USR2")
+    programs(squeue="echo '77|PENDING|Resources|n'", sacct="")
+    assert shown(tmp_path)["state"] == "pending"
+    programs(squeue="", sacct="")
+    stage = shown(tmp_path)
+    assert stage["state"] == "lost" and "no longer there" in stage["reason"]
+    assert launch.main(["status", str(tmp_path)]) == 1

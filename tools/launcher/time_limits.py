@@ -38,7 +38,7 @@ def format_minutes(minutes: int) -> str:
 def parse_times(text: str) -> dict[str, int]:
     """Return the minutes of ``24:00:00,linear=8:00:00`` by stage; those of all others have an empty name."""
     times: dict[str, int] = {}
-    for part in text.split(",") if text else ():
+    for part in _split_times(text):
         stage, has_name, time = part.rpartition("=")
         if has_name and stage not in SUMMARIES:
             raise UserError(f"--time {part} names no stage; choose from {', '.join(SUMMARIES)}")
@@ -48,10 +48,14 @@ def parse_times(text: str) -> dict[str, int]:
     return {"": _DEFAULT_MINUTES, **times}
 
 
+def _split_times(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
 def merge_times(earlier: str, time: str) -> str:
     """Return the limits of ``time``; if it has none for all stages, those of the others stay."""
-    named = {part.rpartition("=")[0] for part in time.split(",")}
-    parts = [part for part in earlier.split(",") if part and part.rpartition("=")[0] not in named]
+    named = {part.rpartition("=")[0] for part in _split_times(time)}
+    parts = [part for part in _split_times(earlier) if part.rpartition("=")[0] not in named]
     return time if "" in named else ",".join([*parts, time])
 
 

@@ -34,6 +34,12 @@ def test_times_are_slurms(text: str, minutes: int):
     assert time_limits.parse_minutes(time_limits.format_minutes(minutes)) == minutes
 
 
+def test_blanks_may_follow_the_commas_of_several_limits():
+    assert time_limits.parse_times("24:00:00, linear=8:00:00") == {"": 1440, "linear": 480}
+    assert time_limits.merge_times("60, linear=30", "20 , knn=5") == "20 , knn=5"
+    assert time_limits.merge_times("60, linear=30", " linear=5") == "60, linear=5"
+
+
 @pytest.mark.parametrize("text", REFUSED_TIMES)
 def test_other_times_are_refused(text: str):
     assert re.match(f"--time {text!r} is not a time; write ", refused(lambda: time_limits.parse_minutes(text)))

@@ -92,7 +92,7 @@ def record_job(stage: Stage, resources: Resources, job: Job) -> None:
     earlier = find_launch(job.folder)
     jobs = [*(earlier.jobs if earlier else []), {**job.to_record(), "code": read_git_state()}]
     command = shlex.join(sys.argv)
-    if earlier and sys.argv[1:2] == ["resume"]:
+    if earlier and extensions.take_options(sys.argv[1:])[1][:1] == ["resume"]:
         command = earlier.command or command
     record = LaunchRecord(stage.to_json(), asdict(resources.request), jobs, command, find_working_folder())
     try:

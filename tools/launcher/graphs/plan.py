@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pretrain.common.config import extensions
@@ -137,7 +137,7 @@ def _is_queued(last_jobs: Mapping[Path, tuple[Job, JobState]], folder: Path) -> 
 def _has_other_resources(stage: Stage, job: Job, resources: Resources) -> bool:
     """Return whether a job in the queue was submitted with other resources than it would get now."""
     submitted = from_record(read_launch(job.folder).options).for_stage(stage)
-    return submitted != resources
+    return submitted != from_record(asdict(resources.request)).for_stage(stage)  # what a record keeps of both
 
 
 def _describe_queue(graph: Graph, options: JobOptions, jobs: int, unchanged: list[str], queued: list[str]) -> list[str]:

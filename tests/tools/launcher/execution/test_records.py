@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -11,9 +12,10 @@ from pretrain.common import output
 from pretrain.common.config import extensions
 from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run.state import read_outcome, write_failure
-from tests.tools.launcher.helpers import end
-from tools.launcher.execution.records import format_resume_command, read_imports
-from tools.launcher.record_formats import LAUNCH_FILE
+from tests.tools.launcher.helpers import HERE, end, fake, job_of
+from tools.launcher.execution.job import Job
+from tools.launcher.execution.records import format_resume_command, read_imports, record_job
+from tools.launcher.record_formats import LAUNCH_FILE, read_launch
 
 
 def test_an_outcome_is_that_of_one_job(tmp_path: Path):
@@ -48,6 +50,16 @@ def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPa
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("sys.stderr", mock.Mock(flush=mock.Mock(side_effect=full)))
     output.warn("a warning")  # raises nothing
+
+
+@pytest.mark.parametrize("words", [["resume", "a"], ["--import", "m", "resume", "a"], ["--import=m", "resume", "a"]])
+def test_the_command_of_a_record_is_not_that_of_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list):
+    monkeypatch.setattr(sys, "argv", ["launch.py", "knn", "x"])
+    resources = HERE.for_stage(fake(tmp_path))
+    record_job(fake(tmp_path), resources, Job(tmp_path, "1", "local", "/l/s", "h", 0))
+    monkeypatch.setattr(sys, "argv", ["launch.py", *words])
+    record_job(fake(tmp_path), resources, Job(tmp_path, "2", "local", "/l/t", "h", 0))
+    assert read_launch(tmp_path).command == "launch.py knn x" and job_of(tmp_path).id == "2"
 
 
 def test_the_command_that_resumes_names_the_modules_of_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

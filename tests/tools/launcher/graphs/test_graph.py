@@ -81,6 +81,8 @@ def test_a_pipeline_that_was_edited_while_its_jobs_wait_is_refused(tmp_path: Pat
     recorded = (tmp_path / "launch/pipeline.json").read_text()
     assert start_graph(chain(tmp_path), SLURM) == 0
     assert "warning" not in capsys.readouterr().err
+    assert start_graph(chain(tmp_path), replace(SLURM, sbatch={"dependency": "singleton"})) == 0
+    assert "warning" not in capsys.readouterr().err  # a record does not keep it for resume
     assert start_graph(chain(tmp_path), replace(SLURM, partition="short")) == 0
     cancel = f"python tools/launch.py cancel {tmp_path}"
     printed = capsys.readouterr().err

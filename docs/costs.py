@@ -18,12 +18,14 @@ _GPU_NAMES = [format_count(count, gpu) for gpu, count in SHOWN]
 _INTRODUCTION = """\
 # What will it cost?
 
-Hours, memory, workers and learning rates of the recipes on common GPUs. **All numbers on this page are computed; no
-recipe has been timed on a GPU yet.** A number from a step that `make gpu` has timed would have an asterisk.
+Hours, memory, workers and learning rates of the recipes on common GPUs. **{basis}**
+
 Published pretrainings took {fastest:.1f} to {slowest:.1f} times as long as this model says, and published detectors
 {detectors} ([checks](#checks)): plan with twice the hours, and time your first hundred steps. Any launch with
 `--dry-run` prints the hours of its stages on the GPUs of this machine, or on SLURM of those in `--gpus TYPE:NUMBER`;
 `launch.py recipes NAME` prints those of one recipe."""
+_COMPUTED = "All numbers on this page are computed; no recipe has been timed on a GPU yet."
+_TIMED = "Hours with an asterisk follow from a step that `make gpu` has timed; all other numbers are computed."
 _HOURS = """\
 ## Hours
 
@@ -114,8 +116,12 @@ def markdown() -> str:
     pretraining = [row for rows in list(groups.values())[:-1] for row in rows]
     ratios = [run.hours / model.predict_hours(run) for run in RUNS]
     detectors = [_predict_detection(rate) / rate.images_per_second for rate in DETECTION_RATES]
+    estimates = [estimate for rows in groups.values() for row in rows for estimate in row.estimate() if estimate]
     introduction = _INTRODUCTION.format(
-        fastest=min(ratios), slowest=max(ratios), detectors=f"{min(detectors):.1f} to {max(detectors):.1f} times"
+        basis=_TIMED if any(estimate.is_measured for estimate in estimates) else _COMPUTED,
+        fastest=min(ratios),
+        slowest=max(ratios),
+        detectors=f"{min(detectors):.1f} to {max(detectors):.1f} times",
     )
     hours = [f"### {title}\n\n{_build_table(rows, _format_hours, _GPU_NAMES)}" for title, rows in groups.items()]
     memory_head = ["batch", "fits 24 GB", "fits 80 GB", "one of 24 GB", "one of 80 GB", "8 of 80 GB"]

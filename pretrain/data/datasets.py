@@ -17,6 +17,7 @@ from typing import Any
 
 from ..common.errors import UserError, shorten_list, suggest_name
 from ..common.files import expand
+from ..common.image_checks.class_names import warn_of_alike
 from ..common.image_checks.pixels import describe
 from ..common.images import CorruptImage
 from .contract import open_images
@@ -57,7 +58,9 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     if len(names) > 1:
         return _load_several(names, name, split, root, download)
     load_split = _find(names[0], root, download)[1]
-    return dataclasses.replace(load_split(split), name=names[0])
+    data = load_split(split)
+    warn_of_alike(data.classes, names[0])
+    return dataclasses.replace(data, name=names[0])
 
 
 def is_there(name: str, root: str | Path) -> bool:
@@ -93,7 +96,9 @@ def _load_several(names: list[str], name: str, split: str, root: str | Path, dow
             log.info(f"skipping {member}, which has no val split: {reason}")
     if not parts:
         raise MissingSplit(f"none of {name} has a val split; set DATA.VAL to labeled images")
-    return merge(parts, name)
+    merged = merge(parts, name)
+    warn_of_alike(merged.classes, name)
+    return merged
 
 
 def has_splits(value: str) -> bool:

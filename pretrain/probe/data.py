@@ -1,12 +1,16 @@
 """The labeled images of a probe. Must not import torch: the launcher uses it before starting a job."""
 
+import logging
 from typing import NamedTuple
 
 import numpy as np
 from fvcore.common.config import CfgNode
 
 from ..common.errors import UserError, shorten_list
+from ..common.image_checks.equal_files import MOST_FILES, list_shared_files, read_sizes
 from ..data import datasets
+
+log = logging.getLogger(__name__)
 
 
 class MissingLabels(UserError):
@@ -68,6 +72,18 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
         problem = f"{train_name} has no class {shorten_list(unknown)} of {val_name}"
         raise UserError(f"{problem}; probes need the same classes in both")
     return ProbeData(train.select_labeled(), val.relabel(train.classes).select_labeled())
+
+
+def warn_of_training_images(data: ProbeData) -> None:
+    """Log the validation images that are training images, by their paths or the content of their files."""
+    count = min(len(data.train), MOST_FILES)
+    if count < len(data.train):
+        log.info(f"the validation images are compared with the first {count:,} training images only")
+    train = read_sizes(map(data.train.image_name, range(count)))
+    shared = list_shared_files(train, read_sizes(map(data.val.image_name, range(len(data.val)))))
+    if shared:
+        problem = f"{len(shared):,} of {len(data.val):,} validation images are training images: {shorten_list(shared)}"
+        log.warning(f"the score of {data.val.name} is too high: {problem}; remove them from one of the two")
 
 
 def _check_labels(name: str, data: datasets.ImageData) -> None:

@@ -14,10 +14,10 @@ from torchvision.models import ResNet
 from ..common.device import translate_torch_errors
 from ..common.distributed import gather, gather_objects, is_first_rank, world_size
 from ..common.errors import count_noun
-from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank
+from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
 from ..common.run.state import RunContext
 from ..data import datasets
-from .data import MissingLabels, ProbeData, load_probe_data
+from .data import MissingLabels, ProbeData, load_probe_data, warn_of_training_images
 from .features import Features, NotFinite, extract, load_frozen
 from .protocol import build_knn_protocol
 from .stage import open_probe
@@ -34,7 +34,7 @@ def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> di
     with open_probe(cfg, "knn", context, _MEMORY_REMEDY) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.load_data()
-        _warn_if_all_vote(cfg, data)
+        _warn_of_data(cfg, data)
         run.start()
         score = _score(backbone, data, cfg, run.stop, run.device)
         results = {"source": source, "protocol": build_knn_protocol(cfg, data), "metrics": score}
@@ -57,7 +57,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
     data = on_every_rank(_load_if_labeled, cfg, train)
     check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     if data:
-        _warn_if_all_vote(cfg, data)
+        _warn_of_data(cfg, data)
     return data
 
 
@@ -73,7 +73,9 @@ def _load_if_labeled(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | Non
         return None
 
 
-def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
+def _warn_of_data(cfg: CfgNode, data: ProbeData) -> None:
+    """Log what makes the score of these data meaningless."""
+    on_first_rank(warn_of_training_images, data)
     if is_first_rank() and build_knn_protocol(cfg, data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
         log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 

@@ -27,7 +27,7 @@ from ..data.loader import Batch, build_loader
 from ..model.batch_split import check_batch_fits, log_left_out
 from ..model.encoder import count_channels
 from ..preflight import check_probe_divisible, check_same_images
-from .data import ProbeData, find_held_out
+from .data import ProbeData, find_held_out, warn_of_training_images
 from .features import compute_features, extract, load_frozen
 from .heads import Heads
 from .protocol import (
@@ -66,6 +66,7 @@ def main(cfg: CfgNode, weights: str, *, context: RunContext | None = None) -> di
             log.info(f"{run.folder} is complete; nothing to do")
             return results
         data = run.load_data()
+        on_first_rank(warn_of_training_images, data)
         sizes = {**build_protocol(cfg, data), "classes": len(data.train.classes)}
         images = data.train.digest()
         if saved:

@@ -65,3 +65,10 @@ def test_a_split_in_the_folder_of_the_images_is_refused(photos: Path) -> None:
     name = f"folder:{photos}"
     words = ["duplicates", name, "folder:other", "--output", str(photos / "duplicates")]
     refused(lambda: make_data.main(words), "--output", f"inside {name}")
+
+
+def test_classes_that_groups_confine_to_one_split_are_named(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Probes refuse a class that only val has."""
+    words = ["split", str(photos), "--output", str(photos.parent / "split"), "--val", "0.3"]
+    make_data.main([*words, "--group-by", "^(dog|cat/sub/[0-9]+)"])
+    assert "has these classes, each of which occurs in one group: dog (dog)" in caplog.text

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from pretrain.data.folders.images import has_splits, load_folder
 
-from .groups import read_groups, warn_of_obvious_groups
+from .groups import read_groups, warn_of_groups, warn_of_obvious_groups
 from .stratify import stratify
 
 
@@ -56,5 +56,8 @@ def write_class_folders(
     rows = [[label, total[label], total[label] - in_val[label], in_val[label]] for label in total]
     rows.append(["all images", len(classes), len(classes) - len(val_images), len(val_images)])
     print(tabulate(rows, ["images", "all", "train", "val"]))
-    if not group_of:
+    if group_of:
+        labels = {name: {label} for name, label in classes.items()}
+        warn_of_groups(labels, {label: label for label in total}, group_of, val_images, count)
+    else:
         warn_of_obvious_groups(records)

@@ -9,11 +9,11 @@ import numpy as np
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, count_noun
+from pretrain.common.image_checks.equal_files import digest_files, find_equal_files, read_sizes
 from pretrain.data import datasets, view_grid
 from pretrain.data.image_data import ImageData
 from pretrain.data.sources import Files
 from pretrain.data.views import make_center_view
-from transfer.coco.checks.equal_files import digest_files, find_equal_files, read_sizes
 from transfer.coco.names import is_catalog_name, locate_data_set
 from transfer.coco.reading import read_annotations
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -68,6 +68,45 @@ def warn_of_obvious_groups(images: Sequence[Mapping[str, Any]]) -> None:
     groups = find_obvious_groups(images)
     if groups:
         log.warning(f"train and val may share their scenes: {groups}")
+
+
+def warn_of_groups(
+    classes_of: Mapping[Any, set[Any]],
+    class_names: Mapping[Any, str],
+    group_of: Mapping[Any, str],
+    val_images: set[Any],
+    count: int,
+) -> None:
+    """Log the groups that have more images than val should have, and the classes that only one group has.
+
+    Args:
+        classes_of: the classes of each image, by its id.
+        class_names: the name of each class.
+        group_of: the group of each image.
+        val_images: the ids of the images of val, of which there should be ``count``.
+    """
+    sizes = Counter(group_of.values())
+    if len(sizes) == len(group_of):
+        log.warning("each image is a group by itself: --group-by changes nothing")
+    too_large = [f"{name} ({size})" for name, size in sizes.most_common() if size > count]
+    if too_large:
+        what = f"{len(too_large)} of {len(sizes)} groups have more images than val should have, {count}"
+        log.warning(f"{what}: {shorten_list(too_large)}; val has {len(val_images)}")
+    groups_of: dict[Any, set[str]] = defaultdict(set)
+    for image, labels in classes_of.items():
+        for label in labels:
+            groups_of[label].add(group_of[image])
+    in_val = {group_of[image] for image in val_images}
+    for split in ("train", "val"):
+        confined = [
+            f"{name} ({group})"
+            for label, name in class_names.items()
+            if len(groups_of[label]) == 1
+            for group in groups_of[label]
+            if (group in in_val) == (split == "val")
+        ]
+        if confined:
+            log.warning(f"only {split} has these classes, each of which occurs in one group: {shorten_list(confined)}")
 
 
 def _is_repeated(matches: Sequence[re.Match[str]]) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError, one_line, shorten_list
 from transfer.coco.checks.bad_records import Rules, drop_bad, find_box_format_problem, find_problems
 
-from .groups import read_groups, warn_of_obvious_groups
+from .groups import read_groups, warn_of_groups, warn_of_obvious_groups
 from .stratify import stratify
 
 log = logging.getLogger(__name__)
@@ -56,41 +56,10 @@ def write_split(
         (folder / f"{name}.json").write_text(json.dumps(splits[name]))
     print_counts({"all": content, **splits}, group_of)
     if group_of:
-        _report_imbalance(content, classes_of, group_of, val_images, count)
+        names = {category["id"]: str(category["name"]) for category in content["categories"]}
+        warn_of_groups(classes_of, names, group_of, val_images, count)
     else:
         warn_of_obvious_groups(records)
-
-
-def _report_imbalance(
-    content: Mapping[str, Any],
-    classes_of: Mapping[Any, set[Any]],
-    group_of: Mapping[Any, str],
-    val_images: set[Any],
-    count: int,
-) -> None:
-    """Log the groups that have more images than val should have, and the classes that only one group has."""
-    sizes = Counter(group_of.values())
-    if len(sizes) == len(group_of):
-        log.warning("each image is a group by itself: --group-by changes nothing")
-    too_large = [f"{name} ({size})" for name, size in sizes.most_common() if size > count]
-    if too_large:
-        what = f"{len(too_large)} of {len(sizes)} groups have more images than val should have, {count}"
-        log.warning(f"{what}: {shorten_list(too_large)}; val has {len(val_images)}")
-    groups_of: dict[Any, set[str]] = defaultdict(set)
-    for image, labels in classes_of.items():
-        for label in labels:
-            groups_of[label].add(group_of[image])
-    in_val = {group_of[image] for image in val_images}
-    for split in ("train", "val"):
-        confined = [
-            f"{category['name']} ({group})"
-            for category in content["categories"]
-            if len(groups_of[category["id"]]) == 1
-            for group in groups_of[category["id"]]
-            if (group in in_val) == (split == "val")
-        ]
-        if confined:
-            log.warning(f"only {split} has these classes, each of which occurs in one group: {shorten_list(confined)}")
 
 
 def _list_classes(content: Mapping[str, Any]) -> dict[Any, set[Any]]:

@@ -18,12 +18,12 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, sha256, write_json
+from pretrain.common.image_checks.equal_files import digest_files, list_shared_files, read_sizes
 from pretrain.common.weights.provenance import Provenance
 
 from . import catalog
 from .checks.bad_records import find_bad_files, resolve_paths
 from .checks.classes import Classes, category_names, check_classes, read_coco_names
-from .checks.equal_files import digest_files, list_shared_files, read_sizes
 from .checks.pretraining_images import compare_with_pretraining
 from .checks.unchanged import check_unchanged
 from .keypoints import list_named_keypoints

@@ -10,6 +10,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import read_json
+from pretrain.common.image_checks.class_names import warn_of_alike
 
 from . import catalog
 from .checks.bad_records import (
@@ -115,13 +116,7 @@ def _check_categories(source: Source, content: Mapping[str, Any], cfg: CfgNode) 
     if repeated:
         ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
         raise UserError(f"{path}: categories {ids} are all called {repeated!r}; merge or rename them")
-    alike: dict[str, list[str]] = {}
-    for label in labels:
-        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
-    pairs = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
-    if pairs:
-        text = f"{path}: {shorten_list(pairs)} are separate classes; if they mean the same, give them one name"
-        log.warning(text, extra={"once": f"classes of {path}"})
+    warn_of_alike(labels, path)
     if is_catalog_name(source.name):
         known = catalog.read_metadata(source.name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids

@@ -114,6 +114,9 @@ def _load_entries(
         names = list_images(folder, entries)
         _check_no_splits(folder, names)
         _check_no_masks(folder, names)
+        if len(images) < len(names) / 2:  # such as the preview of a data set
+            what = f"{shorten_list(images)} directly in {folder}, next to {shorten_list(class_folders)}"
+            log.warning(f"{what}: no image has a label; if the folders are classes, move the other images away")
         return ImageData(Files(folder, names), None, [])
     reads_all = classes is None
     classes = class_folders if classes is None else classes

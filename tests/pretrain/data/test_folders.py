@@ -266,3 +266,26 @@ def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, name
     refused(lambda: load(name.format(tmp_path), split, tmp_path), named.format(tmp_path))
     if split == "train":
         refused(lambda: check_exists(name.format(tmp_path / "none"), tmp_path / "none"))
+
+
+def _write_images(folder: Path, *names: str) -> str:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return f"folder:{folder}"
+
+
+def test_an_image_next_to_class_folders_leaves_no_labels_and_is_named(tmp_path, caplog):
+    name = _write_images(tmp_path, "preview.jpg", "a/1.jpg", "b/1.jpg")
+    assert load(name, "train").labels is None
+    assert f"preview.jpg directly in {tmp_path}, next to a, b: no image has a label" in caplog.text
+    caplog.clear()
+    _write_images(tmp_path, "1.jpg", "2.jpg", "3.jpg")  # photos, some of them in folders
+    assert load(name, "train").labels is None and not caplog.text
+
+
+def test_class_folders_whose_names_look_the_same_are_named(tmp_path, caplog):
+    names = ("Cat/1.jpg", "cat/1.jpg", "dog/1.jpg", "K\u00e4se/1.jpg", "Ka\u0308se/1.jpg")
+    assert len(load(_write_images(tmp_path, *names), "train").classes) == 5
+    assert "'Cat' and 'cat'" in caplog.text and r"'Ka\u0308se' and 'K\xe4se'" in caplog.text
+    assert "dog" not in caplog.text

@@ -196,3 +196,13 @@ def test_data_that_cannot_be_probed_can_be_pretrained_on(images, tmp_path):
     assert results["metrics"].keys() == {"rankme", "rankme_images"} and not lines(out, "knn_top1")
     log = (out / "log.txt").read_text()
     assert log.count("kNN") == 1 and f"folder:{tmp_path}/photos has no labels to probe with" in log
+
+
+def test_validation_images_that_are_training_images_are_named(images, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(images, data)
+    name = min(path.name for path in (data / "train/class0").iterdir())
+    shutil.copy(data / "train/class0" / name, data / "val/class0/copy.png")
+    knn.main(_config(data, tmp_path / "run"), "random")
+    (line,) = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "are training images" in line]
+    assert ": 1 of 17 validation images" in line and f"val/class0/copy.png, which equals {data}/train" in line

@@ -10,11 +10,9 @@ from itertools import islice
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import shorten_list
 from pretrain.common.files import expand
+from pretrain.common.image_checks.equal_files import MOST_FILES, list_shared_files
 from pretrain.common.weights.provenance import Provenance
 
-from .equal_files import list_shared_files
-
-_MOST_FILES = 200_000  # asking for the sizes of more takes minutes on a file server
 log = logging.getLogger(__name__)
 
 
@@ -37,9 +35,9 @@ def compare_with_pretraining(test: Mapping[str, int], provenance: Provenance | N
         provenance: the record of the weights that training starts from.
     """
     for folder in list_pretraining_folders(provenance):
-        sizes = dict(islice(_list_sizes(folder), _MOST_FILES))
-        if len(sizes) == _MOST_FILES:
-            log.info(f"the test images are compared with {_MOST_FILES:,} files of the pretraining's {folder} only")
+        sizes = dict(islice(_list_sizes(folder), MOST_FILES))
+        if len(sizes) == MOST_FILES:
+            log.info(f"the test images are compared with {MOST_FILES:,} files of the pretraining's {folder} only")
         shared = list_shared_files(sizes, test)
         if shared:
             what = f"{len(shared):,} of {len(test):,} test images are in {folder}: {shorten_list(shared)}"

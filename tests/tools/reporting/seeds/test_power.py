@@ -103,5 +103,5 @@ def test_seeds_with_equal_scores_answer_nothing(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("power", ["nan", "inf", "-1", "0"])
-def test_a_difference_is_a_number_from_0(tmp_path: Path, power: str):
+def test_a_difference_is_a_number_above_0(tmp_path: Path, power: str):
     refused(lambda: launch.main(["report", str(tmp_path), "--power", power]), f"--power is {power}")

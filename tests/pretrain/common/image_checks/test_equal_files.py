@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.common.image_checks import equal_files
 from tests.transfer import tiny_coco
-from transfer.coco.checks import equal_files
 
 
 def test_equal_files_are_found_and_only_these(tmp_path: Path) -> None:

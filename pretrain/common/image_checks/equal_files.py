@@ -5,9 +5,10 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
-from pretrain.common.errors import UserError
-from pretrain.common.files import sha256
+from ..errors import UserError
+from ..files import sha256
 
+MOST_FILES = 200_000  # asking for the sizes of more takes minutes on a file server
 _SAMPLE_BYTES = 512  # from the middle of a file: other photos of the same size may have the same header
 _Pairs = Mapping[object, tuple[list[str], list[str]]]  # training and test files that agree in what is compared
 

@@ -13,7 +13,7 @@ import shlex
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -219,11 +219,14 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def read_json(path: str | Path, kind: type = dict) -> Any:
-    """Read the JSON object in a file, or the array if ``kind`` is list; raise UserError if that is impossible."""
+def read_json(path: str | Path, kind: type = dict, build: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Read the JSON object in a file, or the array if ``kind`` is list; raise UserError if that is impossible.
+
+    ``build`` makes each object from its keys and values (default: a dictionary, which has the last of equal keys).
+    """
     try:
         content = Path(path).read_bytes()
-        value = json.loads(content)  # in UTF-8, 16 or 32, with or without a byte-order mark
+        value = json.loads(content, object_pairs_hook=build)  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
         raise build_read_error(path, error) from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError

@@ -37,9 +37,19 @@ def read_annotations(annotations: str | Path, *, needs_objects: bool = True) -> 
         needs_objects: refuse a file without annotations, such as those that describe COCO's test images.
 
     Raises:
-        UserError: missing, not JSON, or without images, annotations and categories.
+        UserError: missing, not JSON, or without one list of images, annotations and categories each.
     """
-    content = read_json(annotations)
+
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        record = dict(pairs)
+        if len(record) < len(pairs):
+            keys = [key for key, _ in pairs]
+            for section in SECTIONS:
+                if keys.count(section) > 1:
+                    raise UserError(f"{annotations} has {section} twice, of which one would not be read; merge both")
+        return record
+
+    content = read_json(annotations, build=build)
     if not needs_objects:
         content.setdefault("annotations", [])
     for section in SECTIONS:

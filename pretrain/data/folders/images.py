@@ -15,13 +15,13 @@ import numpy as np
 from ...common.errors import UserError, shorten_list
 from ...common.files import build_read_error, suggest_making
 from ...common.images import SUFFIXES
+from ...common.split_folders import SPLIT_FOLDERS, find_splits, remove_year
 from ..image_data import ImageData, MissingSplit
 from ..names import suggest_form
 from ..sources import Files
 from .layout import find_masks, find_mixed_splits, list_parents
 
 log = logging.getLogger(__name__)
-_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 NO_DATA = {"@eadir", "#recycle", "@recycle", "$recycle.bin", "recycler", "lost+found", "found.000", "__macosx"}
 NO_DATA |= {"#snapshot", "~snapshot", "@recently-snapshot", "system volume information"}  # NAS, disks, archives
 COMPANION = re.compile(r"\.(txt|jsonl?|xml|[ct]sv|md|html?|ya?ml|py|sh|log|ini|db|cache|xmp|aae)")  # goes with images
@@ -44,7 +44,7 @@ def load_folder(folder: Path, split: str) -> ImageData:
             classes.
     """
     entries = list_entries(folder)
-    split_folders = _find_splits(entries.folders)
+    split_folders = find_splits(entries.folders)
     splits = [*split_folders["train"], *split_folders["val"]]
     if not splits:
         return _load_entries(folder, entries, None, f"folder:{folder}", allow_flat=True)
@@ -53,9 +53,9 @@ def load_folder(folder: Path, split: str) -> ImageData:
         problem = f"{folder} contains {splits[0]}/ next to {class_folders[0]}/; is {splits[0]}/ a split or a class?"
         remedy = f"for a split, write folder:{folder}/{splits[0]}; for a class, move all classes into {folder}/train/"
         raise UserError(f"{problem} {remedy}")
-    candidates = [f for f in split_folders[split] if _remove_year(f) != "test"] or split_folders[split]
+    candidates = [f for f in split_folders[split] if remove_year(f) != "test"] or split_folders[split]
     if not candidates:
-        split_names = f"{'/, '.join(_SPLIT_FOLDERS[split])}/"
+        split_names = f"{'/, '.join(SPLIT_FOLDERS[split])}/"
         remedy = f"rename it to {split_names}, or choose a folder of images: folder:{folder}/{splits[0]}"
         raise MissingSplit(f"{folder} contains no folder of the {split} split; {remedy}")
     if class_folders and split == "train":
@@ -73,16 +73,7 @@ def load_folder(folder: Path, split: str) -> ImageData:
 
 def has_splits(folder: Path) -> bool:
     """Return True if ``folder`` contains folders of splits, False if it serves as every split."""
-    return any(_find_splits(list_entries(folder).folders).values())
-
-
-def _find_splits(folders: list[str]) -> dict[str, list[str]]:
-    """Return the folders of each split among ``folders``."""
-    return {split: [f for f in folders if _remove_year(f) in names] for split, names in _SPLIT_FOLDERS.items()}
-
-
-def _remove_year(folder: str) -> str:
-    return re.sub(r"(19|20)\d\d$", "", folder.lower())  # COCO's train2017 is train
+    return any(find_splits(list_entries(folder).folders).values())
 
 
 def load_classes(folder: Path, classes: list[str] | None, name: str) -> ImageData:

@@ -347,3 +347,13 @@ def test_classes_without_objects_and_names_that_are_alike_are_warned_of(tmp_path
         [name, other],
     )
     assert "has no object of" not in caplog.text, "one of two sets has it"
+
+
+def test_two_lists_of_a_section_are_refused_and_other_repeated_keys_are_not(tmp_path: Path) -> None:
+    """Files that were merged by hand: Python would read the last list alone."""
+    file = tmp_path / "merged.json"
+    start = '{"images": [{"attributes": {"a": 1, "a": 2}}], "annotations": [], "categories": []'
+    file.write_text(start + "}")
+    assert read_annotations(file)["images"] == [{"attributes": {"a": 2}}]
+    file.write_text(start + ', "images": []}')
+    refused(lambda: read_annotations(file), "merged.json has images twice", "merge both")

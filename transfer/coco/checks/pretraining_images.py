@@ -11,6 +11,7 @@ from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import shorten_list
 from pretrain.common.files import expand
 from pretrain.common.image_checks.equal_files import MOST_FILES, list_shared_files
+from pretrain.common.split_folders import find_splits
 from pretrain.common.weights.provenance import Provenance
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,13 @@ def list_pretraining_folders(provenance: Provenance | None) -> list[str]:
             names = str(parse_yaml(provenance.config or "")["DATA"]["TRAIN"])
             folders += [expand(path.strip()) for path in re.findall(r"folder:([^,'\"\]]+)", names)]
         provenance = provenance.earlier
-    return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
+    return [_choose_split(path) for path in dict.fromkeys(folders) if os.path.isdir(path)]
+
+
+def _choose_split(folder: str) -> str:
+    """Return the folder of the train split in ``folder``, or itself if it has none: all its images are read."""
+    train = find_splits(sorted(os.listdir(folder)))["train"]
+    return os.path.join(folder, train[0]) if train and os.path.isdir(os.path.join(folder, train[0])) else folder
 
 
 def compare_with_pretraining(test: Mapping[str, int], provenance: Provenance | None) -> None:

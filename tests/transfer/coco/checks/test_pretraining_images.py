@@ -23,6 +23,9 @@ def test_the_folders_of_a_chain_of_weights_are_listed(tmp_path: Path) -> None:
     several = Provenance(config=describe(f"['folder:{b}', 'tar:/x.tar', 'folder:{a}', 'folder:{tmp_path}/none']"))
     chain = Provenance(config=describe(f"folder:{c}"), earlier=Provenance(config="- not ours", earlier=several))
     assert list_pretraining_folders(chain) == [c, b, a]
+    (tmp_path / "b/train2017").mkdir()
+    (tmp_path / "b/val2017").mkdir()  # which was not pretrained on
+    assert list_pretraining_folders(chain) == [c, f"{b}/train2017", a]
     assert list_pretraining_folders(Provenance()) == list_pretraining_folders(None) == []
 
 

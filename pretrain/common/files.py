@@ -229,6 +229,8 @@ def read_json(path: str | Path, kind: type = dict, build: Callable[[list[tuple[s
         value = json.loads(content, object_pairs_hook=build)  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
         raise build_read_error(path, error) from error
+    except UserError:  # of ``build``
+        raise
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         explanation = explain_content(content, is_text=True)
         if explanation:

@@ -29,7 +29,8 @@ _TIMED = "Hours with an asterisk follow from a step that `make gpu` has timed; a
 _HOURS = """\
 ## Hours
 
-In half precision: `SOLVER.AMP bf16`, and `SOLVER.AMP.ENABLED True` for detectors. Without probes and evaluations.
+In half precision, which you switch on: `SOLVER.AMP bf16`, or `SOLVER.AMP.ENABLED True` for detectors. Without probes
+and evaluations.
 RTX 3090 and 4090 have 24 GB; A100 and H100 are those of 80 GB with NVLink. `--gpus 8` uses 8 GPUs of a machine.
 "-": the batch does not fit, or its groups of batch norm do not divide among so many GPUs."""
 _MEMORY = """\

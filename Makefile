@@ -48,8 +48,13 @@ ENGINE ?=
 SETUP_PYTHON = $(PYTHON)
 PYTHONS := python3.11 python3.12 python3.13 python3
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
-HAS_PIP := $(BIN)/python -I -c 'import pip' 2>/dev/null
-# Not empty if there is a .venv whose Python does not run or has no pip.
+# python -m venv writes bin/activate last: without it, the creation was interrupted, or another make is at it.
+IS_UNFINISHED := [ -e $(VENV)/pyvenv.cfg -a ! -e $(BIN)/activate ]
+HAS_PIP := { ! $(IS_UNFINISHED) && $(BIN)/python -I -c 'import pip' 2>/dev/null; }
+# Lets one make at a time create or change .venv, where flock works; the lock ends with the shell.
+LOCK := exec 9<Makefile; flock -n -E 75 9 2>/dev/null || [ $$? -ne 75 ] || { \
+    echo "waiting for another make setup in this folder" >&2; flock 9; }
+# Not empty if there is a .venv whose Python does not run or has no pip, or whose creation was interrupted.
 IS_BROKEN := $(shell [ ! -e $(VENV) ] || $(HAS_PIP) || echo broken)
 # Prints a Python's version and installation, by which two are told apart.
 IDENTIFY := import os, sys; print("Python", sys.version.split()[0], "of", os.path.realpath(sys.base_prefix))
@@ -98,10 +103,11 @@ setup: $(READY)
 
 # A .venv that runs is used or refused, and a Python that is named is tried even where .venv exists.
 check-python:
-	@python="$$($(BIN)/python -I -c '$(IDENTIFY)' 2>/dev/null)" || python=; \
+	@$(LOCK); \
+	python="$$($(BIN)/python -I -c '$(IDENTIFY)' 2>/dev/null)" || python=; \
 	[ -z "$$python" ] || $(BIN)/python -I -c '$(IS_NEW_ENOUGH)' || { \
 	    echo "error: $(VENV) has $$python, which is older than Python 3.11; run make clean first" >&2; exit 2; }; \
-	[ -z "$$python" ] || ( set +u; . $(BIN)/activate && [ "$$VIRTUAL_ENV" -ef $(VENV) ] ) 2>/dev/null || { \
+	[ -z "$$python" ] || $(IS_UNFINISHED) || ( set +u; . $(BIN)/activate && [ "$$VIRTUAL_ENV" -ef $(VENV) ] ) 2>/dev/null || { \
 	    echo "error: activating $(VENV) does not lead to it: it was moved or copied here; run make clean first" >&2; exit 2; }; \
 	[ -n "$(SETUP_PYTHON)" ] || exit 0; \
 	"$(SETUP_PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
@@ -112,7 +118,7 @@ check-python:
 # The stamp is written last, so that an interrupted setup is repeated. A .venv without pip gets it; one whose Python is gone is
 # created again.
 $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-python
-	@found="$(SETUP_PYTHON)"; \
+	@$(LOCK); found="$(SETUP_PYTHON)"; \
 	[ -n "$$found" ] || for python in $(PYTHONS); do \
 	    if "$$python" -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
@@ -130,7 +136,7 @@ $(READY): pyproject.toml requirements.lock $(if $(IS_BROKEN),.FORCE) | check-pyt
 	    exit 2; }
 	@echo "setting up $(VENV) (the first time, it downloads 3.2 GB, which takes minutes)"
 	@trap 'echo "setup was stopped; make setup continues it" >&2; exit 130' INT; \
-	{ $(if $(LOCKED),$(BIN)/python -m pip $(QUIET) install --require-hashes -r requirements.lock &&) \
+	$(LOCK); { $(if $(LOCKED),$(BIN)/python -m pip $(QUIET) install --require-hashes -r requirements.lock &&) \
 	$(BIN)/python -m pip $(QUIET) install $(if $(LOCKED),--no-deps -e .,-e '.$(if $(EXTRAS),[$(EXTRAS)])') && \
 	{ [ ! -e "$(DETECTRON2_WHEEL)" ] || $(BIN)/python -m pip -q install "$(DETECTRON2_WHEEL)"; } && \
 	$(BIN)/python -I tools/packages.py $(if $(LOCKED),$(LOCKED_EXTRAS),$(EXTRAS)); } || { \

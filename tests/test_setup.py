@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ case "$*" in
     *"version_info <"*) [ ! -e {folder}/version ] || [[ $0 != .venv/* ]];;
     *"-m venv"*) [ ! -e {folder}/no_venv ] || exit 1
         rm -rf .venv {folder}/no_pip; mkdir -p .venv/bin; cp $0 .venv/bin/python; touch .venv/pyvenv.cfg
+        while [ -e {folder}/slow ]; do sleep 0.1; done
         echo "VIRTUAL_ENV='$PWD/.venv'" > .venv/bin/activate;;
     *"import pip"*) [ ! -e {folder}/no_pip ];;
     *ensurepip*) [ -e {folder}/broken_pip ] || rm -f {folder}/no_pip;;
@@ -73,12 +75,18 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(project: Path, *words: str, **variables: str) -> tuple[int, str]:
+def start_make(project: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     inherited = ("MAKEFLAGS", "LOCKED", "EXTRAS", "PYTHON", "PIP_")  # from the make that runs the tests, or the shell
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment |= {"XDG_CACHE_HOME": str(project / "cache"), **variables}
-    done = subprocess.run(["make", *words], cwd=project, env=environment, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stderr
+    pipe = subprocess.PIPE
+    return subprocess.Popen(["make", *words], cwd=project, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def make(project: Path, *words: str, **variables: str) -> tuple[int, str]:
+    with start_make(project, *words, **variables) as process:
+        _, text = process.communicate(timeout=60)
+    return process.returncode, text
 
 
 def calls(project: Path) -> list[str]:
@@ -102,6 +110,23 @@ def test_a_site_s_modules_do_not_reach_pip(project: Path, name: str):
     assert [step for line in lines if (step := line.partition("|")[2]) in steps] == steps
     assert make(project, "setup", **{name: "of_the_site"})[0] == 0
     assert not [line for line in calls(project) if "install" in line]
+
+
+def test_a_second_setup_waits_for_the_first(project: Path):
+    """It would find a .venv without bin/activate, and advise to remove it."""
+    slow = project / "slow"
+    slow.touch()
+    try:
+        first = start_make(project, "setup", "PYTHON=./python")
+        while first.poll() is None and not (project / ".venv/pyvenv.cfg").exists():
+            time.sleep(0.05)
+        second = start_make(project, "setup", "PYTHON=./python")
+        assert second.stderr and second.stderr.readline() == "waiting for another make setup in this folder\n"
+    finally:
+        slow.unlink()
+    for process in (first, second):
+        process.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0)
 
 
 def test_a_named_python_is_used_or_refused(project: Path):
@@ -139,6 +164,7 @@ FAULTS = [
         "error: activating .venv does not lead to it: it was moved",
     ),
     ("rm .venv/bin/activate .venv/pyvenv.cfg", "error: activating .venv does not lead to it"),  # of conda
+    ("rm .venv/bin/activate", "-m venv --clear .venv"),  # its creation was interrupted
     ("rm -r .venv; mkdir .venv", "-m venv --clear .venv"),
     ("mv .venv disk; ln -s disk .venv", ""),
     ("rm -r .venv; ln -s /nowhere/disk .venv", "error: .venv is not a virtual environment; move it away"),
@@ -178,7 +204,7 @@ def test_a_setup_ends_complete_or_with_its_remedy(project: Path, fault: str, exp
 
 def test_no_row_is_lost() -> None:
     tables = (HIDDEN_VARIABLES, KEPT_VARIABLES, EXTRAS, REFUSED_EXTRAS, FAULTS)
-    assert [len(table) for table in tables] == [23, 11, 9, 11, 14]
+    assert [len(table) for table in tables] == [23, 11, 9, 11, 15]
 
 
 def test_help_names_every_target_in_one_of_two_groups() -> None:

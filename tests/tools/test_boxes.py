@@ -97,10 +97,14 @@ def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) 
 @pytest.mark.parametrize(
     ("line", "names", "messages"),
     [
-        ("3 0.5 0.5 0.1 0.1", "[cat]", ["a class below 1"]),
-        ("0 20 15 4 4", "[cat]", ["a.txt, line 1: '0 20 15 4 4'"]),
-        ("0 0.5 0.5 0.1", "[cat]", ["a.txt, line 1"]),
-        ("0 0.5 0.5 0 0.1", "[cat]", ["a.txt, line 1"]),
+        ("3 0.5 0.5 0.1 0.1", "[cat]", ["a class below 1", "number the classes from 0 to 0"]),
+        ("0 20 15 4 4", "[cat]", ["a.txt, line 1: '0 20 15 4 4'", "divide pixels by the width and height"]),
+        ("0 0.5 0.5 0.1", "[cat]", ["a.txt, line 1", "pose needs kpt_shape"]),
+        ("0 0.5 0.5 0 0.1", "[cat]", ["a.txt, line 1", "remove an object without an area"]),
+        ("0 0.5 0.5 0.5 0.5 0.5 0.5", "[cat]", ["a.txt, line 1", "remove an object without an area"]),
+        ("0 0.1 0.2 0.5 0.2 0.9 0.2", "[cat]", ["a.txt, line 1", "remove an object without an area"]),
+        ("0,0.5,0.5,0.1,0.1", "[cat]", ["a.txt, line 1", "separate its numbers by blanks"]),
+        ("cat 0.5 0.5 0.1 0.1", "[cat]", ["a.txt, line 1", "write a line of numbers"]),
         ("0 0.5 0.5 0.1 0.1\n0 0.5 0.5 0.1 0.1 0.9", "[cat]", ["a.txt, line 2"]),
         ("0 0.5 0.5 0.1 0.1 0.9", "[cat]", ["if the sixth number is a confidence, these are predictions"]),
         ("0 0.5 0.5 0.1 0.1", "[cat, dog]\nnc: 5", ["data.yaml", "nc is 5, but names has 2: cat, dog"]),
@@ -292,3 +296,11 @@ def test_boxes_from_zero_need_their_option(tmp_path: Path, corners: tuple[float,
         )
         (tmp_path / "a.xml").write_text(f"<annotation>{OBJECT.format('dog', 0, wrong)}</annotation>")
         refused(lambda: convert(tmp_path / "bad", "voc", str(tmp_path), "--from-zero"), "a.xml")
+
+
+def test_label_files_without_an_image_or_for_the_same_one_are_named(tmp_path: Path) -> None:
+    words = yolo(tmp_path, "0 0.5 0.5 0.1 0.1", "names: [cat]")
+    (tmp_path / "train.txt").write_text("a.jpg")
+    refused(lambda: convert(tmp_path, *words), "train.txt; add their images, or remove these files")
+    (tmp_path / "train.txt").rename(tmp_path / "a.TXT")
+    refused(lambda: convert(tmp_path, *words), "a.TXT and", "are labels of one image")

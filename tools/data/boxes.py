@@ -88,7 +88,9 @@ def _find_label_files(labels: Path, names: Path | None) -> dict[str, Path]:
         # LabelImg writes classes.txt next to YOLO's label files.
         is_list = path.name == "classes.txt" or (names and path.samefile(names))
         if path.suffix.lower() == suffix and not (is_hidden or is_list):
-            files[_normalize(str(name.with_suffix("")))] = path
+            first = files.setdefault(_normalize(str(name.with_suffix(""))), path)
+            if first != path:
+                raise UserError(f"{first} and {path} are labels of one image; remove one of them")
     if not files:
         raise UserError(f"no {suffix} files in {labels}")
     return files
@@ -103,7 +105,10 @@ def _find_images(images: Path, files: dict[str, Path]) -> dict[str, str]:
             raise UserError(f"{first} and {name} in {images} share a base name; remove one of them")
     unmatched = [str(path) for name, path in files.items() if name not in photos]
     if unmatched:
-        raise UserError(f"no image in {images} matches {shorten_list(unmatched)}; pass the images' folder as --images")
+        remedy = "pass the images' folder as --images"
+        if len(unmatched) < len(files):
+            remedy = "add their images, or remove these files"
+        raise UserError(f"no image in {images} matches {shorten_list(unmatched)}; {remedy}")
     return photos
 
 
@@ -174,6 +179,7 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
             if keypoint_numbers and len(values) == 4 + keypoint_numbers:
                 del values[4:]
             is_outline = not keypoint_numbers and len(values) >= 6 and len(values) % 2 == 0
+            is_outline = is_outline and all(min(values[axis::2]) < max(values[axis::2]) for axis in (0, 1))
             is_box = len(values) == 4 and min(values[2:]) > 0
             is_inside = all(-0.001 < value < 1.001 for value in values)
             if label not in range(len(classes)) or not (is_box or is_outline) or not is_inside:
@@ -181,10 +187,7 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
         except ValueError:
             form = "a box or an outline relative to the image (x y width height, or x y x y x y ...)"
             what = f"{path}, line {number}: {line.strip()[:60]!r} is not a class below {len(classes)} and {form}"
-            remedy = "pose needs kpt_shape in --names"
-            if len(line.split()) == 6 and not keypoint_numbers:
-                remedy = "if the sixth number is a confidence, these are predictions; remove it to use them as labels"
-            raise UserError(f"{what}; {remedy}") from None
+            raise UserError(f"{what}; {_advise(line, len(classes), keypoint_numbers)}") from None
         xs = [x * width for x in values[::2]]
         ys = [y * height for y in values[1::2]]
         if is_box:
@@ -194,6 +197,25 @@ def _read_yolo(path: Path, width: int, height: int, classes: list[str], keypoint
             outline = [value for point in zip(xs, ys, strict=True) for value in point]
             box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
             yield classes[int(label)], box, {"iscrowd": 0, "segmentation": [outline]}
+
+
+def _advise(line: str, classes: int, keypoint_numbers: int) -> str:
+    """Say what to do about a line that is none of YOLO's."""
+    if "," in line:
+        return "separate its numbers by blanks, with a point before decimals"
+    try:
+        label, *values = map(float, line.split())
+    except ValueError:
+        return "write a line of numbers for each object"
+    if label not in range(classes):
+        return f"number the classes from 0 to {classes - 1}, as --names does"
+    if len(values) == 5 and not keypoint_numbers:
+        return "if the sixth number is a confidence, these are predictions; remove it to use them as labels"
+    if len(values) != 4 and (len(values) < 6 or len(values) % 2 or keypoint_numbers):
+        return "pose needs kpt_shape in --names"
+    if max(values) >= 2:
+        return "divide pixels by the width and height of the image"
+    return "correct its numbers, which are from 0 to 1, or remove an object without an area"
 
 
 def _read_names(path: Path) -> tuple[list[str], int]:

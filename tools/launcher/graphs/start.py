@@ -59,7 +59,8 @@ def _claim_output(graph: Graph) -> Iterator[None]:
 def _run_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
     """Run what is missing on this machine, and then the report of a graph that has one."""
     if not plan.missing and graph.is_single:
-        print(f"{shorten_path(graph.output)} is already complete; move it away to run it again")
+        remedy = "its data are not compared: if they have changed, move it away and run it again"
+        print(f"{shorten_path(graph.output)} is already complete; {remedy}")
         return 0
     write_graph(graph, options)
     try:

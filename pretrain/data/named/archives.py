@@ -54,12 +54,19 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
                 if not folder.is_dir():
                     _fetch(name, folder)
         data = _READERS[name](name, split, folder)
-        labels = convert_labels(data.labels, data.classes, len(data), f"data set {name!r}")  # of a file
-        return dataclasses.replace(data, labels=labels)
+        return dataclasses.replace(data, labels=_check_labels(data, split))
     except UserError:
         raise
     except _DAMAGED as error:
         raise UserError(f"cannot read {name}: {_explain(error, name, root, folder, download)}") from error
+
+
+def _check_labels(data: ImageData, split: str) -> np.ndarray | None:
+    """Return the labels of a split; raise ValueError without a loader's remedy."""
+    try:
+        return convert_labels(data.labels, data.classes, len(data), f"its {split} split")
+    except UserError as error:
+        raise ValueError(str(error).partition("; ")[0]) from error
 
 
 def _explain(error: Exception, name: str, root: Path, folder: Path, download: bool) -> str:

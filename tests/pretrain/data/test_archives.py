@@ -71,6 +71,18 @@ def test_a_data_set_is_read_where_a_package_installed_it(tmp_path: Path, monkeyp
     assert "DATA.DOWNLOAD" not in text  # which fetches nothing where the package's folder exists
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"), [([3, 1, 0], "its train split has 4 images, but 3 labels"), ([3, 1, 0, 10], "from 0 to 10")]
+)
+def test_labels_that_do_not_fit_are_a_damaged_data_set(tmp_path: Path, content: list[int], reason: str):
+    """The remedy is not that of a user's loader, which can number its labels again."""
+    write_fashion_mnist(tmp_path / "FashionMNIST/raw")
+    file = tmp_path / "FashionMNIST/raw/train-labels-idx1-ubyte"
+    file.write_bytes(struct.pack(">ii", 2049, len(content)) + bytes(content))
+    text = refused(lambda: load("fashion_mnist", "train", tmp_path), reason, "incomplete or damaged")
+    assert "one label per image" not in text and "name every class" not in text
+
+
 def test_stl10(tmp_path: Path):
     folder = tmp_path / "stl10_binary"
     folder.mkdir()

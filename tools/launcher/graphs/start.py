@@ -30,7 +30,7 @@ def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> 
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
     is_local = options.cluster == "local"
-    with contextlib.nullcontext() if graph.is_single and is_local else _claim_output(graph):  # a stage claims its own
+    with _claim_output(graph, is_local):
         plan = plan_graph(graph, options, needs_data=needs_data)
         plan.refuse_invalid(graph)
         plan.print_warnings()
@@ -43,10 +43,13 @@ def start_graph(graph: Graph, options: JobOptions, needs_data: bool = False) -> 
 
 
 @contextlib.contextmanager
-def _claim_output(graph: Graph) -> Iterator[None]:
-    """Let one process at a time start the graph; leave no empty folder if nothing was started."""
+def _claim_output(graph: Graph, is_local: bool) -> Iterator[None]:
+    """Let one process at a time start the graph; leave no empty folder if nothing was started.
+
+    A single stage claims its run folder itself, but only after its job is recorded there.
+    """
     new_folders = [path for path in (Path(graph.output), *Path(graph.output).parents) if not path.exists()]
-    purpose = "a submission" if graph.is_single else "a pipeline"
+    purpose = ("the launcher of a run" if is_local else "a submission") if graph.is_single else "a pipeline"
     try:
         with claim(graph.output, purpose, file="launch" if graph.is_single else ""):
             yield

@@ -251,6 +251,8 @@ def test_one_process_at_a_time_starts_a_graph(tmp_path: Path, cluster: Path):
         for options in (HERE, SLURM):
             refused(lambda: start_graph(chain(tmp_path), options), "is in use: a pipeline")  # noqa: B023
         refused(lambda: run_alone(alone, SLURM), "run/launch is in use: a submission on")
+        # Otherwise status would show the job that fails on the stage's own claim, not the one that runs
+        refused(lambda: run_alone(alone, HERE), "run/launch is in use: a submission on")
     assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
     assert run_alone(alone, SLURM) == 0 and [path.name for path in (tmp_path / "run").iterdir()] == ["launch"]
 

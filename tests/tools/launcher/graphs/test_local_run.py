@@ -72,7 +72,7 @@ def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
     started = attach(tmp_path, *stage)
     wait_for((tmp_path / moment).exists)
     if how == "cancel":
-        refused(lambda: run_alone(fake(tmp_path)), "is already running in")
+        refused(lambda: run_alone(fake(tmp_path)), "launch is in use: the launcher of a run on")
     if how in ("cancel", "now"):
         jobs.cancel(tmp_path, now=how == "now")
     else:

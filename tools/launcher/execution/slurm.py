@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -193,6 +193,12 @@ def _find_job(script: Path, cluster: str) -> str | None:
         if output is not None:
             return next((line.partition("|")[0] for line in output.splitlines() if line.endswith(f"|{script}")), "")
     return None
+
+
+def find_waiting_job(scripts: Collection[str], cluster: str) -> str:
+    """Return the id of a job in the queue that runs one of these scripts; "" if there is none, or SLURM is silent."""
+    rows = _query(["squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%r|%j|%o"], cluster) or []
+    return next((row.id for row in rows if row.state.is_active and row.source.endswith(tuple(scripts))), "")
 
 
 def query_states(jobs: Sequence[Submitted], cluster: str = "") -> list[JobState]:

@@ -13,6 +13,7 @@ from pretrain.common.run.state import RunContext
 from pretrain.common.shell import shorten_path
 
 from ..execution import slurm
+from ..execution.job import SCRIPT, read_jobs
 from ..execution.records import format_resume_command
 from ..execution.submit import copy_code, remove_folder, submit_job
 from ..job_options import JobOptions
@@ -37,10 +38,24 @@ def submit_graph(graph: Graph, options: JobOptions, plan: Plan) -> int:
         return 0
     if not plan.missing and REPORT in plan.queued:
         return 0  # each stage and the report have their jobs
+    _check_all_recorded(graph, options.slurm_cluster)
     Submission(graph, options, plan).run()
     print(describe_cost(plan))
     print(f"to see the status: python tools/launch.py status {shlex.quote(shorten_path(graph.output))}")
     return 0
+
+
+def _check_all_recorded(graph: Graph, cluster: str) -> None:
+    """Raise UserError if a job in the queue is in no record: its launcher was killed between sbatch and the record."""
+    folders = [Path(stage.folder) for stage in (*(node.stage for node in graph.nodes), graph.report) if stage]
+    output = Path(graph.output)
+    places = {place for folder in folders for place in (folder, *folder.parents) if place.is_relative_to(output)}
+    scripts = {str(script) for place in places for script in place.glob(f"launch/*/{SCRIPT}")}
+    scripts -= {job.script for folder in folders for job in read_jobs(folder)}
+    job_id = slurm.find_waiting_job(scripts, cluster) if scripts else ""
+    if job_id:
+        problem = f"job {job_id} in the queue is of an earlier command for {output}, which was killed at its submission"
+        raise UserError(f"{problem}; cancel it first: scancel {job_id}")
 
 
 class Submission:

@@ -79,6 +79,20 @@ def test_a_signal_waits_for_sbatch_and_then_leaves_nothing_queued(tmp_path: Path
     assert (cluster / "cancelled").read_text().split() == ["100", "101"] and scripts(cluster) == ["100", "101"]
 
 
+def test_a_job_whose_launcher_was_killed_before_its_record_is_not_submitted_again(tmp_path: Path, cluster: Path):
+    for graph in (chain(tmp_path / "p"), build_single(fake(tmp_path / "alone"))):
+        assert start_graph(graph, OPTIONS) == 0
+        (job_id, script) = (cluster / "queue").read_text().splitlines()[-1].split("|")
+        for record in Path(graph.output).rglob("launch.json"):
+            record.unlink()
+        scripts_before = scripts(cluster)
+        (cluster / "queue").write_text(f"{job_id}|RUNNING|None|renamed|{script}\n")
+        refused(lambda: start_graph(graph, OPTIONS), f"job {job_id} in the queue is of an", f"scancel {job_id}")  # noqa: B023
+        assert scripts(cluster) == scripts_before
+        (cluster / "queue").write_text("")
+        assert start_graph(graph, OPTIONS) == 0
+
+
 def test_a_job_that_could_not_be_cancelled_is_not_said_to_be(tmp_path: Path, cluster: Path, programs: Callable):
     (cluster / "after").write_text(f"[ $number != 101 ] || {{ touch {cluster}/waits; sleep 1; }}")
     programs(scancel="[ $1 != 101 ] || { echo socket timed out >&2; exit 1; }")

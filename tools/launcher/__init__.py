@@ -26,6 +26,11 @@ AUTOMATIC_OPTIONS = {
 }
 
 
+def format_option(name: str) -> str:
+    """Return the option of the command line for a field of `JobOptions`."""
+    return "--" + name.replace("_", "-")
+
+
 def describe_option(option: str) -> str:
     """Return where to write an option of the launcher, and what it means if that is not what SLURM's means."""
     return ", ".join(filter(None, [f"use --{option} (in the site file {option})", _MEANINGS.get(option)]))

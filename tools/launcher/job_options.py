@@ -8,24 +8,21 @@ its stage.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common.errors import UserError, count_noun
-from pretrain.common.gpus import check_visible_gpus, list_visible_gpus
+from pretrain.common.errors import UserError
+from pretrain.common.gpus import list_visible_gpus
 from tools.stages.options import option
 
-from . import AUTOMATIC_OPTIONS, MOVED_OPTIONS, RENAMED_OPTIONS, describe_option
+from . import AUTOMATIC_OPTIONS, MOVED_OPTIONS, RENAMED_OPTIONS, describe_option, format_option
+from .option_checks import CLUSTERS, CPU_BLOCK, check_job_options, check_no_slurm_options
 from .resources import Resources
 from .sbatch import (
     SET_BY_LAUNCHER,
-    check_named_nodes,
-    check_options,
-    check_srun_options,
     find_option,
     keep_for_cpus,
     merge_options,
@@ -38,10 +35,6 @@ from .time_limits import UNLIMITED, format_minutes, merge_times, parse_minutes, 
 if TYPE_CHECKING:
     from tools.stages.base import Stage
 
-CLUSTERS = ("auto", "local", "slurm")
-# Options of the command line that are for SLURM alone.
-_SLURM_ONLY = ("partition", "account", "time", "max_timeouts", "sbatch", "srun", "python")
-_OF_CPU_BLOCK = ("partition", "account", "time")  # options of the launcher that the block may set
 _WORDS: Any = {"action": "append", "type": parse_word, "metavar": "KEY=VALUE"}
 _SBATCH = {**_WORDS, "help": "additional sbatch option, such as qos=long; KEY alone is a flag; may be repeated"}
 _SRUN = {**_WORDS, "help": "additional srun option, such as container-image=IMAGE; may be repeated"}
@@ -163,7 +156,7 @@ class JobOptions:
 
     def _move_to_cpus(self, resources: Resources) -> Resources:
         """Return resources of stages that take minutes on a CPU, without what fits GPU nodes alone."""
-        block = {key: value for key, value in self.cpu.items() if key not in _OF_CPU_BLOCK}
+        block = {key: value for key, value in self.cpu.items() if key not in CPU_BLOCK}
         sbatch = merge_options(keep_for_cpus(resources.sbatch, on_other_nodes=bool(self.cpu)), block)
         place = {name: self.cpu.get(name, getattr(self, name)) for name in ("partition", "account")}
         return replace(resources, **place, sbatch=sbatch, is_on_cpu_nodes=bool(self.cpu))
@@ -191,13 +184,13 @@ def resolve_options(arguments: Mapping[str, Any], cluster_file: str = "") -> Job
 
         cluster = choose_cluster()
     if cluster == "local":
-        _check_local(arguments, cluster_file)
+        check_no_slurm_options(arguments, cluster_file)
         options = JobOptions(**{**arguments, "cluster": cluster})
-        _check(options)
+        check_job_options(options)
         return options
     options = JobOptions(**{**site, **arguments, **_merge_words(arguments, site, path), "cluster": cluster})
     try:
-        _check(options)
+        check_job_options(options)
     except UserError as error:
         raise UserError(f"{error} (the site file is {path})" if site else str(error)) from None
     return options
@@ -226,64 +219,9 @@ def from_record(values: dict[str, Any], **changes: str) -> JobOptions:
     sbatch = {key: value for key, value in values["sbatch"].items() if key != "dependency"}
     options = JobOptions(**{**values, "setup": tuple(values["setup"]), "sbatch": sbatch, **changes})
     if options.cluster == "local":
-        _check_local(changes)
-    _check(options)
+        check_no_slurm_options(changes)
+    check_job_options(options)
     return options
-
-
-def _check_local(arguments: Mapping[str, Any], cluster_file: str = "") -> None:
-    """Raise UserError for an option that a job of this machine would ignore."""
-    names = [name for name in _SLURM_ONLY if name in arguments]
-    if cluster_file:
-        names.append("cluster_file")
-    if not names:
-        return
-    remedy = "omit it, or add --cluster slurm"
-    if names[0] == "time":
-        remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
-    raise UserError(f"{format_option(names[0])} is for SLURM jobs, but this one runs on this machine; {remedy}")
-
-
-def _check(options: JobOptions) -> None:
-    """Raise UserError for the first invalid option, whether it comes from the command line, a file or a record."""
-    if options.cluster not in CLUSTERS:
-        raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}; choose one of them")
-    for item in fields(options):
-        value = getattr(options, item.name)
-        minimum = item.metadata.get("minimum")
-        if isinstance(value, str) and not value.isprintable():  # a line break would become a line of the script
-            problem = f"{format_option(item.name)} is {value!r}, which contains unprintable characters"
-            raise UserError(f"{problem}; remove them")
-        if minimum is not None and isinstance(value, int) and value < minimum:
-            raise UserError(f"{format_option(item.name)} is {value!r}; it must be at least {minimum}")
-    if options.gpus is not None and not re.fullmatch(r"([\w.-]+:)?\d+", str(options.gpus)):
-        raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
-    is_given = options.gpus is not None or options.cluster == "slurm"  # counting the visible ones imports torch
-    if options.tasks and is_given and options.tasks > options.count_gpus() > 0:
-        problem = f"--tasks {options.tasks} is more than the {count_noun(options.count_gpus(), 'GPU')} per node"
-        raise UserError(f"{problem}, and each process needs its own; pass --gpus {options.tasks}, or omit --tasks")
-    if options.cluster == "slurm":
-        _check_slurm_options(options)
-        return
-    if options.nodes > 1:
-        raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
-    if isinstance(options.gpus, str):
-        raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
-    if options.gpus:  # counting imports torch
-        check_visible_gpus("--gpus", options.gpus, "omit --gpus to run on the CPU")
-
-
-def _check_slurm_options(options: JobOptions) -> None:
-    """Raise UserError for what SLURM's programs would not accept, or understand in another way."""
-    check_srun_options(options.srun)
-    check_options(options.sbatch, "--sbatch", options.count_gpus() > 0)
-    check_options({key: value for key, value in options.cpu.items() if key not in _OF_CPU_BLOCK}, "cpu:", False)
-    parse_minutes(options.cpu.get("time", "1"), "cpu: time")
-    if "," in options.slurm_cluster or options.slurm_cluster == "all":
-        clusters = f"--sbatch clusters={options.slurm_cluster} (or SBATCH_CLUSTERS, SLURM_CLUSTERS)"
-        raise UserError(f"{clusters} names several clusters; choose one, which status and cancel can ask")
-    parse_times(options.time)
-    check_named_nodes(options.sbatch, options.nodes)
 
 
 def find_replacement(name: str, absent: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -303,8 +241,3 @@ def find_replacement(name: str, absent: Mapping[str, str] = MappingProxyType({})
         remedy = f"pass it to sbatch: --sbatch {option}=VALUE, or sbatch: {{{option}: VALUE}} in the site file"
         return absent.get("sbatch", remedy)
     return ""
-
-
-def format_option(name: str) -> str:
-    """Return the option of the command line for a field of `JobOptions`."""
-    return "--" + name.replace("_", "-")

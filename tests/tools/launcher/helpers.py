@@ -20,7 +20,7 @@ from tools.launcher.execution.status import collect
 from tools.launcher.execution.submit import copy_code, submit_job
 from tools.launcher.graphs.graph import Graph, Node, build_graph, build_single
 from tools.launcher.graphs.start import start_graph
-from tools.launcher.job_options import JobOptions
+from tools.launcher.job_options import JobOptions, resolve_options
 from tools.stages.base import Stage
 from tools.stages.convert import Convert
 from tools.stages.pretrain import Pretrain
@@ -181,3 +181,9 @@ class Attached:
         _, printed = self._process.communicate(timeout=60)
         assert self._process.returncode == status, printed
         return printed
+
+
+def from_site(text: str, **options: object) -> JobOptions:
+    """Return the options of SLURM jobs that a site file with this text and the command line set."""
+    Path("cluster.yaml").write_text(text)
+    return resolve_options({"cluster": "slurm", **options}, "cluster.yaml")

@@ -1,12 +1,8 @@
-"""The options of a job: the site file, what each stage gets, times, and values that cannot work."""
+"""The options of a job: what each stage gets, times, and where jobs run."""
 
-import json
-import re
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -15,130 +11,13 @@ from pretrain.common.config.yaml_io import dump
 from pretrain.config import default_config
 from tests.errors import refused
 from tests.tools.launcher.fake_stages import FakeAlone
-from tests.tools.launcher.helpers import ROOT, build_convert
-from tools.launcher import job_options, time_limits
-from tools.launcher.execution.submit import preview_script
-from tools.launcher.job_options import JobOptions, from_record, resolve_options
+from tests.tools.launcher.helpers import build_convert, from_site
+from tools.launcher import time_limits
+from tools.launcher.job_options import JobOptions, resolve_options
 from tools.stages.linear import Linear
 from tools.stages.pretrain import Pretrain
 
 pytestmark = pytest.mark.usefixtures("programs")  # of which there are none: no scheduler
-
-
-def from_site(text: str, **options: object) -> JobOptions:
-    Path("cluster.yaml").write_text(text)
-    return resolve_options({"cluster": "slurm", **options}, "cluster.yaml")
-
-
-def test_a_sites_values_have_their_types_and_the_command_line_wins():
-    text = (
-        "account: 0042\ngpus: 4\nmax-timeouts: 0\npartition: on\ntime: 4:00:00\nsbatch: {reservation: day1, qos: a}\n"
-        "setup: |\n  module load cuda\n  export A=b\n"
-    )
-    read = from_site(text, gpus=3, sbatch=[("reservation", "day2"), ("exclusive", "")])
-    assert (read.account, read.gpus, read.max_timeouts, read.partition) == ("0042", 3, 0, "on")
-    assert (read.time, read.setup) == ("4:00:00", ("module load cuda", "export A=b"))
-    assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
-    assert from_site("sbatch: {exclusive: yes, requeue_x: false, overcommit: no}\n").sbatch == {"exclusive": ""}
-    assert from_site("srun: {overlap: true}\n").srun == {"overlap": ""}
-    assert from_record(json.loads(json.dumps(asdict(read)))) == read  # from a run folder's record
-    config = Path("config/pretrain-to-transfer")
-    config.mkdir(parents=True)
-    Path("cluster.yaml").rename(config / "cluster.yaml")
-    assert resolve_options({"cluster": "local"}) == JobOptions(cluster="local")  # the site's values are for SLURM
-
-
-def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr("os.getuid", lambda: 54321)  # has no entry in passwd
-    assert resolve_options({"cluster": "slurm"}) == JobOptions(cluster="slurm")
-
-
-def test_a_site_file_whose_target_is_gone_is_refused():
-    config = Path("config/pretrain-to-transfer")
-    config.mkdir(parents=True)
-    (config / "cluster.yaml").symlink_to("/scratch/gone.yaml")
-    refused(lambda: resolve_options({"cluster": "slurm"}), "no site file at", config / "cluster.yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
-        (
-            "qos: long\n",
-            "unknown option qos in cluster.yaml; pass it to sbatch: .* sbatch: {qos: VALUE} in the site file",
-        ),
-        (
-            "ntasks_per_node: 4\n",
-            r"unknown option ntasks_per_node in cluster.yaml; use --tasks \(in the site file tasks\)",
-        ),
-        ("job-name: a\n", "unknown option job_name in cluster.yaml; jobs are named after their folders"),
-        ("q: long\n", "unknown option q in cluster.yaml; pass it to sbatch: --sbatch qos=VALUE"),
-        ("N: 2\n", r"unknown option N in cluster.yaml; use --nodes \(in the site file nodes\)"),
-        ("cpu-partition: a\n", "unknown option cpu_partition in .*cluster.yaml; .* as cpu: {partition: NAME}"),
-        ("gpus: four\n", r"--gpus 'four' is neither a number nor TYPE:NUMBER.* \(the site file is .*cluster.yaml\)"),
-        ("max-timeouts: none\n", "max_timeouts in .* is 'none'; it must be a whole number"),
-        ("max-timeouts: -1\n", "--max-timeouts is -1; it must be at least 0"),
-        ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be a single value"),
-        ("gpus:\n", "--gpus '' is neither a number nor TYPE:NUMBER"),
-        ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
-        ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
-        ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
-        ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, on lines 1 and 2"),
-        ("- a\n", "must contain 'option: value' lines"),
-        ("cpu: {time: [5]}\n", "cpu in .* must be 'option: value' lines"),
-        ("cpu: {time: 4h}\n", "cpu: time '4h' is not a time"),
-        ("cpu: {cpus-per-task: 4}\n", "cpu: cpus-per-task is set by the launcher"),
-        ("sbatch: {mem: 1G, mem-per-cpu: 1G}\n", "sbatch in cluster.yaml: mem and mem-per-cpu exclude each other"),
-    ],
-)
-def test_a_wrong_site_file_is_one_line(text: str, message: str):
-    assert re.search(message, refused(lambda: from_site(text)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"nodes": 0}, "--nodes is 0"),
-        (
-            {"time": "4h"},
-            "--time '4h' is not a time; write minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS or UNLIMITED",
-        ),
-        ({"time": "1:00:00,linaer=4"}, "--time linaer=4 names no stage; choose from pretrain, knn, linear"),
-        ({"partition": "a\n#SBATCH --hold"}, r"--partition is 'a.n.*', which contains unprintable characters"),
-        ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
-        ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
-        ({"sbatch": [("gpus", "8")]}, "gpus is set by the launcher; write --gpus"),
-        ({"sbatch": [("gres", "gpu:a100:8")]}, "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0"),
-        (
-            {"sbatch": [("gres", "scratch:9,shard:1")]},
-            "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0",
-        ),
-        (
-            {"sbatch": [("gpus-per-task", "1")]},
-            "gpus-per-task is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0",
-        ),
-        ({"sbatch": [("gpus-per-socket", "1")]}, "gpus-per-socket is set by the launcher; write --gpus"),
-        ({"sbatch": [("tres_per_task", "gres/gpu:1")]}, "tres-per-task is set by the launcher; write --gpus"),
-        *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
-        ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
-        *(
-            (
-                {"cluster": "local", name: value},
-                f"{job_options.format_option(name)} is for SLURM jobs.*add --cluster slurm",
-            )
-            for name, value in (("partition", "a"), ("account", "a"), ("sbatch", [("exclusive", "")]))
-        ),
-        ({"cluster": "local", "time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),
-        ({"cluster": "local", "gpus": 64}, "--gpus is 64, but"),
-        ({"cluster": "local", "nodes": 2}, "--nodes 2 needs --cluster slurm"),
-    ],
-)
-def test_values_that_cannot_work(arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert re.search(message, refused(lambda: resolve_options({"cluster": "slurm", **arguments})))
 
 
 CONVERT = build_convert("runs/a", "a.pth")
@@ -318,42 +197,9 @@ def test_auto_uses_the_allocation_that_this_machine_is_in(monkeypatch, capsys, n
     assert [resolve_options({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]
 
 
-SITES = {
-    "typed_gpus": "--gpus-per-node=a100:8",
-    "gres_only": "--gres=gpu:v100:4",
-    "gpu_and_cpu_accounts": "--qos=qos_gpu-t3",
-    "memory_per_core": "--mem-per-cpu=4G",
-    "whole_nodes": "--exclusive\n",
-    "clean_environment": "--clusters=alex",
-    "pyxis": "--no-container-mount-home python -u -m tools",
-    "apptainer": "pretrain.sif python -u -m tools",
-    "node_local_data": "tar -xf /project/data/imagenet.tar -C $NODE_DATA",
-    "short_limits": "--signal=USR2@300",
-}
-
-
-def test_the_site_files_of_the_documentation_are_read():
-    folder = ROOT / "docs/sites"
-    assert sorted(SITES) == sorted(file.stem for file in folder.iterdir())
-    for name, line in SITES.items():
-        read = resolve_options({"cluster": "slurm"}, str(folder / f"{name}.yaml"))
-        pretraining = replace(PRETRAIN, config="DATALOADER: {NUM_WORKERS: 8}")
-        scripts = [
-            preview_script([stage], read.for_stage(stage), Path("/code"), "") for stage in (pretraining, CONVERT)
-        ]
-        options = re.sub("(?m)^(?!#SBATCH).*|--partition.*|--(output|error)=.*", "", scripts[1])  # no paths
-        assert line in scripts[0] and "gpu" not in options, name
-        assert re.search("[Nn]ot (tried )?at any site[.]", (folder / f"{name}.yaml").read_text())
-
-
 def test_a_single_process_gets_none_of_the_nodes_that_the_others_share():
     asked = JobOptions(cluster="slurm", nodes=2, sbatch={"nodelist": "a,b", "qos": "long"})
     for stage in (CONVERT, ON_ONE_GPU):
         assert asked.for_stage(stage).sbatch == {"qos": "long"} and asked.for_stage(stage).nodes == 1
         assert replace(asked, nodes=1).for_stage(stage).sbatch == asked.sbatch
     assert asked.for_stage(PRETRAIN).sbatch == asked.sbatch
-
-
-def test_a_stage_has_one_limit_of_time():
-    refused(lambda: resolve_options({"cluster": "slurm", "time": "24:00:00,8:00:00"}), "24:00:00,8:00:00")
-    refused(lambda: resolve_options({"cluster": "slurm", "time": "linear=1:00:00,linear=2:00:00"}), "linear")

@@ -50,7 +50,7 @@ def list_backends() -> list[str]:
     return ["gloo", "nccl2"] if nccl.version() >= (2, 30) else ["gloo"]  # which torch 2.15 has, too
 
 
-def _run_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:
+def _call_on_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:
     """Run a function in two ranks, which set up their process group themselves.
 
     Its first argument is the backend if they share a GPU, for `runs.prepare`.
@@ -59,7 +59,7 @@ def _run_ranks(backend: str, function: Callable[..., None], *args: Any) -> None:
         patch.setenv("TORCH_DIST_USE_NCCL2", str(int(backend == "nccl2")))  # torch reads it when it is imported
         patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", str(int(IS_SHARED)))  # two ranks on one GPU, since 2.30
         patch.setattr(ranks, "START_METHOD", "spawn" if DEVICE == "cuda" else ranks.START_METHOD)
-        ranks.run_ranks(function, 2, backend if IS_SHARED else "", *args, device=None)
+        ranks.call_on_ranks(function, 2, backend if IS_SHARED else "", *args, device=None)
 
 
 def _run_cases(shared_backend: str, images: Path, data: str, folder: Path, engines: list[str]) -> None:
@@ -86,7 +86,7 @@ def two(request: pytest.FixtureRequest, images: Path, tmp_path_factory: pytest.T
     folder = tmp_path_factory.mktemp("two")
     data = tiny_coco.write(folder / "data")
     engines = ["torchvision", *(["detectron2"] if DEVICE == "cuda" and find_spec("detectron2") else [])]
-    _run_ranks(request.param, _run_cases, images, data, folder, engines)
+    _call_on_ranks(request.param, _run_cases, images, data, folder, engines)
     return folder
 
 
@@ -139,7 +139,7 @@ def _fail_on_one_rank(shared_backend: str, images: Path, folder: Path) -> None:
 @pytest.mark.parametrize("backend", list_backends())
 def test_a_failing_rank_ends_the_other(images: Path, tmp_path: Path, backend: str) -> None:
     with pytest.raises((mp.ProcessRaisedException, mp.ProcessExitedException)):
-        _run_ranks(backend, _fail_on_one_rank, images, tmp_path)
+        _call_on_ranks(backend, _fail_on_one_rank, images, tmp_path)
     assert "a fault of rank 1" in (tmp_path / "failed.1.json").read_text()
 
 
@@ -153,4 +153,4 @@ def _share_a_gpu() -> None:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the other tests show it")
 def test_ranks_that_share_a_gpu_meet_by_gloo() -> None:
-    ranks.run_ranks(_share_a_gpu, 2, device=None)
+    ranks.call_on_ranks(_share_a_gpu, 2, device=None)

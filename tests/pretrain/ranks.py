@@ -23,7 +23,7 @@ _IMPORTED = (
 multiprocessing.set_forkserver_preload([*_IMPORTED.split()])
 
 
-def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
+def call_on_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
     """Call ``function(*args)`` in ``ranks`` processes on this machine; raise the error of the first one that fails.
 
     They form one process group (gloo; nccl on cuda); with ``device`` None they have its environment and do not join it.

@@ -15,7 +15,7 @@ from pretrain.methods import METHODS
 from pretrain.model import objectives
 from pretrain.steps import training_step
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import build_state
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -100,7 +100,7 @@ def _assert_same_steps(
 def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_path):
     """The last cases divide each process's batch into two micro-batches, too."""
     more = ("SOLVER.ACCUMULATE", "2") if "4" in cases[0] else ()
-    run_ranks(_on_ranks, ranks, tmp_path, [(*case, *more) for case in cases])
+    call_on_ranks(_on_ranks, ranks, tmp_path, [(*case, *more) for case in cases])
     for number, case in enumerate(cases):
         _assert_same_steps(_two_steps(*case), torch.load(tmp_path / f"{number}.pth"), case, bool(more))
 

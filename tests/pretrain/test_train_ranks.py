@@ -20,7 +20,7 @@ from pretrain.common.run.state import RunContext, read_failure
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.errors import refused
-from tests.pretrain.ranks import find_port, run_ranks, set_rank, start
+from tests.pretrain.ranks import call_on_ranks, find_port, set_rank, start
 from tests.pretrain.runs import assert_same_end, lines, run, stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -77,7 +77,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
 
 
 def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(images, tmp_path):
-    run_ranks(_life_of_a_run, 2, images, tmp_path / "run")
+    call_on_ranks(_life_of_a_run, 2, images, tmp_path / "run")
     assert_same_end(tmp_path / "whole", tmp_path / "run")
 
 
@@ -104,7 +104,7 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
 
 
 def test_ranks_log_the_means_of_all_images_and_the_rank_that_diverged_names_its_own(images, tmp_path):
-    run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
+    call_on_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
 
 
 FAULTS = {
@@ -119,7 +119,7 @@ FAULTS = {
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train without interruption on two ranks; return the run folder."""
     folder = tmp_path_factory.mktemp("whole")
-    run_ranks(run, 2, images, folder)
+    call_on_ranks(run, 2, images, folder)
     return folder
 
 
@@ -178,7 +178,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, whole: Path,
         failure = read_failure(tmp_path / "run")  # without the launcher, the stage records it
         assert cause in ended[1] and cause in failure["error"]
         assert (failure["rank"], failure["user_error"]) == (1, fault == "bad images")
-    run_ranks(run, 2, images, tmp_path / "run")
+    call_on_ranks(run, 2, images, tmp_path / "run")
     log = (tmp_path / "run/log.txt").read_text()
     assert "] device cpu, 2 processes, backend gloo\n" in log
     # The first two end before a checkpoint.
@@ -207,8 +207,8 @@ def _until(images: Path, output: Path, last: int) -> None:
 
 def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: Path):
     run(images, tmp_path / "one", *GROUPS)
-    run_ranks(_until, 4, images, tmp_path / "run", 2)
-    run_ranks(_until, 2, images, tmp_path / "run", 5)
+    call_on_ranks(_until, 4, images, tmp_path / "run", 2)
+    call_on_ranks(_until, 2, images, tmp_path / "run", 5)
     run(images, tmp_path / "run", *GROUPS)
     single = lines(tmp_path / "one", "loss")
     many = lines(tmp_path / "run", "loss")

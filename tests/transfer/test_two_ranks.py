@@ -23,7 +23,7 @@ from pretrain.common.interrupt import StopRequest
 from pretrain.common.run.state import RunContext
 from pretrain.common.weights.file import compute_tensor_digest
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import stopped
 from tests.stops import stop_in_step
 from tests.transfer import test_step as accumulate
@@ -226,7 +226,7 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
 
 
 def test_two_ranks_act_as_one(tmp_path: Path, name: str) -> None:
-    run_ranks(_all_parts, 2, tmp_path, name)
+    call_on_ranks(_all_parts, 2, tmp_path, name)
     assert_equal_states(saved(tmp_path / "whole"), saved(tmp_path / "halves"))
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     weights = str(tmp_path / "whole" / "model_final.pth")

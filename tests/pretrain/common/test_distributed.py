@@ -11,11 +11,11 @@ from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.ranks.agreement import check_agreement, on_every_rank, on_first_rank
 from pretrain.model.momentum_encoder import BatchShuffle
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 
 
 def test_three_ranks_exchange_and_agree():
-    run_ranks(_on_three_ranks, 3)
+    call_on_ranks(_on_three_ranks, 3)
 
 
 def _on_three_ranks() -> None:

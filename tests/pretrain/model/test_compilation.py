@@ -9,7 +9,7 @@ from torch._inductor import async_compile, config
 
 from pretrain.common.ranks import environment
 from pretrain.model.compilation import start_workers
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -61,4 +61,4 @@ def _start_two() -> None:
 
 
 def test_signals_to_the_job_do_not_end_the_workers() -> None:
-    run_ranks(_start_two, 1, device=None)
+    call_on_ranks(_start_two, 1, device=None)

@@ -14,7 +14,7 @@ from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config, stop_in_batch
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import assert_same_end, lines, load_newest, stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -102,7 +102,7 @@ def test_ranks_that_share_the_images_find_the_neighbors_of_one_process():
         ours = Features(train.features_NF.clone(), train.labels_N, 4)
         expected_order[k] = classify(ours, val, NEVER, k=k, temperature=0.5)
     assert len({scores["top1"] for scores in expected_order.values()}) > 1 and expected_order[7]["train_images"] == 101
-    run_ranks(_classify_a_part, 2, expected_order)
+    call_on_ranks(_classify_a_part, 2, expected_order)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def _one_rank_is_asked(images, output) -> None:
 
 
 def test_every_rank_stops_in_the_same_batch(images, tmp_path):
-    run_ranks(_one_rank_is_asked, 2, images, tmp_path)
+    call_on_ranks(_one_rank_is_asked, 2, images, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pretrain.probe import features, linear
 from pretrain.probe.data import load_probe_data
 from tests.errors import refused
 from tests.pretrain.probe.configs import probe_config
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import load_newest, stopped
 from tests.resnets import resnet_state
 from tests.stops import stop_before_batch
@@ -184,7 +184,7 @@ def _rank_by_rank(images, root) -> None:
 
 
 def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_path):
-    run_ranks(_rank_by_rank, 2, images, tmp_path)
+    call_on_ranks(_rank_by_rank, 2, images, tmp_path)
     _assert_same_end(tmp_path / "whole", tmp_path / "rank0")
     assert "resumed at step 5 of 12" in (tmp_path / "rank0/log.txt").read_text()  # all ranks know one step later
     assert not list((tmp_path / "rank1").glob("*.pth")) and not (tmp_path / "rank1/results.json").exists()

@@ -11,7 +11,7 @@ from pretrain.common import distributed
 from pretrain.common.interrupt import StopRequest
 from pretrain.common.ranks.agreement import AgreedStop
 from pretrain.probe.rankme import compute_rankme, evaluate
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import build_state, lines, run
 from tests.pretrain.test_steps import config
 
@@ -58,7 +58,7 @@ def _on_ranks(folder: Path) -> None:
 
 
 def test_ranks_agree_with_one_process(tmp_path):
-    run_ranks(_on_ranks, 3, tmp_path)
+    call_on_ranks(_on_ranks, 3, tmp_path)
     values = [torch.load(tmp_path / f"{rank}.pth") for rank in range(3)]
     assert values == pytest.approx([compute_rankme(draw(41, 7))] * 3, rel=1e-6) and len(set(values)) == 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.common.files import sha256
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.transfer import tiny_coco
 from transfer import api, train
 from transfer.config import default_config
@@ -57,7 +57,7 @@ def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], ba
 
 
 def test_a_failed_download_is_tried_by_one_rank(tmp_path: Path) -> None:
-    run_ranks(_fail_to_download, 2, tmp_path)
+    call_on_ranks(_fail_to_download, 2, tmp_path)
     assert (tmp_path / "asked").read_text() == "1"
 
 

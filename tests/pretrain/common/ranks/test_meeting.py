@@ -16,7 +16,7 @@ from pretrain.common.ranks import process_group
 from pretrain.common.ranks.agreement import on_first_rank
 from pretrain.common.ranks.meeting import heartbeat, meet
 from pretrain.common.ranks.process_group import enter_process_group
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 
 
 def _wait_for(path: Path) -> str:
@@ -44,7 +44,7 @@ def _rank_0_works_alone(folder: Path) -> None:
 
 
 def test_the_others_handle_signals_while_rank_0_works_longer_than_a_collective_may(tmp_path: Path):
-    run_ranks(_rank_0_works_alone, 3, tmp_path)
+    call_on_ranks(_rank_0_works_alone, 3, tmp_path)
 
 
 def _one_rank_is_lost(folder: Path) -> None:
@@ -59,7 +59,7 @@ def _one_rank_is_lost(folder: Path) -> None:
 
 
 def test_a_rank_without_heartbeat_is_named(tmp_path: Path):
-    run_ranks(_one_rank_is_lost, 2, tmp_path)
+    call_on_ranks(_one_rank_is_lost, 2, tmp_path)
 
 
 def _one_rank_is_slow() -> None:
@@ -74,7 +74,7 @@ def _one_rank_is_slow() -> None:
 
 
 def test_a_rank_with_heartbeat_is_waited_for():
-    run_ranks(_one_rank_is_slow, 2)
+    call_on_ranks(_one_rank_is_slow, 2)
 
 
 def _a_collective_hangs(folder: Path) -> None:
@@ -90,7 +90,7 @@ def _a_collective_hangs(folder: Path) -> None:
 
 
 def test_after_the_first_step_a_collective_that_hangs_ends_soon(tmp_path: Path):
-    run_ranks(_a_collective_hangs, 2, tmp_path)
+    call_on_ranks(_a_collective_hangs, 2, tmp_path)
     assert (tmp_path / "ended").exists()
 
 

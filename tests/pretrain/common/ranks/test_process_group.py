@@ -17,7 +17,7 @@ from pretrain.common.ranks.process_group import enter_process_group, init_proces
 from pretrain.common.run.stage import enter_run_folder
 from pretrain.common.run.state import RunContext
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from transfer import distributed as fine_tuning
 
 ROOT = Path(__file__).parents[4]
@@ -135,8 +135,8 @@ def _stop(folder: Path) -> None:
 
 
 def test_ranks_leave_together(tmp_path: Path) -> None:
-    run_ranks(_fail, 2, tmp_path, device=None)
-    run_ranks(_stop, 2, tmp_path, device=None)
+    call_on_ranks(_fail, 2, tmp_path, device=None)
+    call_on_ranks(_stop, 2, tmp_path, device=None)
 
 
 HANGING = """

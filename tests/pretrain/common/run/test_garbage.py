@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run import garbage
 from pretrain.common.run.garbage import GarbageCollector
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 from tests.pretrain.runs import run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -142,4 +142,4 @@ def _pretrain(images: Path, folder: Path) -> None:
 
 
 def test_ranks_of_a_pretraining_collect_between_steps_only(images: Path, tmp_path: Path) -> None:
-    run_ranks(_pretrain, 2, images, tmp_path / "run")
+    call_on_ranks(_pretrain, 2, images, tmp_path / "run")

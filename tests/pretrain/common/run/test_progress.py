@@ -8,7 +8,7 @@ import torch
 
 from pretrain.common import distributed
 from pretrain.common.run.progress import Progress, reduce_metrics, take_memory_peaks
-from tests.pretrain.ranks import run_ranks
+from tests.pretrain.ranks import call_on_ranks
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def _two_ranks() -> None:
 
 
 def test_logged_numbers_are_those_of_the_global_batch():
-    run_ranks(_two_ranks, 2)
+    call_on_ranks(_two_ranks, 2)
     loss = torch.tensor(0.1)
     assert reduce_metrics({"loss": loss}, 0.0) == ({"loss": loss.item()}, 0.0, {})  # to the bit
 

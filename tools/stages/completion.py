@@ -58,6 +58,8 @@ def check_inputs(stage: Stage) -> None:
         current = hash_content(path) if content else ""
         if current not in ("", content):
             change = f"{content[:15]} -> {current[:15]}"
+            # A folder's content is its newest checkpoint, of which a run in training writes another.
+            remedy = "name one of its checkpoints" if Path(path).is_dir() else "restore it"
             raise UserError(
-                f"{path} has changed since it was submitted ({change}); restore it, or rerun the original command"
+                f"{path} has changed since it was submitted ({change}); {remedy}, or rerun the original command"
             )

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.errors import refused
-from tests.tools.launcher.helpers import CONFIGS, HERE
+from tests.tools.launcher.helpers import CONFIGS, HERE, complete
 from tests.tools.reporting.runs import DIGITS, pretrain
 from tools import report
 from tools.launcher.graphs import pipeline
@@ -110,6 +110,7 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
     Path("s.yaml").write_text(plan)
     graph = pipeline.load_pipeline("s.yaml", "out")
     for place, node in enumerate(graph.nodes[:done]):
+        complete(node.stage)
         pretrain(Path(node.stage.folder), *DIGITS, knn=10.0 + place)
     write_graph(graph, HERE)
     Path("out").rename("moved")

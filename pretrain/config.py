@@ -16,6 +16,7 @@ from .common.config.keys import SAME_RESULT, Effect, Keys, build_config, compare
 from .common.config.overrides import format_value
 from .common.config.yaml_io import flatten, parse_yaml
 from .common.errors import UserError
+from .common.run import file_names
 from .common.run.folder import find_checkpoints
 from .data import names
 from .data.augmentations import AUGMENTATIONS
@@ -99,7 +100,7 @@ def _contains_run_of(cfg: CfgNode, folder: Path) -> bool:
     if not find_checkpoints(folder):
         return False
     try:
-        earlier = from_yaml_text((folder / "config.yaml").read_text())
+        earlier = from_yaml_text((folder / file_names.CONFIG).read_text())
     except (OSError, ValueError):  # another program's folder
         return False
     return not compare(list_keys(), dict(flatten(earlier)), dict(flatten(cfg)), SAME_STEPS, is_resumed=True)

@@ -6,6 +6,7 @@ from fvcore.common.config import CfgNode
 
 from .common.config import yaml_io
 from .common.files import atomic_write, remove
+from .common.run import file_names
 from .common.run.folder import write_environment
 from .common.weights import checkpoint
 from .data import view_grid
@@ -18,12 +19,12 @@ _MAX_COLUMNS = 8  # views in views.png
 
 def prepare_folder(cfg: CfgNode, folder: Path, loader: Loader, checkpoint_path: Path | None, step: int) -> None:
     """Initialize the run folder, or prepare it for a run that resumes from ``checkpoint_path`` after ``step`` steps."""
-    atomic_write(folder / "config.yaml", yaml_io.dump(cfg))
-    remove(folder / "results.json")
+    atomic_write(folder / file_names.CONFIG, yaml_io.dump(cfg))
+    remove(folder / file_names.RESULTS)
     if checkpoint_path is None:
-        for path in (folder / "metrics.json", *folder.glob("events.out.tfevents.*")):  # from a run with no checkpoint
+        for path in (folder / file_names.METRICS, *folder.glob(file_names.EVENTS)):  # from a run with no checkpoint
             remove(path)
-        _draw_views(folder / "views.png", cfg, loader)
+        _draw_views(folder / file_names.VIEWS, cfg, loader)
     elif checkpoint_path.name == checkpoint.FINAL:
         # The run had ended at a smaller MAX_STEPS; later checkpoints must sort after this one.
         checkpoint_path.replace(checkpoint.path_of_step(folder, step))

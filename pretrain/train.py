@@ -20,6 +20,7 @@ from .common.errors import UserError, count_noun
 from .common.files import remove, sha256, write_json
 from .common.ranks import process_group
 from .common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
+from .common.run import file_names
 from .common.run.garbage import GarbageCollector
 from .common.run.metrics import MetricsWriter
 from .common.run.progress import Progress, reduce_metrics
@@ -96,7 +97,7 @@ def main(cfg: CfgNode, *, context: RunContext | None = None) -> dict[str, Any]:
         step = state.step
         schedule_steps = len(loader) * cfg.SOLVER.EPOCHS
         total_steps = max(step, min(schedule_steps, cfg.SOLVER.MAX_STEPS or schedule_steps))
-        results = on_first_rank(read_json_or_empty, folder / "results.json") if step == total_steps else {}
+        results = on_first_rank(read_json_or_empty, folder / file_names.RESULTS) if step == total_steps else {}
         if results:
             log.info(f"{folder} is complete; nothing to do")
             return results
@@ -273,9 +274,9 @@ def _write_results(run: PretrainRun, results: dict[str, Any]) -> dict[str, Any]:
     path = run.folder / checkpoint.FINAL
     checkpoint.save(path, run.state.state_dict())
     results["checkpoint_sha256"] = sha256(path)  # identifies this run in files derived from it
-    for numbered in run.folder.glob("checkpoint_[0-9]*.pth"):
+    for numbered in run.folder.glob(checkpoint.NUMBERED):
         if not run.cfg.SOLVER.CHECKPOINT_KEEP or numbered == checkpoint.path_of_step(run.folder, run.total_steps):
             remove(numbered)
-    write_json(run.folder / "results.json", results)
+    write_json(run.folder / file_names.RESULTS, results)
     log.info(f"done: {path}")
     return results

@@ -33,7 +33,7 @@ from pretrain.common.run.lease import claim
 from pretrain.data.folders.images import list_images
 from pretrain.data.names import FOLDER, check_outside
 from transfer.keys import describe_keys
-from transfer.predict import build_detector, predict_files
+from transfer.predict import IMAGES_FILE, PREDICTIONS_FILE, build_detector, predict_files
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,13 +49,13 @@ def _predict(args: argparse.Namespace) -> None:
     absolute = Path(os.path.abspath(output))
     for folder in filter(os.path.isdir, args.images):
         check_outside(output, f"{FOLDER}{folder}", "--output")
-    check_writable(os.path.join(args.output, "predictions.json"), "--output")
+    check_writable(os.path.join(args.output, PREDICTIONS_FILE), "--output")
     with claim(absolute.parent, "a prediction", file=absolute.name):
         _write_predictions(args, images, output)
 
 
 def _write_predictions(args: argparse.Namespace, images: dict[str, str], output: Path) -> None:
-    for name in ("predictions.json", "images.json", *(() if args.no_pictures else ("pictures",))):
+    for name in (PREDICTIONS_FILE, IMAGES_FILE, *(() if args.no_pictures else ("pictures",))):
         if (output / name).exists():
             raise UserError(f"--output {output} already contains {name}; choose another folder, or remove it")
     detector = build_detector(args.run or args.config_file, args.opts, args.engine)

@@ -17,6 +17,7 @@ from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, count_noun, shorten_list
 from pretrain.common.files import atomic_write, check_file, json_text, read_json, write_json
 from pretrain.common.interface import list_words, read_path, set_torch_modes
+from pretrain.common.run import file_names
 from pretrain.common.run.state import read_working_folder
 from pretrain.common.shell import shorten_path
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # they import torch
     from .training.samplers import ModelInput
 
 log = logging.getLogger(__name__)
+PREDICTIONS_FILE = "predictions.json"
+IMAGES_FILE = "images.json"
 Categories = list[dict[str, Any]]  # COCO's records (id, name) in the order of the detector's labels
 
 
@@ -142,14 +145,14 @@ def build_detector(path: str, words: Sequence[Any], engine: str) -> Detector:
     source = Path(path)
     config_file = source
     if source.is_dir():
-        config_file = source / "config.yaml"
+        config_file = source / file_names.CONFIG
         if not config_file.is_file() or not is_training(source):
             remedy = "pass an OUTPUT_DIR of train_net.py, or a config file"
             raise UserError(f"{source} is not the run folder of a detector; {remedy}")
-        best = source / "model_best.pth"
-        words = ["MODEL.WEIGHTS", str(best if best.is_file() else source / "model_final.pth"), *words]
-        if engine == "auto" and (source / "results.json").is_file():
-            engine = read_json(source / "results.json")["engine"]["name"]
+        best = source / preflight.BEST
+        words = ["MODEL.WEIGHTS", str(best if best.is_file() else source / preflight.FINAL), *words]
+        if engine == "auto" and (source / file_names.RESULTS).is_file():
+            engine = read_json(source / file_names.RESULTS)["engine"]["name"]
     else:
         check_file(source, "run folder or config file")
     engine = preflight.choose_engine(engine)
@@ -257,8 +260,8 @@ def predict_files(detector: Detector, images: Mapping[str, str], output_dir: Pat
         raise UserError(f"none of the {count_noun(len(images), 'image')} can be read; the lines above say why")
     sections = {"images": readable, "annotations": [], "categories": detector.categories}
     content = {"info": {}, **sections}  # loadRes of pycocotools 2.0.9 and 2.0.10 reads "info"
-    write_json(output_dir / "images.json", content)
-    atomic_write(output_dir / "predictions.json", json_text(detections))
+    write_json(output_dir / IMAGES_FILE, content)
+    atomic_write(output_dir / PREDICTIONS_FILE, json_text(detections))
     counts = f"{count_noun(len(detections), 'prediction')} on {count_noun(len(readable), 'image')}"
     counts += f", {len(images) - len(readable)} skipped"
     speed = f"{len(readable) / seconds:.1f} images/s on {detector.device} with the {detector.engine.name} engine"

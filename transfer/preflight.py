@@ -13,6 +13,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, suggest_name
 from pretrain.common.files import read_json
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import check_stage_of
 
 from .coco import catalog, names
@@ -28,6 +29,7 @@ FALLBACK_NOTE = (
     "fine-tuning uses the torchvision engine, since Detectron2 is not installed; run `make detectron2` to install it, "
     "or pass --engine torchvision"
 )
+FINAL = "model_final.pth"
 BEST = "model_best.pth"  # of TEST.BEST; no run resumes from it
 # Saved by earlier versions before precise BN and evaluation, and removed after them: it marks an unfinished evaluation.
 PENDING_EVALUATION = "evaluating.pth"
@@ -144,7 +146,9 @@ def read_recorded_classes(cfg: CfgNode, eval_only: bool) -> Classes:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a run folder contains a training run that can be resumed."""
-    return any(path.name != BEST for path in folder.glob("model_*.pth")) or (folder / PENDING_EVALUATION).exists()
+    return (
+        any(path.name != BEST for path in folder.glob(file_names.DETECTORS)) or (folder / PENDING_EVALUATION).exists()
+    )
 
 
 def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
@@ -161,14 +165,14 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     """
     folder = Path(cfg.OUTPUT_DIR)
     check_stage_of(folder, TRAINING)
-    metrics = folder / "metrics.json"
-    has_results = (folder / "results.json").exists()
+    metrics = folder / file_names.METRICS
+    has_results = (folder / file_names.RESULTS).exists()
     is_started = has_checkpoint(folder)
     if resume and has_results and not is_started:
         remedy = "delete results.json to start again, or choose another folder"
         raise UserError(f"OUTPUT_DIR {folder} contains an earlier run's results, but no checkpoint; {remedy}")
     if resume:
-        check_same_training(cfg, folder / "config.yaml")
+        check_same_training(cfg, folder / file_names.CONFIG)
     elif is_started or has_results or (metrics.exists() and metrics.stat().st_size > 0):
         remedy = "add --resume to continue it, or choose another folder"
         raise UserError(f"OUTPUT_DIR {folder} contains an earlier run; {remedy}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.common import files
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import read_stage
 
 if TYPE_CHECKING:
@@ -34,12 +35,12 @@ def resolve_evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     from .weights.load import check_same_weights
 
     cfg = cfg.clone()
-    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    record = Path(cfg.OUTPUT_DIR) / file_names.INITIAL_WEIGHTS
     newest = checkpoints.load_newest(cfg.OUTPUT_DIR) if resume else None
     if newest:
         if record.is_file():
             check_same_weights(cfg.MODEL.WEIGHTS, files.read_json(record), cfg.OUTPUT_DIR)
-            cfg.SOLVER = load_config(record.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
+            cfg.SOLVER = load_config(record.with_name(file_names.CONFIG)).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
         if newest[1].get("pending") == checkpoints.PRECISE_BN:
             log.warning(f"{newest[0]} was saved before the run's precise BN: expect other scores from the run itself")

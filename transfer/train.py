@@ -26,6 +26,7 @@ from pretrain.common.interrupt import Stopped, StopRequest, save_before_stop
 from pretrain.common.logs import setup_logging
 from pretrain.common.ranks import process_group
 from pretrain.common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import write_environment
 from pretrain.common.run.garbage import GarbageCollector
 from pretrain.common.run.skipped_steps import describe_skipped_steps
@@ -37,6 +38,7 @@ from .coco.records import DataSet
 from .coco.results import flatten_metrics, write_results
 from .config import dump
 from .engine import Engine
+from .preflight import FINAL
 from .step import run_step
 from .trainer import Trainer
 from .training import checkpoints
@@ -101,7 +103,7 @@ def run(
         tested = [data_sets[name] for name in cfg.DATASETS.TEST]
         on_first_rank(warn_of_pretraining_images, tested, weights.provenance)
     if distributed.is_first_rank():
-        atomic_write(output_dir / "config.yaml", dump(cfg))
+        atomic_write(output_dir / file_names.CONFIG, dump(cfg))
         write_environment(output_dir)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not run.eval_only
     model = build_model(engine, device, weights, require_heads=run.eval_only or bool(checkpoint))
@@ -134,7 +136,7 @@ def train(trainer: Trainer, visualize: int, write: Write) -> Results:
         if trainer.pending or trainer.is_over:
             results = _evaluate(trainer, visualize, write)
         if trainer.rank == 0 and not trainer.is_over:
-            remove(output_dir / "results.json")  # stale: the run is being extended
+            remove(output_dir / file_names.RESULTS)  # stale: the run is being extended
         while not trainer.is_over:
             run_step(trainer, model, batches, trainer.done)
             if trainer.done == trainer.start_iter:
@@ -233,7 +235,7 @@ def _read_weights(run: Run, path: Path | None, checkpoint: dict[str, Any]) -> tu
         UserError: a resumed run is given weights other than those it was started with.
     """
     cfg = run.cfg
-    record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    record = Path(cfg.OUTPUT_DIR) / file_names.INITIAL_WEIGHTS
     if checkpoint:
         initial = on_first_rank(read_json, record)
         on_first_rank(check_same_weights, cfg.MODEL.WEIGHTS, initial, cfg.OUTPUT_DIR)
@@ -250,7 +252,7 @@ def _resume(trainer: Trainer, path: Path, checkpoint: dict[str, Any]) -> None:
     """Restore a checkpoint; where it ends the run but is not the final one, precise BN and the evaluation are due."""
     trainer.restore(checkpoint)
     end_without_gain(trainer)
-    if trainer.is_over and path.name != checkpoints.FINAL:
+    if trainer.is_over and path.name != FINAL:
         trainer.pending = trainer.pending or checkpoints.PRECISE_BN
 
 

@@ -26,6 +26,7 @@ from pretrain.common.weights import checkpoint
 
 from .config import dump
 from .engine import Engine, Storage
+from .preflight import FINAL
 from .registries import HOOKS
 from .training import checkpoints
 from .training.batch_norm import pool_batch_norm
@@ -204,7 +205,7 @@ class Trainer:
 
     def save_final(self) -> None:
         """Write model_final.pth, which replaces a checkpoint of this iteration that is not kept."""
-        self.save(checkpoints.FINAL)
+        self.save(FINAL)
         self._remove_unless_kept()
 
     def save(self, name: str = "") -> None:
@@ -249,7 +250,7 @@ class Trainer:
             "config": dump(self.cfg),
         }
         checkpoints.save(output_dir / name, content)
-        if name == checkpoints.FINAL or (name != checkpoints.BEST and (self._is_kept() or not self.pending)):
+        if name == FINAL or (name != checkpoints.BEST and (self._is_kept() or not self.pending)):
             atomic_write(output_dir / "last_checkpoint", name)
             if self.cfg.SOLVER.CHECKPOINT_KEEP:
                 checkpoint.prune(output_dir, self.cfg.SOLVER.CHECKPOINT_KEEP, output_dir / name, "model_[0-9]*.pth")

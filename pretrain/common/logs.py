@@ -14,6 +14,7 @@ from pathlib import Path
 from .errors import escape_control, escape_unprintable
 from .files import make_folder, translate_write_errors
 from .ranks.environment import is_first_process
+from .run.file_names import LOG
 from .shell import shorten_paths
 
 _PACKAGES = ("pretrain", "transfer", "tools")
@@ -36,7 +37,7 @@ def log_to_terminal() -> None:
 def setup_logging(output_dir: str | Path, rank: int = 0) -> None:
     """Write log lines to standard output and `log.txt` (rank 0), or warnings to `log.txt.rank<r>` (other ranks)."""
     logging.raiseExceptions = False  # on a full disk, logging would print a traceback per line
-    path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
+    path = Path(output_dir) / (LOG if rank == 0 else f"{LOG}.rank{rank}")
     make_folder(path.parent)
     with translate_write_errors(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")

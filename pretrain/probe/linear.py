@@ -17,6 +17,7 @@ from ..common import distributed, interrupt
 from ..common.errors import count_noun
 from ..common.ranks import process_group
 from ..common.ranks.agreement import on_first_rank
+from ..common.run import file_names
 from ..common.run.metrics import MetricsWriter
 from ..common.run.progress import Progress
 from ..common.run.state import RunContext, read_json_or_empty
@@ -226,7 +227,7 @@ def _load_earlier(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any
     Raises:
         UserError: it is another probe's.
     """
-    results = read_json_or_empty(folder / "results.json")
+    results = read_json_or_empty(folder / file_names.RESULTS)
     newest = None if results else checkpoint.load_newest(folder)
     saved = newest[1] if newest else {}
     if results or saved:

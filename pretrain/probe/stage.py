@@ -14,6 +14,7 @@ from fvcore.common.config import CfgNode
 from ..common.config import yaml_io
 from ..common.files import atomic_write, remove, write_json
 from ..common.ranks.agreement import AgreedStop, check_agreement, on_every_rank, on_first_rank
+from ..common.run import file_names
 from ..common.run.folder import write_environment
 from ..common.run.stage import open_run
 from ..common.run.state import RunContext
@@ -53,9 +54,9 @@ class ProbeRun:
         return results
 
     def _prepare_folder(self) -> None:
-        for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
+        for name in (file_names.RESULTS, f"{self.name}.csv", f"{self.name}.png"):
             remove(self.folder / name)
-        atomic_write(self.folder / "config.yaml", yaml_io.dump(self.cfg))
+        atomic_write(self.folder / file_names.CONFIG, yaml_io.dump(self.cfg))
         write_environment(self.folder)
 
     def _write(self, results: dict[str, Any], rows: Sequence[Sequence[str]], figure: Any) -> None:
@@ -67,7 +68,7 @@ class ProbeRun:
             image = io.BytesIO()
             figure.savefig(image, format="png", dpi=130)
             atomic_write(self.folder / f"{self.name}.png", image.getvalue())
-        write_json(self.folder / "results.json", results)
+        write_json(self.folder / file_names.RESULTS, results)
 
 
 @contextlib.contextmanager

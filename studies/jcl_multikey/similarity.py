@@ -34,6 +34,7 @@ from pretrain.common.command_line import Parser
 from pretrain.common.errors import UserError, figure_text
 from pretrain.common.files import check_file, read_json, write_json
 from pretrain.common.ranks.agreement import AgreedStop
+from pretrain.common.run import file_names
 from pretrain.common.run.state import RunContext
 from pretrain.config import load_config
 from pretrain.data import datasets
@@ -41,6 +42,7 @@ from pretrain.data.augmentations import AUGMENTATIONS
 from pretrain.data.loader import build_loader
 from pretrain.probe.features import compute_features, load_frozen
 from pretrain.probe.stage import open_probe
+from tools.launcher.record_formats import PIPELINE_FILE
 
 log = logging.getLogger(__name__)
 _SCORES = Path(__file__).with_name("scores.json")
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def record_study(folder: Path) -> None:
     """Measure every pretraining run in the folder of a pipeline with SEEDS, and add the scores to scores.json."""
-    branches = read_json(check_file(folder / "launch" / "pipeline.json", "record of a pipeline"))["study"]["branches"]
+    branches = read_json(check_file(folder / PIPELINE_FILE, "record of a pipeline"))["study"]["branches"]
     scores = read_json(_SCORES)
     for branch, names in branches.items():
         for seed, name in names.items():
@@ -83,7 +85,7 @@ def record_study(folder: Path) -> None:
 
 def load_run_config(run: str, overrides: Sequence[str]) -> CfgNode:
     """Load the config of a run folder, or the defaults for a checkpoint or ``random``, with overrides."""
-    file = Path(run) / "config.yaml"
+    file = Path(run) / file_names.CONFIG
     return load_config(file if file.is_file() else None, overrides)
 
 

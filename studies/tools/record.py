@@ -26,6 +26,7 @@ if __name__ == "__main__":
 from benchmarks.machine import read_processor
 from pretrain.common.errors import UserError
 from pretrain.common.files import atomic_write, read_json, write_json
+from pretrain.common.run import file_names
 from tools import ROOT
 from tools.reporting.document import Table, render_table
 from tools.reporting.drawing.figures import draw_scores
@@ -80,7 +81,7 @@ def record(study: Study, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """
     made_with: dict[str, list[str]] = {key: [*values] for key, values in earlier.get("made_with", {}).items()}
     for folder in study.folders:
-        text = (folder / "environment.txt").read_text(encoding="utf-8")
+        text = (folder / file_names.ENVIRONMENT).read_text(encoding="utf-8")
         for key, value in re.findall(r"^([\w.-]+): (.+)$", text, re.MULTILINE):
             if key in _LISTED and value not in made_with.setdefault(key, []):
                 made_with[key].append(value)

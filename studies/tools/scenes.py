@@ -15,6 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from pretrain.common.files import read_json, write_json
 from tools import ROOT
+from tools.launcher.record_formats import PIPELINE_FILE
 
 _DRAWS = 200
 
@@ -22,7 +23,7 @@ _DRAWS = 200
 def main() -> None:
     folder = Path(sys.argv[1])
     base, ours = sys.argv[2:]
-    seeds = read_json(folder / "launch" / "pipeline.json")["study"]["branches"][base]
+    seeds = read_json(folder / PIPELINE_FILE)["study"]["branches"][base]
     detectors = sorted(path.name for path in (folder / seeds[next(iter(seeds))]).glob("whole_*"))
     file = folder.parents[2] / "datasets/digits/coco/annotations/instances_val.json"  # the scenes of every detector
     truth = COCO(str(file))

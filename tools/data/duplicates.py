@@ -17,6 +17,7 @@ from pretrain.data.views import make_center_view
 from transfer.coco.names import is_catalog_name, locate_data_set
 from transfer.coco.reading import read_annotations
 
+from . import DUPLICATES_FILE
 from .features import find_nearest_images
 
 # docs/tutorials/own_images.md has the recall and the false alarms at these values.
@@ -85,7 +86,7 @@ def open_data_set(name: str, split: str) -> ImageData:
 
 def write_duplicates(folder: Path, content: dict[str, Any]) -> None:
     """Write ``duplicates.json`` and, if there are pairs, ``duplicates.png``; print the numbers and the worst pairs."""
-    (folder / "duplicates.json").write_text(json.dumps(content, indent=1))
+    (folder / DUPLICATES_FILE).write_text(json.dumps(content, indent=1))
     pairs = content["pairs"]
     if pairs:
         data = {name: open_data_set(content[name], split) for name, split in (("train", "train"), ("test", "val"))}

@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
+from pretrain.common.run import file_names
 from tools.stages.registry import find_kind, upgrade_stage
 
-PIPELINE_FILE = Path("launch", "pipeline.json")  # in the folder of a graph of several stages
-LAUNCH_FILE = Path("launch", "launch.json")
+PIPELINE_FILE = Path(file_names.LAUNCH_FOLDER, "pipeline.json")  # in the folder of a graph of several stages
+LAUNCH_FILE = Path(file_names.LAUNCH)
 VERSION = 1
 Record = TypeVar("Record")
 

@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from pretrain.common.config.yaml_io import flatten
 from pretrain.common.files import read_json
+from pretrain.common.run import file_names
 from pretrain.common.run.metrics import read_metrics
 
 from .files import read_config, read_environment, shorten_names
@@ -40,7 +41,7 @@ def compare(first: Path, second: Path) -> str:
 def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
     """Map each section's title to what the run recorded: DEVICE as resolved, initial weights by their content."""
     config = {key: value for key, value in read_config(run).items() if key not in _DIFFERENT_IN_EVERY_RUN}
-    results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
+    results = read_json(run / file_names.RESULTS) if (run / file_names.RESULTS).is_file() else {}
     machine = {key: value for key, value in read_environment(run)[-1].items() if key not in _DIFFERENT_IN_EVERY_RUN}
     if "cpu" in (config.pop("DEVICE", ""), config.pop("MODEL.DEVICE", "")):
         machine["devices"] = "cpu"

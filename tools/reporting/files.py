@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_file, read_json
+from pretrain.common.run import file_names
+from tools.data import DUPLICATES_FILE
 from tools.launcher.execution.records import find_files
 from tools.launcher.record_formats import PIPELINE_FILE, read_pipeline
 from tools.stages.completion import read_fingerprint
@@ -83,27 +85,29 @@ def find_runs(folders: Sequence[Path]) -> RunCollection:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder; pass a run folder or a folder of runs")
-        for path in find_files(Path(os.path.abspath(folder)), str(PIPELINE_FILE), "results.json", "duplicates.json"):
+        for path in find_files(Path(os.path.abspath(folder)), str(PIPELINE_FILE), file_names.RESULTS, DUPLICATES_FILE):
             files.setdefault(os.path.realpath(path), path)
-    collection.duplicates = [path for path in files.values() if path.name == "duplicates.json"]
+    collection.duplicates = [path for path in files.values() if path.name == DUPLICATES_FILE]
     for path in files.values():
         if path.name == PIPELINE_FILE.name:
             try:
                 collection.pipelines.append(_read_pipeline(path, collection.incomplete))
             except UserError as error:
                 collection.unreadable.append(str(error))
-    run_folders = {os.path.dirname(real): path.parent for real, path in files.items() if path.name == "results.json"}
+    run_folders = {
+        os.path.dirname(real): path.parent for real, path in files.items() if path.name == file_names.RESULTS
+    }
     planned = {os.path.realpath(folder): folder for pipeline in collection.pipelines for folder in pipeline.stages}
     planned = {real: folder for real, folder in planned.items() if real in run_folders}
     for folder in (planned | {real: path for real, path in run_folders.items() if real not in planned}).values():
         try:
-            results = read_json(folder / "results.json")
+            results = read_json(folder / file_names.RESULTS)
         except UserError as error:
             collection.unreadable.append(str(error))
             continue
         config: dict[str, Any] = {}
         try:
-            config = read_config(folder) if (folder / "config.yaml").exists() else {}
+            config = read_config(folder) if (folder / file_names.CONFIG).exists() else {}
         except UserError as error:
             collection.unreadable.append(f"{error}; the protocol of this run is unknown")
         collection.runs.append(Run(folder, results, config))
@@ -112,7 +116,7 @@ def find_runs(folders: Sequence[Path]) -> RunCollection:
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the keys of a run's config.yaml, ``{"SOLVER.EPOCHS": 200, ...}``; raise UserError if it is damaged."""
-    path = check_file(run / "config.yaml", "config of a run")
+    path = check_file(run / file_names.CONFIG, "config of a run")
     try:
         return dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
@@ -121,7 +125,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def read_environment(run: Path) -> list[dict[str, str]]:
     """Read the records of environment.txt, one for each start of a run, in order; one empty record if none."""
-    path = run / "environment.txt"
+    path = run / file_names.ENVIRONMENT
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", start, re.MULTILINE)) for start in text.rstrip().split("\n\n")]
 

@@ -24,6 +24,7 @@ from pretrain import keys
 from pretrain.common.config.keys import SAME_RESULT, Effect, Key, Keys
 from pretrain.common.config.yaml_io import dump
 from pretrain.common.files import check_output_path
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import find_checkpoints
 from pretrain.common.run.state import RunContext, read_json_or_empty, read_working_folder
 from pretrain.common.shell import find_working_folder
@@ -120,7 +121,7 @@ class Stage:
     @property
     def product(self) -> str:
         """The file that exists when the stage is complete."""
-        return str(Path(self.folder, "results.json"))
+        return str(Path(self.folder, file_names.RESULTS))
 
     @property
     def arguments(self) -> list[Any]:
@@ -222,7 +223,7 @@ class Stage:
 
         Names that are relative to the folder that the run was started in are found from this one, too.
         """
-        file = folder / "config.yaml"
+        file = folder / file_names.CONFIG
         if not file.is_file():
             return ""
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -276,7 +277,7 @@ class Stage:
 
     def read_results(self) -> dict[str, Any]:
         """Read the record of what the product was made from; it is empty if there is none."""
-        return read_json_or_empty(Path(self.folder, "results.json"))
+        return read_json_or_empty(Path(self.folder, file_names.RESULTS))
 
     def has_checkpoint(self) -> bool:
         """Return whether the run folder contains a checkpoint."""

@@ -15,6 +15,7 @@ from pretrain.common.config import extensions
 from pretrain.common.config.keys import Effect
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_not_url
+from pretrain.common.run import file_names
 from pretrain.common.run.state import RunContext, read_json_or_empty
 from pretrain.common.shell import shorten_path
 
@@ -126,14 +127,14 @@ class Pretrain(Stage):
 
         earlier = self.read_config(Path(self.folder))
         if earlier:
-            preflight.check_same_run(self.cfg, earlier, str(Path(self.folder, "config.yaml")), self.folder)
+            preflight.check_same_run(self.cfg, earlier, str(Path(self.folder, file_names.CONFIG)), self.folder)
 
     def name_next_command(self, folder: str) -> str:
         return shlex.join(["python", "tools/convert_to_d2.py", folder, f"weights/{Path(folder).name}.pth"])
 
     @classmethod
     def find_final_checkpoint(cls, folder: Path) -> str | None:
-        return read_json_or_empty(folder / "results.json").get("checkpoint_sha256", "none")
+        return read_json_or_empty(folder / file_names.RESULTS).get("checkpoint_sha256", "none")
 
     @classmethod
     def read_scores(cls, run: Run) -> list[Score]:

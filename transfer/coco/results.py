@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import atomic_write, json_text, read_json, write_json
+from pretrain.common.run import file_names
 
 from ..config import dump, list_tasks
 from .ceiling import compute_ceiling, describe_ceiling
@@ -229,7 +230,7 @@ def write_results(
         content["unscored"] = unscored
     if ended_early:
         content["ended_early"] = ended_early
-    write_json(output_dir / "results.json", content)
+    write_json(output_dir / file_names.RESULTS, content)
     return content
 
 

@@ -15,6 +15,7 @@ import torch
 from pretrain.common.errors import UserError
 from pretrain.common.files import read_json, remove
 from pretrain.common.ranks.agreement import on_first_rank
+from pretrain.common.run import file_names
 from pretrain.common.weights import checkpoint
 from pretrain.common.weights.file import Damaged
 from pretrain.common.weights.formats import load_torch
@@ -22,7 +23,6 @@ from pretrain.common.weights.formats import load_torch
 from ..preflight import BEST, PENDING_EVALUATION
 
 BEST_RECORD = "best.json"
-FINAL = "model_final.pth"
 # What is due after the iterations of a checkpoint, as its entry ``pending`` names it; empty if nothing is.
 PRECISE_BN = "precise_bn"  # and then the evaluation
 EVALUATION = "evaluation"
@@ -56,7 +56,7 @@ def build_divergence_error(details: str) -> UserError:
 
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoints to resume from, newest first."""
-    paths = [path for path in Path(output_dir).glob("model_*.pth") if path.name != BEST]
+    paths = [path for path in Path(output_dir).glob(file_names.DETECTORS) if path.name != BEST]
     # At the same iteration, the final one comes before the others.
     return sorted(paths, key=lambda path: (_read_iteration(path), path.name), reverse=True)
 

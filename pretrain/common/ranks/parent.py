@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..files import make_folder
 from ..interrupt import Stopped, StopRequest
 from ..output import strip_control, survive_lost_output
+from ..run import file_names
 from ..run.lease import read_start_time
 from ..run.state import has_recorded_failure, read_outcome
 from ..shell import shorten_paths
@@ -193,7 +194,7 @@ def run_ranks(
 
 def name_log_folder(folder: str | Path) -> Path:
     """Return a new log folder, whose name is unique: job ids repeat after a reset of SLURM."""
-    return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    return Path(folder) / file_names.LAUNCH_FOLDER / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
 def list_log_files(logs: Path, rank: int) -> list[Path]:

@@ -13,9 +13,18 @@ from typing import Any
 
 from ..errors import UserError, count_noun, shorten_list
 from ..files import atomic_write
+from . import file_names
 from .state import read_state
 
-_FILES_OF_STAGES = "config.yaml environment.txt events.out.tfevents.* log.txt metrics.json results.json views.png"
+_FILES_OF_STAGES = (
+    file_names.CONFIG,
+    file_names.ENVIRONMENT,
+    file_names.EVENTS,
+    file_names.LOG,
+    file_names.METRICS,
+    file_names.RESULTS,
+    file_names.VIEWS,
+)
 CODE = ("pretrain", "transfer", "tools", "configs")  # other files, such as a pipeline of yours, are no edits
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = "torch torchvision detectron2 fvcore submitit pycocotools opencv-python-headless timm"
@@ -26,7 +35,7 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     earlier = read_stage(output_dir)
     if not earlier:
         check_no_foreign_files(
-            output_dir, (*_FILES_OF_STAGES.split(), f"{stage}.csv", f"{stage}.png"), "launch/launch.json", "OUTPUT_DIR"
+            output_dir, (*_FILES_OF_STAGES, f"{stage}.csv", f"{stage}.png"), file_names.LAUNCH, "OUTPUT_DIR"
         )
     elif earlier != stage:
         raise UserError(f"{output_dir} belongs to the {earlier} stage, not to {stage}; choose another OUTPUT_DIR")
@@ -47,7 +56,7 @@ def read_stage(output_dir: str | Path) -> str:
 
 def find_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoints in a run folder of any stage, in no order; whether they can be read only torch knows."""
-    patterns = ("checkpoint_*.pth", "model_*.pth")  # of pretraining and linear probes, of detectors
+    patterns = (file_names.CHECKPOINTS, file_names.DETECTORS)
     return [path for pattern in patterns for path in Path(output_dir).glob(pattern)]
 
 
@@ -59,7 +68,7 @@ def write_environment(output_dir: str | Path) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.cuda.get_device_name(i) for i in range(count)]
     variables = ("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "NCCL_", "TORCH_DIST_USE_NCCL2", "P2T_")
-    path = Path(output_dir) / "environment.txt"
+    path = Path(output_dir) / file_names.ENVIRONMENT
     earlier = f"{path.read_text(errors='replace')}\n" if path.is_file() else ""
     lines = [
         f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic_write, json_text, remove, translate_write_errors
-from . import wandb
+from . import file_names, wandb
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
@@ -17,7 +17,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """
     if start_iteration == 0:
         remove(Path(output_dir) / wandb.ID_FILE)
-    path = Path(output_dir) / "metrics.json"
+    path = Path(output_dir) / file_names.METRICS
     if path.is_file():
         lines = read_metrics(output_dir)
         evaluations = {"knn_top1", "rankme"}
@@ -27,7 +27,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
 
 def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
     """Read the undamaged lines of a run folder's `metrics.json`; [] if there is none."""
-    path = Path(output_dir) / "metrics.json"
+    path = Path(output_dir) / file_names.METRICS
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return [value for value in map(parse, lines) if value is not None]
 
@@ -40,7 +40,7 @@ class MetricsWriter:
     """
 
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
-        self._path = Path(output_dir) / "metrics.json"
+        self._path = Path(output_dir) / file_names.METRICS
         drop_metrics(output_dir, start_iteration)
         self._end_logging = wandb.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run

@@ -19,6 +19,9 @@ from ..errors import ProcessLost, UserError, one_line
 from ..files import read_json, remove, write_json
 from ..interrupt import Stopped, StopRequest
 from ..shell import find_working_folder
+from . import file_names
+
+_FAILURE_FILES = "failed.{}.json"  # by rank
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def read_json_or_empty(path: Path) -> dict[str, Any]:
 
 def read_state(folder: str | Path) -> dict[str, Any]:
     """Read the state of a run folder; return {} if no stage was started there."""
-    return read_json_or_empty(Path(folder) / "state.json")
+    return read_json_or_empty(Path(folder) / file_names.STATE)
 
 
 def read_working_folder(folder: str | Path) -> str:
@@ -65,7 +68,7 @@ def is_state_of(folder: str | Path, submission: str) -> bool:
 
 def update_state(folder: str | Path, **values: Any) -> None:
     """Change entries of a run folder's state; only the process that claimed the folder, or its job, may do so."""
-    write_json(Path(folder) / "state.json", {**read_state(folder), **values, "updated": time.time()})
+    write_json(Path(folder) / file_names.STATE, {**read_state(folder), **values, "updated": time.time()})
 
 
 @contextlib.contextmanager
@@ -80,8 +83,8 @@ def record_state(folder: str | Path, stage: str, context: RunContext) -> Iterato
     start["cwd"] = find_working_folder()
     now = time.time()
     start |= {"started": now, "updated": now, "job": context.submission, **context.state_entries}
-    write_json(Path(folder) / "state.json", start)
-    for path in Path(folder).glob("failed.*.json"):
+    write_json(Path(folder) / file_names.STATE, start)
+    for path in Path(folder).glob(_FAILURE_FILES.format("*")):
         is_of_this_job = context.submission and read_json_or_empty(path).get("job") == context.submission
         if not is_of_this_job:  # of this one, another rank may be faster
             remove(path)
@@ -115,7 +118,7 @@ def read_failure(folder: str | Path, submission: str = "") -> dict[str, Any]:
 
     An error that followed from the loss of another rank counts only if no other error is known.
     """
-    failures = [read_json_or_empty(path) for path in Path(folder).glob("failed.*.json")]
+    failures = [read_json_or_empty(path) for path in Path(folder).glob(_FAILURE_FILES.format("*"))]
     failures = [failure for failure in failures if failure.get("job") == submission]
     return min(failures, key=lambda failure: (failure["followed"], failure["ended"]), default={})
 
@@ -147,4 +150,4 @@ def is_end_recorded(outcome: Mapping[str, Any]) -> bool:
 
 
 def _name_failure_file(folder: str | Path, rank: int) -> Path:
-    return Path(folder) / f"failed.{rank}.json"
+    return Path(folder) / _FAILURE_FILES.format(rank)

@@ -12,6 +12,7 @@ import yaml
 
 from ..errors import UserError, one_line
 from ..files import atomic_write
+from . import file_names
 
 log = logging.getLogger(__name__)
 VARIABLE = "P2T_LOGGERS"
@@ -37,7 +38,7 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
     check_logger()
     folder = Path(output_dir).absolute()
     record = folder / ID_FILE
-    config = folder / "config.yaml"
+    config = folder / file_names.CONFIG
     try:
         import wandb
 

@@ -22,6 +22,7 @@ from .file import Damaged, read
 
 log = logging.getLogger(__name__)
 FINAL = "checkpoint_final.pth"
+NUMBERED = "checkpoint_[0-9]*.pth"  # what `path_of_step` names
 Content = TypeVar("Content")
 
 
@@ -55,7 +56,7 @@ def save_step(output_dir: str | Path, step: int, state: Mapping[str, Any], keep:
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoints of a run folder of pretraining or of a linear probe, newest first."""
     folder = Path(output_dir)
-    numbered = sorted(folder.glob("checkpoint_[0-9]*.pth"), reverse=True)
+    numbered = sorted(folder.glob(NUMBERED), reverse=True)
     return [folder / FINAL, *numbered] if (folder / FINAL).is_file() else numbered
 
 
@@ -134,7 +135,7 @@ def translate_restore_errors(description: str, optimizer: torch.optim.Optimizer,
         raise UserError(f"{description} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
-def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkpoint_[0-9]*.pth") -> None:
+def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = NUMBERED) -> None:
     """Remove all numbered checkpoints except the ``keep`` newest up to the one just ``saved``.
 
     Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes.

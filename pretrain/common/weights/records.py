@@ -12,6 +12,7 @@ from torch import Tensor
 from ..config.yaml_io import flatten, parse_yaml
 from ..errors import UserError
 from ..files import read_json
+from ..run import file_names
 from .provenance import MSRA, InputFormat, Provenance
 from .resnet_names import PREFIX, from_c4, infer_arch, to_torchvision
 
@@ -74,14 +75,14 @@ def _read_run_folder(path: Path, content: Mapping[str, Any], detector: Mapping[s
     """
     # A link may lie next to its own config.yaml, as in a download cache, or lead into the run folder.
     for folder in dict.fromkeys([path.parent, path.resolve().parent]):
-        config = _parse(content.get("config")) or _read_yaml(folder / "config.yaml")
+        config = _parse(content.get("config")) or _read_yaml(folder / file_names.CONFIG)
         if not _describes(config, detector):
             continue
         trained_on = config.get("DATASETS.TRAIN")
         names = tuple(map(str, trained_on)) if isinstance(trained_on, list) else ()
         start: Provenance | None = None
-        if (folder / "initial_weights.json").is_file():
-            summary = read_json(folder / "initial_weights.json")
+        if (folder / file_names.INITIAL_WEIGHTS).is_file():
+            summary = read_json(folder / file_names.INITIAL_WEIGHTS)
             start = Provenance.from_json(summary.get("provenance")) or Provenance()
             start = start if summary.get("path") else Provenance(method="random")
         return Provenance.from_detector(start, InputFormat.from_keys(config), names)

@@ -18,6 +18,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.ranks.parent import list_log_files
+from pretrain.common.run import file_names
 from pretrain.common.run.lease import read_start_time
 from pretrain.common.run.state import is_end_recorded, read_outcome
 
@@ -137,7 +138,8 @@ class Job:
 
     def list_output_files(self, rank: int) -> list[Path]:
         """Return the files of a rank's standard output and standard error."""
-        moved = self.folder / "launch" / self.submission  # with the run folder; an array's logs lie elsewhere
+        # The logs move with the run folder; an array's lie elsewhere.
+        moved = self.folder / file_names.LAUNCH_FOLDER / self.submission
         logs = moved if moved.is_dir() else Path(self.logs)
         if self.is_slurm:
             return [logs / f"{self.id}_{rank}_log.{kind}" for kind in ("out", "err")]

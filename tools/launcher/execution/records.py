@@ -17,6 +17,7 @@ from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
 from pretrain.common.files import write_json
 from pretrain.common.output import warn
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import read_git_state
 from pretrain.common.shell import find_working_folder, shorten_path
 from tools.stages.base import Stage
@@ -49,7 +50,7 @@ def find_files(folder: Path, *names: str) -> list[Path]:
         links = []
         for parent, folders, _ in itertools.chain.from_iterable(map(os.walk, starts)):
             real = os.path.realpath(parent)
-            folders[:] = sorted(name for name in folders if name != "launch" and real not in searched)
+            folders[:] = sorted(name for name in folders if name != file_names.LAUNCH_FOLDER and real not in searched)
             if real not in searched:
                 files += [Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))]
             searched.add(real)

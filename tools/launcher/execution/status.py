@@ -14,7 +14,7 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, count_noun, escape_control
-from pretrain.common.run import metrics
+from pretrain.common.run import file_names, metrics
 from pretrain.common.run.folder import read_stage
 from pretrain.common.run.lease import find_owner
 from pretrain.common.run.state import is_end_recorded, read_outcome
@@ -96,7 +96,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
-    files = find_files(folder, "state.json", str(LAUNCH_FILE), str(PIPELINE_FILE))
+    files = find_files(folder, file_names.STATE, str(LAUNCH_FILE), str(PIPELINE_FILE))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it; pass the folder of a run or pipeline")
     plans: dict[Path, dict[str, Any]] = {}
@@ -175,7 +175,7 @@ def _choose_state(folder: Path, job: Job | None, job_state: JobState, outcome: d
 def _describe_progress(folder: Path, is_running: bool) -> str:
     """Describe the newest values in metrics.json; only a running stage has an ETA."""
     values: dict[str, Any] = {}
-    with contextlib.suppress(OSError), open(folder / "metrics.json", "rb") as file:
+    with contextlib.suppress(OSError), open(folder / file_names.METRICS, "rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - 16384))
         for line in file.read().decode(errors="replace").splitlines():

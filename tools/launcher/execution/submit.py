@@ -18,7 +18,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from pretrain.common.config import extensions
 from pretrain.common.files import atomic_write, build_write_error, make_folder
 from pretrain.common.ranks.parent import name_log_folder
-from pretrain.common.run import wandb
+from pretrain.common.run import file_names, wandb
 from pretrain.common.run.folder import CODE, read_git_state
 from tools import GUIDE, ROOT
 from tools.stages.base import Stage
@@ -85,7 +85,7 @@ def submit_job(stages: Sequence[Stage], resources: Resources, code: Path, depend
 
 def preview_script(stages: Sequence[Stage], resources: Resources, code: Path, dependency: str) -> str:
     """Return the sbatch script that `submit_job` would submit, with a remark about the shell's variables."""
-    log_folder = Path(stages[0].folder) / "launch" / "DRY-RUN"
+    log_folder = Path(stages[0].folder) / file_names.LAUNCH_FOLDER / "DRY-RUN"
     script = _build_script(stages, resources, code, dependency, log_folder)
     variables = ", ".join(f"{name}={value}" for name, value in _list_variables(resources).items())
     return f"{script}# variables of this shell that sbatch also reads: {variables}\n" if variables else script
@@ -156,7 +156,7 @@ def name_job(stages: Sequence[Stage]) -> str:
 
 def find_code(folder: str | Path) -> Path:
     """Return the path of the copy of this version of the code for the jobs of a run or pipeline."""
-    return Path(folder) / "launch" / f"code-{_hash_code(ROOT)}"
+    return Path(folder) / file_names.LAUNCH_FOLDER / f"code-{_hash_code(ROOT)}"
 
 
 def copy_code(folder: str | Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.files import explain_content, read_start
+from pretrain.common.run import file_names
 from pretrain.common.run.folder import check_stage_of
 from pretrain.common.run.state import read_state, read_working_folder
 from pretrain.common.shell import find_working_folder
@@ -112,7 +113,7 @@ def check_may_continue(stage: Stage) -> None:
     if not os.access(existing, os.W_OK):
         raise UserError(f"cannot write to {existing}; choose another OUTPUT_DIR")
     check_stage_of(folder, stage.name)
-    if not stage.has_checkpoint() and not (folder / "results.json").exists():
+    if not stage.has_checkpoint() and not (folder / file_names.RESULTS).exists():
         return
     stage.check_same_run()
     launched = find_launch(folder)

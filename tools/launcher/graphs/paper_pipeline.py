@@ -15,6 +15,7 @@ import yaml
 
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import atomic_write, build_read_error, check_file
+from pretrain.common.run import file_names
 from tools import ROOT
 
 FOLDER = ROOT / "configs" / "papers"  # of the tables whose numbers reports show
@@ -72,7 +73,7 @@ def write_pipeline(table: str, text: str, folder: Path) -> Path:
     if not matching:
         raise UserError(f"no runnable row of {table} contains {text!r}; omit --rows to run all of them")
     plan = _plan_probes(matching) if "linear" in rows[0] else _plan_detectors(matching)
-    path = folder / "launch" / f"{Path(table).stem}.yaml"
+    path = folder / file_names.LAUNCH_FOLDER / f"{Path(table).stem}.yaml"
     atomic_write(path, yaml.safe_dump(plan, sort_keys=False))
     return path
 

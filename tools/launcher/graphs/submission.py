@@ -9,6 +9,7 @@ from pathlib import Path
 from pretrain.common.errors import UserError, count_noun
 from pretrain.common.interrupt import Stopped, handle_stop_signals
 from pretrain.common.output import warn
+from pretrain.common.run import file_names
 from pretrain.common.run.state import RunContext
 from pretrain.common.shell import shorten_path
 
@@ -75,7 +76,7 @@ class Submission:
             UserError: sbatch refused a job; the jobs before it were cancelled, unless there were only too many of them.
             Stopped: a signal arrived; all jobs were cancelled.
         """
-        launch_folder = Path(self._graph.output, "launch")
+        launch_folder = Path(self._graph.output, file_names.LAUNCH_FOLDER)
         is_new = not launch_folder.exists()
         with handle_stop_signals(lambda number, _: self._signals.append(signal.Signals(number).name)):
             try:

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pretrain.common.errors import escape_control
+from pretrain.common.run import file_names
 from tools import GUIDE, ROOT
 
 from .. import provenance
@@ -58,7 +59,7 @@ def _make_link(path: Path, page: Path) -> str:
 
 def _find_views(report: Report) -> list[tuple[str, Path]]:
     """Return the pictures of the views that pretraining runs were trained on, with the names of the runs."""
-    pictures = [run.folder / "views.png" for run in report.collection.runs]
+    pictures = [run.folder / file_names.VIEWS for run in report.collection.runs]
     pictures = [picture for picture in pictures if picture.is_file()]
     names = shorten_names([picture.parent for picture in pictures])
     return [(names[picture.parent], picture) for picture in pictures]

@@ -76,7 +76,7 @@ def processes() -> Iterator[None]:
 @pytest.mark.parametrize("slow", [0, 7])
 def test_a_worker_that_hangs_ends_the_run(slow: int, end: signal.Signals | None, caplog: pytest.LogCaptureFixture):
     images = Images(slow, 600, end)
-    batches = load(images, warn_after_s=0.5, end_after_s=1.5)
+    batches = load(images, warn_after_s=2, end_after_s=4)  # more than a busy machine keeps the other worker waiting
     wait_for_reads(images, 5 if slow == 0 else 8)  # of four batches; worker 0 reads none after image 0
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, "pretrain"):
@@ -84,7 +84,7 @@ def test_a_worker_that_hangs_ends_the_run(slow: int, end: signal.Signals | None,
         names = ["(stopped)", "image"] if end else [f"image{slow}.png"]
         refused(lambda: list(batches), "loader worker process", *names, "file server", "run again")
     assert len(caplog.records) == 1 and names[-1] in caplog.text and "ends after" in caplog.text
-    assert 1.5 <= time.monotonic() - start < 10
+    assert 4 <= time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(("num_workers", "expected"), [(2, []), (3, ["3 loader workers share 2 cores"])])

@@ -12,22 +12,17 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from pretrain.common.errors import UserError
 
+from .slurm_programs import DETACHED, NO_INPUT, TIMEOUT_S, run_program, try_program
+
 _CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this machine"
-_TIMEOUT_S = 60.0  # for a scheduler under load
-# Variables of the shell that would have SLURM's programs ask another cluster, show or cancel some of the jobs only, or
-# ask before they do.
-_HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _ENDED += ("PREEMPTED", "REVOKED", "TIMEOUT")
 _BUSY = "timed out|unable to contact|connection refused|not connected|standby|zero bytes|temporarily|try again"
-# How the programs run: no Ctrl-C of the terminal ends them, and no wrapper of the site waits for an answer.
-_DETACHED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "start_new_session": True}
-_NO_INPUT: dict[str, Any] = {"stdin": subprocess.DEVNULL}
 _RETRIES, _RETRY_S = 3, 20.0  # when a busy controller does not answer sbatch
 _LIMIT = "SubmitJob|Invalid job array specification"
 
@@ -84,7 +79,7 @@ def choose_cluster() -> str:
     if shutil.which("sbatch") is None:
         return "local"
     try:
-        _ask(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), timeout=20)
+        run_program(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), timeout=20)
         return "slurm"
     except UserError as error:
         if "Could not establish a configuration source" not in str(error):
@@ -140,7 +135,7 @@ def submit_script(script: Path, name: str, environment: dict[str, str], cluster:
 
 def _run_sbatch(script: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run sbatch, however long it takes: nobody would know whether it has submitted the script."""
-    return subprocess.run(["sbatch", str(script)], env=environment, **_NO_INPUT, **_DETACHED)
+    return subprocess.run(["sbatch", str(script)], env=environment, **NO_INPUT, **DETACHED)
 
 
 def _read_job_id(answer: subprocess.CompletedProcess[str]) -> str:
@@ -155,7 +150,7 @@ def _read_job_id(answer: subprocess.CompletedProcess[str]) -> str:
 def ask_start_time(script: str, environment: dict[str, str]) -> str:
     """Ask sbatch when it would start a script, without submitting it; raise UserError if it would refuse it."""
     try:
-        answer = _ask(["sbatch", "--test-only"], env=environment, input=script)
+        answer = run_program(["sbatch", "--test-only"], env=environment, input=script)
     except UserError as error:
         raise UserError(f"sbatch --test-only: {error}") from error
     return " ".join((answer.stderr or answer.stdout).split())
@@ -164,14 +159,14 @@ def ask_start_time(script: str, environment: dict[str, str]) -> str:
 @functools.cache
 def read_max_cores(partition: str, cluster: str) -> int:
     """Return the number of cores of the largest node of a partition (default: of any), or 0 if SLURM does not say."""
-    output = _try(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
+    output = try_program(["sinfo", "-h", "-e", "-o", "%c", *(["-p", partition] if partition else [])], cluster)
     return max(map(int, re.findall(r"^\d+", output or "", re.MULTILINE)), default=0)
 
 
 @functools.cache
 def read_max_array(cluster: str) -> int:
     """Return how many jobs an array may have; any number if SLURM does not say."""
-    output = _try(["scontrol", "show", "config"], cluster) or ""
+    output = try_program(["scontrol", "show", "config"], cluster) or ""
     limits = re.findall(r"(?:MaxArraySize *= |max_array_tasks=)(\d+)", output)
     return max(1, min(map(int, limits), default=sys.maxsize))
 
@@ -180,7 +175,7 @@ def read_max_jobs(account: str, cluster: str) -> int:
     """Return how many jobs this user may have in the queue; any number if the accounting does not say."""
     filters = {"user": os.environ.get("USER", "nobody"), "account": account, "cluster": cluster}
     words = [f"{name}={value}" for name, value in filters.items() if value]
-    output = _try(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
+    output = try_program(["sacctmgr", "-nP", "show", "assoc", *words, "format=MaxSubmitJobs"]) or ""
     return max((int(limit) if limit.isdecimal() else sys.maxsize for limit in output.splitlines()), default=sys.maxsize)
 
 
@@ -189,7 +184,7 @@ def _find_job(script: Path, cluster: str) -> str | None:
     command = ["squeue", "-h", "--states=all", "-u", str(os.getuid()), "-o", "%F|%o"]
     for _ in range(_RETRIES):
         time.sleep(_RETRY_S)
-        output = _try(command, cluster)
+        output = try_program(command, cluster)
         if output is not None:
             return next((line.partition("|")[0] for line in output.splitlines() if line.endswith(f"|{script}")), "")
     return None
@@ -237,19 +232,19 @@ def is_ending(job_id: str) -> bool:
 
     scontrol, which `requeue` needs, too, answers in a job.
     """
-    state = re.search(r"\bJobState=(\w+)", _try(["scontrol", "show", "job", "-o", job_id]) or "")
+    state = re.search(r"\bJobState=(\w+)", try_program(["scontrol", "show", "job", "-o", job_id]) or "")
     return state is not None and state[1] != "RUNNING"
 
 
 def requeue(job_id: str) -> None:
     """Send a running job back to the queue; raise UserError with SLURM's words if it refuses."""
-    _ask(["scontrol", "requeue", job_id])
+    run_program(["scontrol", "requeue", job_id])
 
 
-def cancel_job(job_id: str, cluster: str = "", now: bool = False, timeout_s: float = _TIMEOUT_S) -> None:
+def cancel_job(job_id: str, cluster: str = "", now: bool = False, timeout_s: float = TIMEOUT_S) -> None:
     """Cancel a job, with ``now`` without time for a checkpoint; UserError if scancel fails, is missing or is silent."""
     try:
-        _ask(["scancel", *(["--signal=KILL"] if now else []), job_id], cluster, timeout=timeout_s)
+        run_program(["scancel", *(["--signal=KILL"] if now else []), job_id], cluster, timeout=timeout_s)
     except UserError as error:
         raise UserError(f"scancel {job_id} failed: {error}; try again") from error
 
@@ -264,7 +259,7 @@ class _Row(NamedTuple):
 
 def _query(command: list[str], cluster: str) -> list[_Row] | None:
     """Return the jobs listed; None if the program is missing, does not answer, fails, or prints garbage."""
-    text = _try(command, cluster)
+    text = try_program(command, cluster)
     if text is None:
         return None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
@@ -284,24 +279,3 @@ def _query(command: list[str], cluster: str) -> list[_Row] | None:
             word = "RUNNING"
         rows.append(_Row(job_id, JobState(word, reason), source))
     return rows if rows or not lines else None
-
-
-def _try(command: list[str], cluster: str = "") -> str | None:
-    """Return what one of SLURM's programs prints, or None if it does not answer."""
-    try:
-        return _ask(command, cluster).stdout
-    except UserError as error:
-        is_answer = "Invalid job id" in str(error)  # that job ended long ago
-        return getattr(error.__cause__, "stdout", "") if is_answer else None
-
-
-def _ask(command: list[str], cluster: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run one of SLURM's programs; raise UserError with its words if it is missing, fails or does not answer."""
-    visible = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
-    options = {**_DETACHED, "timeout": _TIMEOUT_S, "env": visible, **({} if "input" in more else _NO_INPUT), **more}
-    try:
-        return subprocess.run([command[0], *(["-M", cluster] if cluster else []), *command[1:]], check=True, **options)
-    except subprocess.CalledProcessError as error:
-        raise UserError(" ".join((error.stderr or error.stdout or str(error)).split())) from error
-    except (OSError, subprocess.TimeoutExpired) as error:  # what was printed before a time-out does not say so
-        raise UserError(str(error)) from error

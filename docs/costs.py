@@ -163,11 +163,11 @@ def list_rows() -> dict[str, list[Row]]:
         path = folder / f"{method}_R50_IN1k_200ep.yaml"
         overrides = ("DATA.TRAIN", "imagenet100", "SOLVER.EPOCHS", "100")
         groups["ImageNet-100"].append(_name_row(path, overrides))
-    own = ROOT / "configs/examples/own_images_R50.yaml"
+    recipe = ROOT / "configs/examples/own_images_R50.yaml"
     smaller = ("MODEL.ARCH", "resnet18")
     groups[f"{_OWN_IMAGES:,} of your own images"] = [
-        _name_row(own, smaller, _OWN_IMAGES),
-        _name_row(own, (), _OWN_IMAGES),
+        _name_row(recipe, smaller, _OWN_IMAGES),
+        _name_row(recipe, (), _OWN_IMAGES),
     ]
     detectors = [*sorted((ROOT / "configs").glob("*.yaml")), ROOT / "configs/examples/own_faster_R50_FPN.yaml"]
     is_start = "_jcl"  # the same recipe from other weights
@@ -199,8 +199,8 @@ def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _link(row: Row) -> str:
-    name, _, rest = row.label.partition(" ")
-    return f"[{name}](../{row.path.relative_to(ROOT)}){f' {rest}' if rest else ''}"
+    name, _, details = row.label.partition(" ")
+    return f"[{name}](../{row.path.relative_to(ROOT)}){f' {details}' if details else ''}"
 
 
 def _format_hours(estimate: Estimate) -> str:

@@ -65,7 +65,8 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
     objective: Any = run.objective
     f = copy.deepcopy(objective.model.encoder_q)
     g = copy.deepcopy(objective.model.encoder_k)
-    queue, pointer = objective.model.negatives.queue.clone(), 0
+    queue = objective.model.negatives.queue.clone()
+    pointer = 0
     velocities = [torch.zeros_like(p) for p in f.parameters()]
     m = method.get("METHOD.NUM_KEYS", 1)
     before_keys = "MODEL.EMA_UPDATE" not in method

@@ -194,22 +194,22 @@ def _count_parts(detector: Detector) -> tuple[list[Stage], Work]:
     if not detector.channels:
         return stages[:4], _count_c4_heads(detector, stages[3])
     channels = detector.channels
-    rest = Work()
+    heads = Work()
     positions = 0.0
     for stage in stages[1:]:
         cells = stage.height * stage.width
         positions += cells
-        rest += count_convolution(stage.channels, channels, 1, cells) + count_convolution(channels, channels, 3, cells)
+        heads += count_convolution(stage.channels, channels, 1, cells) + count_convolution(channels, channels, 3, cells)
     positions += stages[-1].height * stages[-1].width / 4  # p6
-    rest += _count_proposals(channels, detector.anchors, positions)
+    heads += _count_proposals(channels, detector.anchors, positions)
     box = count_linear([channels * 49, 1024, 1024, 5 * detector.classes + 1])
-    rest += box * detector.regions + Work(outputs=channels * 49.0 * detector.regions)
+    heads += box * detector.regions + Work(outputs=channels * 49.0 * detector.regions)
     positives = detector.regions * detector.positive_fraction
     if "mask" in detector.heads:
-        rest += _count_mask_head(channels, 4, 256, detector.classes) * positives
+        heads += _count_mask_head(channels, 4, 256, detector.classes) * positives
     if "keypoint" in detector.heads:
-        rest += _count_mask_head(channels, 8, 512, 17) * positives
-    return stages, rest
+        heads += _count_mask_head(channels, 8, 512, 17) * positives
+    return stages, heads
 
 
 def _count_proposals(channels: int, anchors: int, positions: float) -> Work:

@@ -109,7 +109,7 @@ def _score_without(run: Run, score: DetectorScore, tables: Sequence[DuplicateTab
     listed = {pair["test"] for table in tables for pair in table.content["pairs"]}
     excluded = _find_ids(content["images"], listed)
     predictions = read_json(score.folder / score.predictions, list)
-    kept = [record for record in predictions if record["image_id"] not in excluded]
+    detections = [record for record in predictions if record["image_id"] not in excluded]
     remaining = {
         **content,
         "images": [image for image in content["images"] if image["id"] not in excluded],
@@ -119,19 +119,19 @@ def _score_without(run: Run, score: DetectorScore, tables: Sequence[DuplicateTab
     if excluded and remaining["images"]:
         tasks = [task for task in results.TASKS if task in run.results["datasets"][score.test]]
         sigmas = config["TEST.KEYPOINT_OKS_SIGMAS"]
-        rows = results.evaluate(remaining, kept, tasks, sigmas, config["TEST.DETECTIONS_PER_IMAGE"])
+        rows = results.evaluate(remaining, detections, tasks, sigmas, config["TEST.DETECTIONS_PER_IMAGE"])
     metrics = {f"{task}/{name}": value for task, row in rows.items() for name, value in row.items()}
-    others = [name for name in score.trained_on if name not in compared]
+    not_compared = [name for name in score.trained_on if name not in compared]
     files = [str(table.file) for table in tables]
-    return Clean(len(excluded), len(content["images"]), compared, others, files, metrics)
+    return Clean(len(excluded), len(content["images"]), compared, not_compared, files, metrics)
 
 
 def _find_ids(images: Sequence[Mapping[str, Any]], paths: set[str]) -> set[Any]:
     """Return the ids of the images whose file name is the end of one of the paths."""
     ids = {image["file_name"]: image["id"] for image in images}
-    found: set[Any] = set()
+    seen: set[Any] = set()
     for path in paths:
         parts = PurePath(path).parts
         names = ["/".join(parts[start:]) for start in range(len(parts))]
-        found.update({ids[name] for name in (path, *names) if name in ids})
-    return found
+        seen.update({ids[name] for name in (path, *names) if name in ids})
+    return seen

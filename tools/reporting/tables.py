@@ -175,8 +175,8 @@ def _describe_clean(clean: Clean) -> str:
     """Say how many test images are nearly training images, and which were compared."""
     number = f"{clean.excluded:,} of {count_noun(clean.total, 'test image')} {'is' if clean.excluded == 1 else 'are'}"
     images = f"{number} nearly equal to images of {', '.join(clean.compared)} ({', '.join(clean.files)})"
-    others = f"; not compared with {', '.join(clean.not_compared)}" if clean.not_compared else ""
-    return f"Duplicates: {images}{others}."
+    exception = f"; not compared with {', '.join(clean.not_compared)}" if clean.not_compared else ""
+    return f"Duplicates: {images}{exception}."
 
 
 def _explain_refusals(verdicts: Iterable[tuple[str, Verdict]]) -> list[str]:

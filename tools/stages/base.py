@@ -244,8 +244,8 @@ class Stage:
     def upgrade(cls, record: dict[str, Any]) -> dict[str, Any]:
         """Return a record whose arguments were a list as one with options."""
         names = {item.name for item in fields(Stage)} | {"stage"}
-        rest = {name: value for name, value in record.items() if name in names}
-        return {**rest, "options": cls.upgrade_arguments(*record["args"])}
+        values = {name: value for name, value in record.items() if name in names}
+        return {**values, "options": cls.upgrade_arguments(*record["args"])}
 
     @classmethod
     def upgrade_arguments(cls, *arguments: Any) -> dict[str, Any]:

@@ -28,8 +28,10 @@ class Records(Sequence[Record]):
         selected: list[tuple[int, int]] = []
         for number, data_set in enumerate(data_sets):
             images = data_set.images or ()
-            kept = range(len(images)) if keep is None else [i for i, (_, records) in enumerate(images) if keep(records)]
-            selected += [(number, index) for index in kept]
+            numbers = (
+                range(len(images)) if keep is None else [i for i, (_, records) in enumerate(images) if keep(records)]
+            )
+            selected += [(number, index) for index in numbers]
         self._selected = np.array(selected, np.int64).reshape(-1, 2)
 
     def __len__(self) -> int:

@@ -43,8 +43,8 @@ class Failure:
     def summary(self) -> traceback.FrameSummary:
         """The innermost frame outside Python's own library."""
         stack = traceback.extract_tb(self.error.__traceback__)
-        own = [row for row, frame in zip(stack, self.frames, strict=True) if _package(frame) in _LIBRARIES]
-        return (own or stack)[-1]
+        of_libraries = [row for row, frame in zip(stack, self.frames, strict=True) if _package(frame) in _LIBRARIES]
+        return (of_libraries or stack)[-1]
 
     @cached_property
     def message(self) -> str:
@@ -157,12 +157,12 @@ def explain(error: Exception, cfg: CfgNode, keys: list[str], attempt: Callable[[
     mentioned = list(filter(failure.mentions, keys))
     changed = [key for key in keys if copy_value(get(cfg, key)) != KEYS[key].default]
     latest = [key for key in changed if key not in mentioned][:_LATEST]
-    others = [key for key in changed if key not in (*mentioned, *latest)]
-    others.sort(key=lambda key: not isinstance(get(cfg, key), str))  # names decide what else is run
+    unmentioned = [key for key in changed if key not in (*mentioned, *latest)]
+    unmentioned.sort(key=lambda key: not isinstance(get(cfg, key), str))  # names decide what else is run
     suspects = [key for key in mentioned if key in changed] + latest
-    culprit, changing = _try_defaults([*suspects, *others], cfg, failure, attempt)
+    culprit, changing = _try_defaults([*suspects, *unmentioned], cfg, failure, attempt)
     named = [key for key in mentioned if key in failure.statement]  # in full
-    culprit = culprit or next((key for key in (*named, *mentioned, *changing) if key not in others), "")
+    culprit = culprit or next((key for key in (*named, *mentioned, *changing) if key not in unmentioned), "")
     return _describe(culprit, get(cfg, culprit), failure) if culprit else ""
 
 

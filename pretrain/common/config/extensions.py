@@ -49,15 +49,15 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def take_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of a command line, whose parser does not exist yet, into what --import names and all others."""
     names = []
-    others = []
+    command = []
     remaining = iter(words)
     for word in remaining:
         name = next(remaining, "") if word == "--import" else word.removeprefix("--import=")
         if name and name != word:
             names.append(name)
         else:
-            others.append(word)
-    return names, others
+            command.append(word)
+    return names, command
 
 
 @contextlib.contextmanager
@@ -125,9 +125,9 @@ def mark_errors() -> Iterator[None]:
         raise
     except Exception as error:
         passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-        own = [path for path in sources() if str(path) in passed or f'"{path}"' in str(error)]  # that of a worker
-        if own:
-            error.add_note(f"--import names {', '.join(map(str, own))}, where this occurred")
+        modules = [path for path in sources() if str(path) in passed or f'"{path}"' in str(error)]  # that of a worker
+        if modules:
+            error.add_note(f"--import names {', '.join(map(str, modules))}, where this occurred")
         raise
 
 

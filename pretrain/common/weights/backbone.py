@@ -179,15 +179,15 @@ def _choose_network(
 
 def _describe_choice(network: Network, networks: Sequence[Network], side: str, prefix: str) -> str:
     """Say which network of a pair is read, and what option reads the other one; return "" if there is no pair."""
-    others = [other for other in networks if other is not network]
+    not_chosen = [other for other in networks if other is not network]
     name = network.prefix[:-1] or "."
     if side == "teacher":
-        student = next(other for other in others if other.is_student).prefix[:-1]
+        student = next(other for other in not_chosen if other.is_student).prefix[:-1]
         return f"{name} is the teacher, which the method's authors evaluate; --prefix {student} reads the student"
     if prefix or side not in ("query", "key"):
         return ""
     other_side = "key" if side == "query" else "query"
-    other = next((other for other in others if (other.side or "query") == other_side), None)
+    other = next((other for other in not_chosen if (other.side or "query") == other_side), None)
     return f"{name} is the {side} encoder; --encoder {other_side} reads {other.prefix[:-1] or '.'}" if other else ""
 
 

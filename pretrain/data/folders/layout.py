@@ -49,8 +49,8 @@ def find_mixed_splits(paths: Iterable[str]) -> tuple[str, list[str]] | None:
     for parent, name in _list_folders(paths):
         word = _SPLIT.search(name)
         if word:
-            others = re.findall("[a-z]{2,}", f"{name[: word.start()]} {name[word.end() :]}".lower())
-            data_set = " ".join(other for other in others if not _NEUTRAL.fullmatch(other))
+            other_words = re.findall("[a-z]{2,}", f"{name[: word.start()]} {name[word.end() :]}".lower())
+            data_set = " ".join(other for other in other_words if not _NEUTRAL.fullmatch(other))
             splits.setdefault((parent, data_set), {})[(word[1] or word[4]).lower()] = name
     for (parent, _), by_split in sorted(splits.items()):
         if len(by_split) > 1:

@@ -9,7 +9,7 @@ NAMES = {"pretrain", "knn", "linear", "embedding", "convert", "transfer", "evalu
 # Comparisons with a word that is no stage there.
 OTHER_MEANINGS = {
     "pretrain/methods/__init__.py": 1,  # a schedule
-    "pretrain/common/distributed.py": 1,  # a package
+    "pretrain/common/ranks/process_group.py": 1,  # a package
     "pretrain/common/run/progress.py": 1,  # a package
     "transfer/trial/culprit.py": 1,  # a package
     "tools/launcher/graphs/paper_pipeline.py": 2,  # columns of a table

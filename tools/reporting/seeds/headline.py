@@ -56,8 +56,8 @@ def _describe_study(study: Study, is_named: bool) -> list[str]:
         shown = "these runs do not show that pretraining helps"
         lines.insert(0, f"{subject} have the highest {' and '.join(beaten)}: {shown}.")
     if len(lines) > _MOST_SENTENCES:
-        others = count_noun(len(lines) - _MOST_SENTENCES, "more score")
-        lines[_MOST_SENTENCES:] = [f"{prefix}{others}: see the tables."]
+        remainder = count_noun(len(lines) - _MOST_SENTENCES, "more score")
+        lines[_MOST_SENTENCES:] = [f"{prefix}{remainder}: see the tables."]
     return lines
 
 
@@ -79,16 +79,16 @@ def _describe_score(study: Study, score: str, comparisons: Sequence[Comparison])
         warning += " to tell a difference from noise"
         return f"{score}: {best.branch} against {best.reference}: {change} ({best.size}; {warning})."
     if best.verdict == "within noise":
-        others = _describe_others(best, comparisons, digits)
+        also = _describe_others(best, comparisons, digits)
         noise = "within noise"
         if best.is_lost_by_correction:
             noise += f" after the correction for {count_comparisons(study)} comparisons"
-        return f"{score}: {best.branch} against {best.reference}: {change}, {noise} ({best.size}){others}."
+        return f"{score}: {best.branch} against {best.reference}: {change}, {noise} ({best.size}){also}."
     if best.verdict == "behind":
         return f"{score}: no branch is ahead of {best.reference}; {best.branch} is behind: {change} ({best.size})."
     ahead = [one.branch for one in comparisons if one.verdict == "ahead" and one.reference == best.reference]
-    others = ", ".join(name for name in ahead if name != best.branch)
-    also = f"; also ahead: {others}" if others else ""
+    names = ", ".join(name for name in ahead if name != best.branch)
+    also = f"; also ahead: {names}" if names else ""
     return f"{score}: {best.branch} is ahead of {best.reference} by {change.lstrip('+')} ({best.size}){also}."
 
 

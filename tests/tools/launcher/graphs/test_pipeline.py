@@ -75,7 +75,8 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         assert {"knn", "linear", "transfer", "embedding"} & {node.stage.name for node in graph.nodes}
 
 
-RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {recipes.find_recipe('jcl')}\n"
+RANDOM = "BRANCHES: {a: {WEIGHTS: random}}\n"
+SWEEP = f"PRETRAIN: {recipes.find_recipe('jcl')}\n"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pipeline(folder, *(f"{branch}/mask" for branch in NUMBERS), "mocov2/pretrain", "jcl/pretrain")
     machine = f"started: today\ngit: {'ab' * 20}\nhost: node7 (Linux, 8 CPUs)\ndevices: NVIDIA H200\ntorch: 2.15.0\n"
     for branch, ap in NUMBERS.items():
-        run, origin = folder / branch, None
+        run = folder / branch
+        origin = None
         if branch != "random":
             config = pretrained(run / "pretrain", *DIGITS, recipe=f"{branch}_R50_IN1k_200ep", knn=ap)
             origin = provenance(config)

@@ -72,11 +72,11 @@ def test_the_headline_says_who_is_ahead_and_what_is_noise():
         "mask mask AP: no branch is ahead of random; jcl is behind: -5.0 ± 0.2 (3 seeds each).",
         "kNN top-1: jcl against random: +0.3 ± 3.6, within noise (3 seeds each).",
     ]
-    own = {"kNN top-1": {"random": [50.0, 53.0, 51.0], "moco": [50.0, 52.0, 51.0], "own": [50.5, 52.0, 51.0]}}
-    assert build_headline([study_of(own, "moco")], []) == [
+    unnamed = {"kNN top-1": {"random": [50.0, 53.0, 51.0], "moco": [50.0, 52.0, 51.0], "own": [50.5, 52.0, 51.0]}}
+    assert build_headline([study_of(unnamed, "moco")], []) == [
         "kNN top-1: random against moco: +0.3 ± 3.1, within noise (3 seeds each); not ahead either: own +0.2 ± 2.1.",
     ]
-    (warning, _) = build_headline([replace(study_of(own, "moco"), random="random")], [])
+    (warning, _) = build_headline([replace(study_of(unnamed, "moco"), random="random")], [])
     assert warning == "Random weights have the highest kNN top-1: these runs do not show that pretraining helps."
     (*_, row) = build_verdict_table(study_of({"box box AP": scores["box box AP"]}, "random")).rows
     assert row[-1] == "trained too briefly" and row[3].startswith("+0.0 ± ")

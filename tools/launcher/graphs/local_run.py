@@ -79,14 +79,15 @@ class LocalRun:
 
     def _forward(self, number: int, _frame: Any) -> None:
         sender = _SENDERS.get(number, signal.Signals(number).name)
+        is_first = not self._stopped_by
+        self._stopped_by = self._stopped_by or sender  # before the print, during which a second signal may come
         if number == CANCEL_NOW:
             self._killed_by = sender
-        elif number == signal.SIGINT and self._stopped_by:  # the end of a session sends several other signals at once
+        elif number == signal.SIGINT and not is_first:  # the end of a session sends several other signals at once
             self._killed_by = f"a second {sender}"
-        elif not self._stopped_by:
+        elif is_first:
             text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
-        self._stopped_by = self._stopped_by or sender
         for running in self._running.values():
             running.ranks.stop(now=bool(self._killed_by))
 

@@ -1,8 +1,10 @@
 """Jobs on this machine: output on the terminal, failures, killed ranks, Ctrl-C, cancel and time limits."""
 
+import io
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +56,25 @@ def attach(folder: Path, function: str, *args: object, by: tuple[str, ...] = ())
 
 
 COUNT = ("count", 1000, 0.1)
+
+
+def test_a_second_ctrl_c_while_the_first_one_is_answered_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            if "press Ctrl-C again" in text and "press" not in self.getvalue():
+                super().write(text)
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    def interrupt() -> None:
+        wait_for((tmp_path / "count.0").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert run_alone(fake(tmp_path, "count", 1000, 0.1, "", True)) == 130
+    assert "stopped immediately by a second Ctrl-C" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from ..common.errors import UserError, shorten_list
-from ..common.image_checks.equal_files import MOST_FILES, list_shared_files, read_sizes
+from ..common.image_checks.equal_files import list_shared_files, read_sizes
 from ..data import datasets
 
+_MOST_COMPARED = 20_000  # files; more would take minutes on a file server, for which all ranks wait
 log = logging.getLogger(__name__)
 
 
@@ -76,10 +77,11 @@ def load_probe_data(cfg: CfgNode, train: datasets.ImageData | None = None) -> Pr
 
 def warn_of_training_images(data: ProbeData) -> None:
     """Log the validation images that are training images, by their paths or the content of their files."""
-    count = min(len(data.train), MOST_FILES)
-    if count < len(data.train):
-        log.info(f"the validation images are compared with the first {count:,} training images only")
-    train = read_sizes(map(data.train.image_name, range(count)))
+    count = len(data.train) + len(data.val)
+    if count > _MOST_COMPARED:
+        log.info(f"{count:,} images are too many to look for training images among the validation images")
+        return
+    train = read_sizes(map(data.train.image_name, range(len(data.train))))
     shared = list_shared_files(train, read_sizes(map(data.val.image_name, range(len(data.val)))))
     if shared:
         problem = f"{len(shared):,} of {len(data.val):,} validation images are training images: {shorten_list(shared)}"

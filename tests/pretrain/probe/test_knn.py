@@ -206,3 +206,10 @@ def test_validation_images_that_are_training_images_are_named(images, tmp_path):
     knn.main(_config(data, tmp_path / "run"), "random")
     (line,) = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "are training images" in line]
     assert ": 1 of 17 validation images" in line and f"val/class0/copy.png, which equals {data}/train" in line
+
+
+def test_too_many_images_are_not_compared(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.probe.data._MOST_COMPARED", 63)
+    monkeypatch.setattr("pretrain.probe.data.read_sizes", lambda _: pytest.fail("a file is read"))
+    knn.main(_config(images, tmp_path / "run"), "random")
+    assert "64 images are too many to look for" in (tmp_path / "run/log.txt").read_text()
